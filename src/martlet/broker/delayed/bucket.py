@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
+    from martlet.broker.delayed.delayed_messages import DelayedMessages
     from martlet.broker.delayed.done_bitmap import Offsets
     from martlet.broker.delayed.due_queue import Key
     from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.topic.registry import TopicRegistry
     from martlet.log.index import Index, Rows
 
 PROPERTY = "delayed"
@@ -90,7 +91,8 @@ class Bucket(Topic):
     """A bucket.
 
     Args:
-        broker: whose.
+        registry: all topics of the broker.
+        delays: all delayed messages of the broker.
         id: its number in the log.
         target: the topic that its messages are for.
         start_ns, end_ns: when they are due.
@@ -100,7 +102,8 @@ class Bucket(Topic):
 
     def __init__(
         self,
-        broker: BrokerCore,
+        registry: TopicRegistry,
+        delays: DelayedMessages,
         id: int,
         target: Topic,
         start_ns: int,
@@ -108,26 +111,27 @@ class Bucket(Topic):
         queue: QueueLog,
         marks: DoneBitmap,
     ) -> None:
-        super().__init__(broker, id, f"%delay-{target.name}-{id}", queue)
+        super().__init__(registry, id, f"%delay-{target.name}-{id}", queue)
         self.ephemeral = target.ephemeral
         self.target = target
         self.start_ns = start_ns
         self.end_ns = end_ns
         self._gone_ns = end_ns + _LINGER_NS
-        self._broker = broker
+        self._registry = registry
+        self._delays = delays
         self._marks = marks
         self._doubtful: deque[tuple[int, Offsets]] = deque()
         """What was marked because of a batch that may not be durable, and up to which position it
         would have to be."""
-        self._cursor = Cursor(broker.log, queue, 0)
+        self._cursor = Cursor(registry.log, queue, 0)
         self._upcoming = DueQueue(queue.index, self._first_row, self.are_done)
-        self._alarm = broker.schedule.alarm(self._run)
+        self._alarm = registry.schedule.alarm(self._run)
 
     def begin(self, forwarded: Offsets) -> None:
         """Look at what is due of it, after a start that found some to be forwarded."""
         if len(forwarded):
             self._marks.add(forwarded)
-            self._doubtful.append((self._broker.log.position, forwarded))
+            self._doubtful.append((self._registry.log.position, forwarded))
         self._upcoming.expect(self.start_ns)
         self._alarm.at(self._upcoming.next_ns or 0)
 
@@ -194,14 +198,14 @@ class Bucket(Topic):
         return self._marks.count > 0
 
     def _forget_doubts(self) -> None:
-        durable = self._broker.log.durable_position
+        durable = self._registry.log.durable_position
         while self._doubtful and self._doubtful[0][0] <= durable:
             self._doubtful.popleft()
 
     def _mark(self, offsets: Offsets) -> int:
         """They are done with. Returns how many were not."""
         fresh = len(self._marks.add(offsets))
-        self._broker.delays.pending_count -= fresh
+        self._delays.pending_count -= fresh
         return fresh
 
     def cancel(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -213,11 +217,11 @@ class Bucket(Topic):
         offsets = known[~self._marks.has_each(known)].astype(np.int64)
         if not len(offsets):
             return np.zeros(len(ids), np.bool_)
-        self._broker.log.append_journal(
+        self._registry.log.append_journal(
             RecordKind.MARKS,
             pack_offsets(offsets),
             topic=self.id,
-            stored_at_ns=self._broker.clock(),
+            stored_at_ns=self._registry.clock(),
         )
         self._mark(offsets)
         return np.isin(distances, offsets.astype(np.uint64))
@@ -227,8 +231,8 @@ class Bucket(Topic):
         if self.pending_count:
             marks = DoneBitmap()
             marks.add(np.arange(self.queue.end_offset))
-            self._broker.log.append_journal(
-                RecordKind.MARKS, marks.pack(), topic=self.id, stored_at_ns=self._broker.clock()
+            self._registry.log.append_journal(
+                RecordKind.MARKS, marks.pack(), topic=self.id, stored_at_ns=self._registry.clock()
             )
             self._mark(self._marks.unmarked(0, self.queue.end_offset))
 
@@ -237,7 +241,7 @@ class Bucket(Topic):
     def stored(self, first: int, deferred: bool) -> None:
         """A batch has come."""
         end = self.queue.end_offset
-        self._broker.delays.pending_count += end - first
+        self._delays.pending_count += end - first
         row = self.queue.index.row(self.queue.index.end_row - 1)
         wanted_ns = self._upcoming.add(row.deliver_at_ns, first)
         if self._alarm.set_for_ns is None or wanted_ns < self._alarm.set_for_ns:
@@ -265,7 +269,7 @@ class Bucket(Topic):
         if now_ns < self._gone_ns:
             return self._gone_ns
         self._forget_doubts()
-        if self.pending_count or self._doubtful or not self._broker.delays.drop(self):
+        if self.pending_count or self._doubtful or not self._delays.drop(self):
             return now_ns + _AGAIN_NS
         return None
 
@@ -296,12 +300,12 @@ class Bucket(Topic):
                 offsets.append(offset)
         if not bodies:
             return True
-        batch = self._broker.staged(self.target)
+        batch = self._registry.staged(self.target)
         batch.set_properties(0, told)
         batch.add_many(bodies)
         batch.stamp(np.array(times_ns, np.int64))
         batch.flags = RecordFlag.FORWARDED
-        receipt = self._broker.commit_topic(self.target, 0)
+        receipt = self._registry.commit_topic(self.target, 0)
         if receipt.error is not None:
             self._put_back(entries)
             return False
@@ -309,7 +313,7 @@ class Bucket(Topic):
         self._mark(done)
         self._forget_doubts()
         self._doubtful.append((receipt.position, done))
-        self._broker.moved_to = receipt.position
+        self._registry.moved_to = receipt.position
         return True
 
     def _take(self, keys: list[Key]) -> list[IndexEntry]:
@@ -331,9 +335,9 @@ class Bucket(Topic):
         giving up the oldest messages, which these may be. Raises WritesRefused.
         """
         if self.target.queue.batch is not None:
-            self._broker.commit_topic(self.target, 0)
+            self._registry.commit_topic(self.target, 0)
         bytes_each = sum(each.length + _MORE_BYTES * each.count for each in entries)
-        self._broker.log.make_room(bytes_each + _MORE_BYTES, journal=False)
+        self._registry.log.make_room(bytes_each + _MORE_BYTES, journal=False)
 
     def _read(self, entry: IndexEntry) -> list[tuple[int, bytes, bytes]]:
         """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""
@@ -369,7 +373,7 @@ class Bucket(Topic):
 
     def _lost(self, entry: IndexEntry, why: str) -> None:
         first, end = entry.first_offset, entry.end_offset
-        self._broker.lost(self.target.name, "", first, end, f"delayed messages: {why}")
+        self._registry.lost(self.target.name, "", first, end, f"delayed messages: {why}")
         self._mark(self._marks.unmarked(first, end))
 
     def delayed(self, first_offset: int) -> list[Delayed]:
@@ -413,7 +417,8 @@ def forwarded_ids(block: memoryview) -> list[int]:
 
 
 def restore_bucket(
-    broker: BrokerCore,
+    registry: TopicRegistry,
+    delays: DelayedMessages,
     target: Topic,
     record: TopicRecord,
     index: Index,
@@ -424,7 +429,7 @@ def restore_bucket(
     """Make a bucket of what was read of the log.
 
     Args:
-        broker, target: whose it is.
+        registry, delays, target: whose it is.
         record: the bucket in the journal.
         index, end_offset: what is known of its batches.
         marks: what is done with, as far as entries told it.
@@ -434,10 +439,10 @@ def restore_bucket(
     distances = np.array(forwarded, np.uint64) - np.uint64(record.id_base)
     offsets = np.unique(distances[distances < np.uint64(end_offset + _SLACK)]).astype(np.int64)
     end_offset = max(end_offset, marks.end, int(offsets.max(initial=-1)) + 1)
-    queue = QueueLog(broker.log, record.id, 0, record.id_base, index, end_offset)
+    queue = QueueLog(registry.log, record.id, 0, record.id_base, index, end_offset)
     assert record.delayed is not None
     start_ns, end_ns = record.delayed.start_ns, record.delayed.end_ns
-    bucket = Bucket(broker, record.id, target, start_ns, end_ns, queue, marks)
+    bucket = Bucket(registry, delays, record.id, target, start_ns, end_ns, queue, marks)
     bucket.voids = list(record.voids)
     bucket.begin(offsets)
-    broker.delays.adopt(bucket)
+    delays.adopt(bucket)

@@ -22,8 +22,8 @@ from martlet.broker.queue.queue_log import QueueLog
 from martlet.log.index import Index
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
     from martlet.broker.queue.queue_log import Receipt
+    from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.topic import Topic
     from martlet.log.batch import Bytes
 
@@ -56,12 +56,12 @@ class DelayedMessages:
     """The delayed messages of a broker.
 
     Args:
-        broker: whose.
+        registry: all topics of the broker.
         max_count: so many may wait; 0 for no limit.
     """
 
-    def __init__(self, broker: BrokerCore, max_count: int) -> None:
-        self._broker = broker
+    def __init__(self, registry: TopicRegistry, max_count: int) -> None:
+        self._registry = registry
         self.max_count = max_count
         self.pending_count = 0
         """How many wait for their time."""
@@ -112,9 +112,9 @@ class DelayedMessages:
         """Room for more stragglers; not much of it at once, since there may be more channels."""
         taken = 0
         for topic in list(self._unseen):
-            if (topic.channels and not topic.paused) or topic.id not in self._broker.by_id:
+            if (topic.channels and not topic.paused) or topic.id not in self._registry.by_id:
                 del self._unseen[topic]
-        for topic in self._broker.by_id.values():
+        for topic in self._registry.by_id.values():
             taken += self._unseen.get(topic, 0)
             channels = topic.channels.values()
             taken += sum(channel.cursor.stragglers.waiting_count for channel in channels)
@@ -150,25 +150,25 @@ class DelayedMessages:
                 f"{self.pending_count} delayed messages wait already, and --max-delayed-messages is"
                 f" {self.max_count}; wait until some are due, or cancel some"
             )
-        broker = self._broker
-        delay_ns = deliver_at_ns - broker.clock()
+        registry = self._registry
+        delay_ns = deliver_at_ns - registry.clock()
         width_ns = next((width for max_count, width in WIDTHS_NS if delay_ns <= max_count), DAY_NS)
         start_ns = deliver_at_ns - deliver_at_ns % width_ns
         end_ns = start_ns + width_ns
         bucket = self._buckets.get(topic.id, {}).get((start_ns, end_ns))
         if bucket is None:
-            id = broker.next_id()
-            index = Index(broker.log.storage, id, 0)
-            id_base = broker.random.getrandbits(48) << 16
-            queue = QueueLog(broker.log, id, 0, id_base, index, 0)
-            bucket = Bucket(broker, id, topic, start_ns, end_ns, queue, DoneBitmap())
-            broker.journal_topology(id, TopicEntry(bucket.describe()))
+            id = registry.next_id()
+            index = Index(registry.log.storage, id, 0)
+            id_base = registry.random.getrandbits(48) << 16
+            queue = QueueLog(registry.log, id, 0, id_base, index, 0)
+            bucket = Bucket(registry, self, id, topic, start_ns, end_ns, queue, DoneBitmap())
+            registry.journal_topology(id, TopicEntry(bucket.describe()))
             self.adopt(bucket)
         return bucket
 
     def adopt(self, bucket: Bucket) -> None:
         """Put a bucket in place."""
-        self._broker.by_id[bucket.id] = bucket
+        self._registry.by_id[bucket.id] = bucket
         known = self._buckets.setdefault(bucket.target.id, {})
         known[bucket.start_ns, bucket.end_ns] = bucket
         self.pending_count += bucket.pending_count
@@ -194,7 +194,7 @@ class DelayedMessages:
                 yield None
         found: list[tuple[ListingPosition, Delayed]] = []
         for key in keys:
-            bucket_there = self._broker.by_id.get(key.bucket)
+            bucket_there = self._registry.by_id.get(key.bucket)
             if len(found) < max_count and isinstance(bucket_there, Bucket):
                 found += [(key, each) for each in bucket_there.delayed(key.first_offset)]
         yield found
@@ -221,7 +221,7 @@ class DelayedMessages:
     def drop(self, bucket: Bucket) -> bool:
         """A bucket's time is over and nothing waits in it. False where it has to stay."""
         try:
-            self._broker.journal_topology(bucket.id, TopicDeletedEntry(bucket.id))
+            self._registry.journal_topology(bucket.id, TopicDeletedEntry(bucket.id))
         except WritesRefused:
             return False
         self._remove(bucket)
@@ -237,10 +237,10 @@ class DelayedMessages:
 
     def _remove(self, bucket: Bucket) -> None:
         known = self._buckets[bucket.target.id]
-        del known[bucket.start_ns, bucket.end_ns], self._broker.by_id[bucket.id]
+        del known[bucket.start_ns, bucket.end_ns], self._registry.by_id[bucket.id]
         if not known:
             del self._buckets[bucket.target.id]
-        self._broker.dropped_names.append(bucket.queue.index.name)
+        self._registry.dropped_names.append(bucket.queue.index.name)
         bucket.close()
 
 

@@ -333,5 +333,5 @@ def _settle_bucket(
         return []
     ids, marks = state.forwarded.get(topic, []), state.marks.get(record.id, DoneBitmap())
     end_offset = max(known.end_offset, known.journaled_end)
-    restore_bucket(broker, target, record, known.index, end_offset, marks, ids)
+    restore_bucket(broker, broker.delays, target, record, known.index, end_offset, marks, ids)
     return [known.index.name]

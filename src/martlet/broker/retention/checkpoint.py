@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
 from martlet.broker.journal.entries import IndexRecord
 from martlet.broker.retention.history import history_of
@@ -25,6 +24,9 @@ from martlet.log.index import Index
 from martlet.log.record import BadRecord
 from martlet.log.retention import Need, SegmentLocator, clean, needed_bytes, worth_cleaning
 from martlet.log.storage import DiskUsage, Segment, Storage
+
+if TYPE_CHECKING:
+    from martlet.broker.retention.context import RetentionContext
 
 _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
@@ -71,7 +73,7 @@ class CheckpointJob:
         self.storage.replace(checkpoint_file.NAME, self.pack())
 
 
-def count_needs(broker: BrokerCore) -> Iterator[None]:
+def count_needs(broker: RetentionContext) -> Iterator[None]:
     """Count what is needed of the log from each topic's floor on, some rows at a time, so that
     `begin_checkpoint` has few left: there may be millions.
     """
@@ -87,7 +89,7 @@ def count_needs(broker: BrokerCore) -> Iterator[None]:
             yield from history.count(places, now_ns)
 
 
-def needs(broker: BrokerCore) -> list[Need]:
+def needs(broker: RetentionContext) -> list[Need]:
     """What channels, and new ones, need of the log."""
     for _ in count_needs(broker):
         pass
@@ -114,7 +116,7 @@ def with_history(needed_by: list[Need]) -> list[Need]:
     ]
 
 
-def write_some_indexes(broker: BrokerCore) -> Iterator[None]:
+def write_some_indexes(broker: RetentionContext) -> Iterator[None]:
     """Write the new rows of all indexes, few files at a time, so that `begin_checkpoint` has few
     left: with thousands of new topics it would stop the broker for seconds.
 
@@ -130,7 +132,7 @@ def write_some_indexes(broker: BrokerCore) -> Iterator[None]:
                 yield
 
 
-def begin_checkpoint(broker: BrokerCore) -> CheckpointJob:
+def begin_checkpoint(broker: RetentionContext) -> CheckpointJob:
     """Take the state down as it is now. Raises OSError where an index can't be written."""
     log = broker.log
     choice = _choose(broker)
@@ -184,7 +186,7 @@ class _Choice(NamedTuple):
     fill: DiskUsage
 
 
-def _choose(broker: BrokerCore) -> _Choice:
+def _choose(broker: RetentionContext) -> _Choice:
     """Choose by what is needed, what is kept beside that, and how full the disk is."""
     log = broker.log
     needed_by = needs(broker)
@@ -218,12 +220,12 @@ def _choose(broker: BrokerCore) -> _Choice:
     return _Choice(free + forced, to_clean, forced, {s.base for s in history_only}, fill)
 
 
-def keeps_history(broker: BrokerCore) -> bool:
+def keeps_history(broker: RetentionContext) -> bool:
     """Whether history of some topic was kept when it was last counted."""
     return any(topic.queue.history is not None for topic in broker.by_id.values())
 
 
-def history_makes_room(broker: BrokerCore) -> bool:
+def history_makes_room(broker: RetentionContext) -> bool:
     """Whether a checkpoint would let a segment go, of what is counted; only where history is kept.
 
     Raises OSError.
@@ -231,7 +233,7 @@ def history_makes_room(broker: BrokerCore) -> bool:
     return keeps_history(broker) and makes_room(broker)
 
 
-def makes_room(broker: BrokerCore) -> bool:
+def makes_room(broker: RetentionContext) -> bool:
     """Whether a checkpoint would let a segment go, as of what `count_needs` has counted.
 
     Raises OSError.
@@ -244,7 +246,7 @@ def _is_full(log: CommitLog, segment: Segment) -> bool:
     return segment.base + segment.capacity < log.position
 
 
-def _write_indexes(broker: BrokerCore) -> list[str]:
+def _write_indexes(broker: RetentionContext) -> list[str]:
     """Write all rows of the indexes to their files. Returns some files to be made durable."""
     names: list[str] = []
     for topic in broker.by_id.values():
@@ -257,7 +259,7 @@ def _write_indexes(broker: BrokerCore) -> list[str]:
     return names
 
 
-def _shorten_indexes(broker: BrokerCore, free: list[Segment]) -> list[str]:
+def _shorten_indexes(broker: RetentionContext, free: list[Segment]) -> list[str]:
     """Begin index files anew that tell mostly of segments that go. Returns the old files."""
     going = {segment.base for segment in free}
     log = broker.log
@@ -290,7 +292,7 @@ def _first_from(index: Index, row: int, position: int) -> int:
     return row
 
 
-def allow_spares(broker: BrokerCore) -> None:
+def allow_spares(broker: RetentionContext) -> None:
     """Keep as many spares as were used lately, which is halved each time.
 
     To write a file again costs a fraction of writing a fresh one: its blocks are there, and most
@@ -301,7 +303,7 @@ def allow_spares(broker: BrokerCore) -> None:
     log.begun_count //= 2
 
 
-def end_checkpoint(broker: BrokerCore, job: CheckpointJob) -> None:
+def end_checkpoint(broker: RetentionContext, job: CheckpointJob) -> None:
     """The job has run: let go what is not needed, and clean where that pays.
 
     Raises WritesRefused where cleaning found no room, or a flush has failed meanwhile: then the
@@ -311,7 +313,7 @@ def end_checkpoint(broker: BrokerCore, job: CheckpointJob) -> None:
         pass
 
 
-def end_some(broker: BrokerCore, job: CheckpointJob) -> Iterator[None]:
+def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
     """The same, in turns, since there may be very much to look at. The next checkpoint is not
     begun before this one has ended.
     """
@@ -344,7 +346,7 @@ def end_some(broker: BrokerCore, job: CheckpointJob) -> Iterator[None]:
             broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
 
 
-def forget(broker: BrokerCore, segment: Segment) -> None:
+def forget(broker: RetentionContext, segment: Segment) -> None:
     """A segment has gone, though some of it was counted."""
     for topic in broker.by_id.values():
         queue = topic.queue
@@ -353,7 +355,7 @@ def forget(broker: BrokerCore, segment: Segment) -> None:
             queue.history.tally.forget(segment.base)
 
 
-def _let_go(broker: BrokerCore, job: CheckpointJob) -> None:
+def _let_go(broker: RetentionContext, job: CheckpointJob) -> None:
     log = broker.log
     for segment in job.free:
         if segment in log.segments:  # and not evicted meanwhile

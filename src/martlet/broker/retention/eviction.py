@@ -37,9 +37,9 @@ from martlet.log.retention import Need, SegmentLocator, needed_bytes
 from martlet.names import is_system
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.offset_ranges import Offsets, Stretch
+    from martlet.broker.retention.context import RetentionContext
     from martlet.broker.topic.topic import Topic
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import Rows
@@ -128,7 +128,7 @@ class Eviction(HistoryReclaimer):
 
     def __init__(
         self,
-        broker: BrokerCore,
+        broker: RetentionContext,
         flush: Callable[[], bool],
         on_evicted: Callable[[Evicted], None] = lambda evicted: None,
     ) -> None:
@@ -194,7 +194,7 @@ def _stretches(rows: Rows) -> list[Stretch]:
     return merged(firsts, firsts + rows["count"])
 
 
-def settle(broker: BrokerCore) -> list[EvictionLoss]:
+def settle(broker: RetentionContext) -> list[EvictionLoss]:
     """After a start: give up what is needed and stored nowhere.
 
     Returns what was lost by that.

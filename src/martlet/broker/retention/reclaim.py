@@ -17,7 +17,7 @@ from martlet.log.retention import needed_bytes
 from martlet.log.storage import StorageFull
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
+    from martlet.broker.retention.context import RetentionContext
 
 
 class HistoryReclaimer:
@@ -27,7 +27,7 @@ class HistoryReclaimer:
         broker: whose log; its `on_full` is taken.
     """
 
-    def __init__(self, broker: BrokerCore) -> None:
+    def __init__(self, broker: RetentionContext) -> None:
         self._broker = broker
         self.evicted_count = 0
         """How many segments went though channels needed them."""

@@ -23,10 +23,10 @@ from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.journal.entries import TopologyEntry
+    from martlet.broker.topic.registry import TopicRegistry
 
 
 def check_count(count: int) -> None:
@@ -35,7 +35,7 @@ def check_count(count: int) -> None:
         raise QueuesRefused(f"a topic has 1 to {MAX_QUEUES} queues, not {count}")
 
 
-def grow(broker: BrokerCore, topic: Topic, count: int) -> None:
+def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
     """Give a topic more queues, up to a count.
 
     Raises:
@@ -47,7 +47,7 @@ def grow(broker: BrokerCore, topic: Topic, count: int) -> None:
             f"topic {topic.name!r} has {len(topic.parts)} queues and can not have {count}: what is"
             " stored in a queue stays there until it is consumed; make a topic of another name"
         )
-    fresh = [_part(broker, topic, number) for number in range(len(topic.parts), count)]
+    fresh = [_part(registry, topic, number) for number in range(len(topic.parts), count)]
     if not fresh:
         return
     parts = topic.parts + fresh
@@ -67,18 +67,18 @@ def grow(broker: BrokerCore, topic: Topic, count: int) -> None:
     topic.journal(entries)
     topic.parts += fresh
     for part in fresh:
-        broker.adopt(part)
+        registry.adopt(part)
     for part in topic.parts:
         part.parts, part.several = topic.parts, True
     for channel in topic.channels.values():
         _grow_channel(topic, channel, fresh)
 
 
-def _part(broker: BrokerCore, topic: Topic, number: int) -> Topic:
-    id = broker.next_id()
+def _part(registry: TopicRegistry, topic: Topic, number: int) -> Topic:
+    id = registry.next_id()
     id_base = (topic.queue.id_base + (number << OFFSET_BITS)) & ID_MASK
-    index = Index(broker.log.storage, id, number)
-    part = Topic(broker, id, topic.name, QueueLog(broker.log, id, number, id_base, index, 0))
+    index = Index(registry.log.storage, id, number)
+    part = Topic(registry, id, topic.name, QueueLog(registry.log, id, number, id_base, index, 0))
     part.parts = topic.parts
     part.paused_at = 0 if topic.paused else None
     part.policy = topic.policy

@@ -29,6 +29,9 @@ class TopicRegistry(TopicContext, Protocol):
     def find_topic(self, name: str) -> Topic:
         """The topic of that name. Raises NotFound."""
 
+    def adopt(self, topic: Topic) -> None:
+        """Put a topic in place, at one of its queues."""
+
     def commit(self) -> None:
         """Append everything that is staged and hand it to the channels."""
 

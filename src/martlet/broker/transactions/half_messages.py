@@ -7,11 +7,12 @@ Where messages are for a time that has not come, they are forwarded to where del
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from martlet.broker.errors import LimitReached
 from martlet.broker.journal.entries import HALF, HalfBatch, TopicEntry, TopicRecord
 from martlet.broker.queue.queue_log import QueueLog
+from martlet.broker.topic.registry import TopicRegistry
 from martlet.broker.transactions.half_topic import HalfTopic, StoredHalf
 from martlet.broker.transactions.publish import PendingCopy, forward
 from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
@@ -19,22 +20,28 @@ from martlet.log.index import Index
 from martlet.log.record import BadRecord
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
+    from martlet.broker.delayed.delayed_messages import DelayedMessages
     from martlet.broker.topic.topic import Topic
+
+
+class TransactionContext(TopicRegistry, Protocol):
+    """What transactions need of their broker."""
+
+    delays: DelayedMessages
 
 
 class HalfMessageStore:
     """The half messages of a broker.
 
     Args:
-        broker: whose.
+        context: the broker.
 
     Attributes:
         topic: where they are, once there were any.
     """
 
-    def __init__(self, broker: BrokerCore) -> None:
-        self._broker = broker
+    def __init__(self, context: TransactionContext) -> None:
+        self._context = context
         self.topic: HalfTopic | None = None
         self._journaled: dict[int, int] = {}
         """Up to which position of the log each topic at a queue was told of in a bundle."""
@@ -42,13 +49,13 @@ class HalfMessageStore:
     def made(self) -> HalfTopic:
         """Where they are, made when the first come."""
         if self.topic is None:
-            broker = self._broker
-            id = broker.next_id()
-            index = Index(broker.log.storage, id, 0)
-            queue = QueueLog(broker.log, id, 0, broker.random.getrandbits(64), index, 0)
-            half = HalfTopic(broker, id, HALF, queue)
-            broker.journal_topology(id, TopicEntry(half.describe()))
-            broker.adopt(half)
+            context = self._context
+            id = context.next_id()
+            index = Index(context.log.storage, id, 0)
+            queue = QueueLog(context.log, id, 0, context.random.getrandbits(64), index, 0)
+            half = HalfTopic(context, id, HALF, queue)
+            context.journal_topology(id, TopicEntry(half.describe()))
+            context.adopt(half)
             self.topic = half
         return self.topic
 
@@ -74,19 +81,19 @@ class HalfMessageStore:
 
         Raises TransitionRefused, LimitReached, or as `BrokerCore.topic`.
         """
-        broker, half = self._broker, self.topic
+        context, half = self._context, self.topic
         wanted: list[PendingCopy] = []
         try:
             for batch in batches:
                 assert half is not None
                 stored = half.get(batch.first_offset, transaction.id)
-                part = _part(broker.topic(to or batch.topic), batch.queue)
+                part = _part(context.topic(to or batch.topic), batch.queue)
                 if to or not stored.times:
                     wanted.append(PendingCopy(part, stored))
                 else:
                     wanted += self._timed(part, stored)
             self._check_delayed(wanted)
-            return forward(broker, wanted, entry)
+            return forward(context, wanted, entry)
         except BadRecord as error:
             for name in transaction.branches:
                 transaction.lose(name)
@@ -98,7 +105,7 @@ class HalfMessageStore:
 
     def _timed(self, part: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
         """Messages by their times, each where it waits; what is due is for the topic itself."""
-        now_ns = self._broker.clock()
+        now_ns = self._context.clock()
         first = 0
         for at_ns, count in stored.times:
             some = stored.cut(first, first + count)
@@ -106,10 +113,10 @@ class HalfMessageStore:
             if at_ns <= now_ns:
                 yield PendingCopy(part, some)
             else:
-                yield PendingCopy(self._broker.delays.bucket(part, at_ns, count), some, at_ns)
+                yield PendingCopy(self._context.delays.bucket(part, at_ns, count), some, at_ns)
 
     def _check_delayed(self, wanted: Sequence[PendingCopy]) -> None:
-        delays = self._broker.delays
+        delays = self._context.delays
         count = sum(len(each.stored.ends) for each in wanted if each.deliver_at_ns)
         if count and delays.max_count and delays.pending_count + count > delays.max_count:
             raise LimitReached(
@@ -119,7 +126,7 @@ class HalfMessageStore:
 
     def news_of(self, topics: Sequence[Topic]) -> tuple[TopicRecord, ...]:
         """Those of some topics of which a power cut may take all entries there are by now."""
-        log = self._broker.log
+        log = self._context.log
         news: list[TopicRecord] = []
         for topic in dict.fromkeys(home for each in topics for home in (each.home, each)):
             for part in topic.parts:

@@ -45,8 +45,8 @@ from martlet.log.record import RecordKind
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
+    from martlet.broker.transactions.half_messages import TransactionContext
     from martlet.broker.transactions.half_topic import HalfTopic
     from martlet.log.batch import Bytes
     from martlet.log.checkpoint_file import JournalEntry
@@ -63,7 +63,7 @@ class Transactions:
     """The transactions of a broker.
 
     Args:
-        broker: whose.
+        context: the broker.
         limits: as the operator has set them.
 
     Attributes:
@@ -75,23 +75,23 @@ class Transactions:
         on_abandoned: called with one that is rolled back since nobody was heard of, and why.
     """
 
-    def __init__(self, broker: BrokerCore, limits: TransactionLimits) -> None:
-        self._broker = broker
+    def __init__(self, context: TransactionContext, limits: TransactionLimits) -> None:
+        self._context = context
         self.limits = limits
         self.open: dict[str, OpenTransaction] = {}
-        max_told = max(_MIN_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        max_told = max(_MIN_TOLD, context.log.segment_bytes // _SEGMENT_BYTES_EACH)
         self._max_open = min(limits.max_open, max_told)
         self._max_held = max_told
         self.outcomes = EndedTransactions(min(limits.max_outcomes, max_told), limits.remembered_ns)
         max_series = min(limits.max_series, max(_MIN_TOLD, max_told // 4))
         self.series = CommitSequences(max_series, limits.remembered_ns)
-        self.messages = HalfMessageStore(broker)
+        self.messages = HalfMessageStore(context)
         self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
         self.on_abandoned: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
         self.committed_count = 0
         """Since the start."""
         self.rolled_back_count = 0
-        self.check_back = CheckBack(limits, broker.clock, broker.schedule, self._give_up)
+        self.check_back = CheckBack(limits, context.clock, context.schedule, self._give_up)
 
     @property
     def half(self) -> HalfTopic | None:
@@ -152,7 +152,7 @@ class Transactions:
         if state is TransactionState.OPEN:
             if check_after_ns is None:
                 check_after_ns = self.limits.check_after_ns
-            now_ns = self._broker.clock()
+            now_ns = self._context.clock()
             transaction = OpenTransaction(
                 id, group, now_ns, check_after_ns, place=place, is_disposable=is_disposable
             )
@@ -219,7 +219,7 @@ class Transactions:
             raise BadTransaction(f"a branch's name has 1 to {MAX_BRANCH_LENGTH} characters")
         batches = transaction.branches[branch].batches if branch in transaction.branches else []
         if number < len(batches):
-            return batches[number], self._broker.log.position
+            return batches[number], self._context.log.position
         if number > len(batches):
             raise TransitionRefused(
                 f"branch {branch!r} of transaction {id!r} has {len(batches)} batches, and batch"
@@ -251,10 +251,10 @@ class Transactions:
             times=tuple(times),
         )
         first = half.queue.end_offset
-        batch = self._broker.staged(half)
+        batch = self._context.staged(half)
         half.put(batch, entry, bodies, entries)
         size_bytes = batch.payload_length + properties_bytes
-        receipt = self._broker.commit_topic(half, 0)
+        receipt = self._context.commit_topic(half, 0)
         if receipt.error is not None:
             raise receipt.error
         added = HalfBatch(first, len(bodies), topic, queue, size_bytes, len(times))
@@ -318,7 +318,7 @@ class Transactions:
         if transaction is None:
             return self._ended(id, TransactionEvent.COMMIT)
         after(id, transaction.state, TransactionEvent.COMMIT)
-        at_ns = self._broker.clock()
+        at_ns = self._context.clock()
         if place is not None:
             self.series.check_room(place.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
@@ -354,10 +354,10 @@ class Transactions:
         if transaction is None:
             return self._ended(id, TransactionEvent.ROLLBACK)
         after(id, transaction.state, TransactionEvent.ROLLBACK)
-        at_ns = self._broker.clock()
+        at_ns = self._context.clock()
         self._journal(RolledBackEntry(id, at_ns))
         self.rolled_back_count += 1
-        position = self._broker.log.position
+        position = self._context.log.position
         return self._end(
             transaction, EndedTransaction(TransactionState.ROLLED_BACK, at_ns, position)
         )
@@ -378,9 +378,9 @@ class Transactions:
     # the journal
 
     def _journal(self, entry: TransactionEntry) -> None:
-        broker = self._broker
-        broker.log.append_journal(
-            RecordKind.TRANSACTION, encode(entry), topic=0, stored_at_ns=broker.clock()
+        context = self._context
+        context.log.append_journal(
+            RecordKind.TRANSACTION, encode(entry), topic=0, stored_at_ns=context.clock()
         )
 
     def snapshot(self) -> list[JournalEntry]:

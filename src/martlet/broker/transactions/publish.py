@@ -18,7 +18,7 @@ from martlet.log.record import FRAME_HEADER_BYTES, record_length
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
+    from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.topic import Topic
     from martlet.broker.transactions.half_topic import StoredHalf
     from martlet.log.batch import LogBatch
@@ -56,14 +56,14 @@ class _Piece(NamedTuple):
 
 
 def forward(
-    broker: BrokerCore,
+    registry: TopicRegistry,
     wanted: Sequence[PendingCopy],
     entry: Callable[[Sequence[Topic]], bytes],
 ) -> int:
     """Store messages in their topics, all or none of them.
 
     Args:
-        broker: where.
+        registry: of the registry.
         wanted: batches of half messages, in order.
         entry: makes what the journal is to say of it, for the topics at their queues.
 
@@ -73,20 +73,20 @@ def forward(
         BadRecord: half messages are damaged.
         WritesRefused: there is no room.
     """
-    broker.commit()
-    batch = broker.lend_scratch()
+    registry.commit()
+    batch = registry.lend_scratch()
     pieces = list(_pieces(wanted))
     topics = list(dict.fromkeys(piece.topic for piece in pieces))
-    now_ns = broker.stored_at_ns()
+    now_ns = registry.stored_at_ns()
     try:
-        positions = broker.log.append_bundle(
+        positions = registry.log.append_bundle(
             entry(topics),
             [piece.length for piece in pieces],
             (_laid_out(batch, piece, now_ns) for piece in pieces),
             now_ns,
         )
     finally:
-        broker.take_scratch(batch)
+        registry.take_scratch(batch)
     firsts = {topic: topic.queue.end_offset for topic in topics}
     for piece, position in zip(pieces, positions, strict=True):
         queue = piece.topic.queue
@@ -96,12 +96,12 @@ def forward(
         )
         queue.end_offset += piece.count
         queue.message_bytes += piece.payload_length - FRAME_HEADER_BYTES * piece.count
-        broker.stored_count += piece.count
+        registry.stored_count += piece.count
         if piece.deliver_at_ns:
             # A bucket hands out nothing yet, and looks at one row of its index at a time.
             piece.topic.stored(piece.first_offset, False)
             firsts.pop(piece.topic, None)
-    position = broker.moved_to = broker.log.position
+    position = registry.moved_to = registry.log.position
     for topic, first in firsts.items():
         topic.stored(first, False)
     return position
