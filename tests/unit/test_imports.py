@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,37 @@ MAY_IMPORT = {
     # martlet.options and the modules beside the rooms: everybody may use them.
     "ground": set(),
 }
+
+# What each package of the broker may import of the others; a module beside them is named like one.
+_QUEUE = {"tracing", "queue"}
+_CHANNEL = _QUEUE | {"groups", "channel"}
+_TOPIC = _CHANNEL | {"journal", "topic"}
+_CORE = _TOPIC | {"dead_letters", "delayed", "transactions", "retention", "idempotence"}
+BROKER_MAY_IMPORT = {
+    "tracing": set(),
+    "journal": set(),
+    "queue": _QUEUE,
+    "groups": _QUEUE,
+    "channel": _CHANNEL,
+    "topic": _TOPIC,
+    "idempotence": _TOPIC,
+    "dead_letters": _TOPIC,
+    "delayed": _TOPIC,
+    "transactions": _TOPIC | {"delayed"},
+    "retention": _TOPIC,
+    "settings": {"retention", "transactions"},
+    "moved_cursors": _TOPIC,
+    "broker": _CORE | {"settings", "moved_cursors"},
+    "recovery": _CORE | {"settings", "broker"},
+    # Below all of them, and beside nobody.
+    "ground": set(),
+}
+BROKER_GROUND = {"context", "errors", "offset_ranges", "policy", "retry", "schedule"}
+
+MAX_CYCLE = 8
+"""So many files of one package may import each other, types counted; those of two may not."""
+TANGLED = {"client": 5, "server": 41}
+"""Rooms with other cycles, and how many files the largest has: they may only shrink."""
 
 # What the sans-I/O rooms get handed in: sockets, files, clocks, randomness, the event loop.
 WORLD = {
@@ -113,6 +144,13 @@ def room_of(module: str) -> str | None:
     return room or "ground"
 
 
+def broker_package_of(module: str) -> str | None:
+    """The package of the broker that a module, or a name in it, is of."""
+    _, _, rest = module.partition("martlet.broker.")
+    package = rest.partition(".")[0]
+    return "ground" if package in BROKER_GROUND or not package else package
+
+
 def offences(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """What the module does against the rules of its room."""
     tree = ast.parse(source)
@@ -125,6 +163,10 @@ def offences(source: str, module: str, *, is_package: bool = False) -> list[str]
         other = room_of(imported.module)
         if other not in MAY_IMPORT[room] | {room, "ground", None}:
             found.append(f"{module}:{imported.line}: {room} must not import {imported.module}")
+        if room == other == "broker" and module != "martlet.broker":
+            inner, wanted = broker_package_of(module), broker_package_of(imported.module)
+            if wanted not in BROKER_MAY_IMPORT[inner] | {inner, "ground"}:
+                found.append(f"{module}:{imported.line}: {inner} is below {imported.module}")
         top = imported.module.partition(".")[0]
         named = imported.for_types or imported.module in HANDED_IN
         if room in WORLDLESS and top in WORLD and not named:
@@ -155,6 +197,72 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
     assert not found, "\n".join(found)
 
 
+def import_graph() -> dict[str, set[str]]:
+    """The modules that each module imports, types counted."""
+    paths = dict(modules())
+    graph: dict[str, set[str]] = {module: set() for module in paths}
+    for module, path in paths.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for imported in imports(tree, module, is_package=path.name == "__init__.py"):
+            for name in (imported.module, imported.module.rpartition(".")[0]):
+                if name in paths:
+                    graph[module].add(name)
+                    break
+        graph[module].discard(module)
+    return graph
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules of which each imports all others, by whatever way."""
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        seen: set[str] = set()
+        waiting = [module]
+        while waiting:
+            fresh = graph[waiting.pop()] - seen
+            seen |= fresh
+            waiting += fresh
+        reached[module] = seen
+    found = {
+        frozenset(other for other in seen if module in reached[other])
+        for module, seen in reached.items()
+        if module in seen
+    }
+    return [set(cycle) for cycle in found]
+
+
+def tangles(graph: dict[str, set[str]], is_package: Callable[[str], bool]) -> dict[str, set[str]]:
+    """By room, its largest cycle that is too large or spans packages."""
+    found: dict[str, set[str]] = {}
+    for cycle in cycles(graph):
+        packages = {m if is_package(m) else m.rpartition(".")[0] for m in cycle}
+        if len(cycle) > MAX_CYCLE or len(packages) > 1:
+            room = "+".join(sorted({room_of(module) or "" for module in cycle}))
+            found[room] = max(found.get(room, set()), cycle, key=len)
+    return found
+
+
+def test_cycles_are_small_and_within_a_package() -> None:
+    packages = {module for module, path in modules() if path.name == "__init__.py"}
+    found = tangles(import_graph(), packages.__contains__)
+    sizes = {room: len(cycle) for room, cycle in found.items()}
+    assert sizes == TANGLED, {room: sorted(cycle) for room, cycle in found.items()}
+
+
+def test_a_tangle_is_found() -> None:
+    graph: dict[str, set[str]] = {
+        "martlet.log.a": {"martlet.log.b"},
+        "martlet.log.b": {"martlet.log.a"},
+        "martlet.broker.x.a": {"martlet.broker.y.b", "martlet.log.a"},
+        "martlet.broker.y.b": {"martlet.broker.x.c"},
+        "martlet.broker.x.c": {"martlet.broker.x.a"},
+    }
+    in_broker = {name for name in graph if "broker" in name}
+    assert tangles(graph, lambda module: False) == {"broker": in_broker}
+    many = {f"martlet.log.m{n}": {f"martlet.log.m{(n + 1) % 9}"} for n in range(9)}
+    assert tangles(many, lambda module: False) == {"log": set(many)}
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -168,6 +276,12 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
             "martlet.broker.topic.topic",
             "if TYPE_CHECKING:\n    from martlet.protocol import nsq_v2",
         ),
+        ("martlet.broker.queue.cursor", "from martlet.broker.channel.channel import Channel"),
+        (
+            "martlet.broker.topic.topic",
+            "if TYPE_CHECKING:\n    from martlet.broker.broker import BrokerCore",
+        ),
+        ("martlet.broker.errors", "import martlet.broker.queue.cursor"),
         ("martlet.broker.topic.topic", "import time"),
         ("martlet.broker.topic.topic", "from os import path"),
         ("martlet.broker.topic.topic", "import random"),
@@ -195,7 +309,7 @@ def test_the_check_finds(module: str, source: str) -> None:
         ("martlet.server.tcp", "import socket\nfrom martlet.broker.topic.topic import Topic"),
         (
             "martlet.broker.topic.topic",
-            "from martlet.log import record\nfrom .channel import Channel",
+            "from martlet.log import record\nfrom .topic_queue import SingleQueueTopic",
         ),
         ("martlet.broker.topic.topic", "if typing.TYPE_CHECKING:\n    import random"),
         ("martlet.broker.topic.topic", "from random import Random\ndef f(random: Random): pass"),
