@@ -172,8 +172,8 @@ async def test_it_never_runs_further_ahead_than_the_broker_remembers(broker: Bro
         for number in range(200):
             futures.append(producer.send_async("t", b"%d" % number))
             await asyncio.sleep(0)
-        (desk,) = producer._sender._desks.values()
-        assert desk._sequence == 64
+        (queue,) = producer._accumulator.brokers
+        assert queue.sequence == 64
         await asyncio.wait_for(proxy.swallowed.wait(), 20)
         proxy.go_on()
         results = await asyncio.gather(*futures)
@@ -462,11 +462,11 @@ async def test_what_is_wrong_with_a_message_is_told_at_once(broker: Broker) -> N
 async def test_a_send_that_is_too_old_is_no_success_and_no_refusal(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         await producer.send("t", b"1")
-        (desk,) = producer._sender._desks.values()
-        desk._sequence = 500
+        (queue,) = producer._accumulator.brokers
+        queue.sequence = 500
         for _ in range(70):
             await producer.send("t", b"1")
-        desk._sequence = 0
+        queue.sequence = 0
         with pytest.raises(PublishUnclear, match="TOO_OLD"):
             await producer.send("t", b"1")
 

@@ -2,16 +2,21 @@
 
 ::
 
-    publish -> waiting -> pack -> in flight on a lane -> OK: done
-                  ^                       |
-                  +------- put_back ------+   the connection was lost: sent again, by any lane
+    publish, send -> waiting -> pack -> in flight at a broker -> answered: done
+                        ^                       |
+                        +------- put_back ------+   the connection was lost
 
 Whatever waits for a topic when there is room to send goes as one command: what was published in one
 turn of the event loop, or while the brokers were slow or away.  So a single publish is not delayed,
 and many at once cost what one costs.  Nothing here touches a socket or a clock.
 
-What has an order key waits for the lane to which its key is pinned
-(`martlet.client.producer.key_pinning`).  With one lane, everything of a topic stays in order.
+There are two families of commands (see `martlet.client.producer.in_flight`).  A PUB, MPUB or DPUB
+whose connection was lost goes to any broker, in another batch.  A SEND goes to its broker again, as
+it was, and to another only where the application has asked for that.
+
+What has an order key waits for the broker to which its key is pinned
+(`martlet.client.producer.key_pinning`).  With one broker, everything of a topic that goes by one of
+the families stays in order.
 """
 
 from __future__ import annotations
@@ -20,12 +25,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from martlet.client.errors import PublishLost, PublishRefused, PublishUnclear, Refused
-from martlet.client.producer.in_flight import InFlightQueue
+from martlet.client.errors import (
+    ConnectionLost,
+    NotSupported,
+    PublishLost,
+    PublishRefused,
+    PublishUnclear,
+    Refused,
+)
+from martlet.client.producer.in_flight import Batch, InFlightQueue
 from martlet.client.producer.key_pinning import KeyPinning
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.publication import PendingPublish, PublishBatch, PublishTrouble
+from martlet.client.producer.pending import PendingMessages, Trouble
+from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import lightest
+from martlet.client.transport.backoff import Backoff
+from martlet.put_status import PutStatus
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses all that came in the same command."""
@@ -33,22 +48,43 @@ MAY_DO_ELSEWHERE = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
 """Errors of the broker, such as a full disk: another may take the same message."""
 MAY_PASS = "E_AUTH_FAILED"
 """The auth server cannot be asked just now: nothing is wrong with what was published."""
+MAY_DO_LATER = frozenset({"REFUSED", "TRY_AGAIN"})
+"""A SEND's errors of the broker at the moment, such as a full disk."""
+MAY_BE_STORED = "TOO_OLD"
+_BACKOFF = Backoff(max_s=1.0)
+"""Of a SEND that the broker could not store."""
 
 
 class Accumulator:
-    """The publications that wait, and the lanes on which others are in flight.
+    """The messages that wait, and the brokers at which others are in flight.
+
+    Args:
+        limits: how much is sent at once.
+        retries: how often messages are sent again, unless they say so themselves; None for no
+            limit.
+        is_idempotent: whether brokers are to recognise a SEND that comes again.
+        tries_others: whether a SEND that its broker could not store goes to another.
 
     Attributes:
         on_room: called when a broker has answered and something waits to be sent.
-        lanes: one for each broker.
+        call_later: calls a function after so many seconds.
+        brokers: each broker's queue.
         pending_messages: published and not answered.
         pending_bytes: their bytes.
         retried_count: messages that were to be sent again.
     """
 
-    def __init__(self, limits: Limits, *, retries: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        retries: int | None = None,
+        is_idempotent: bool = True,
+        tries_others: bool = False,
+    ) -> None:
         self.on_room: Callable[[], None] = lambda: None
-        self.lanes: list[InFlightQueue] = []
+        self.call_later: Callable[[float, Callable[[], None]], object]
+        self.brokers: list[InFlightQueue] = []
         self.pending_messages = 0
         self.pending_bytes = 0
         self._stored_before = 0
@@ -56,254 +92,451 @@ class Accumulator:
         self.retried_count = 0
         self._limits = limits
         self._retries = retries
-        self._waiting: deque[PendingPublish] = deque()
-        self._order = KeyPinning(self.lanes)
+        self._is_idempotent = is_idempotent
+        self._tries_others = tries_others
+        self._waiting: deque[PendingMessages] = deque()
+        """For PUB, MPUB and DPUB, at any broker."""
+        self._sends: deque[PendingMessages] = deque()
+        """For SEND, at any broker."""
+        self._unanswered_sends = 0
+        """How many pending messages go, or went, by SEND."""
+        self._order = KeyPinning(self.brokers)
         self._pins = self._order.pins
         self._turn = 0
 
     @property
     def stored_count(self) -> int:
-        """How many messages were answered OK."""
-        return self._stored_before + sum(lane.stored_count for lane in self.lanes)
+        """How many messages were stored."""
+        return self._stored_before + sum(broker.stored_count for broker in self.brokers)
 
-    # The lanes.
+    # The brokers.
 
-    def add_lane(self, name: str) -> InFlightQueue:
-        """There is a broker of that address, not connected yet."""
-        lane = InFlightQueue(name, self._limits)
-        self.lanes.append(lane)
-        return lane
+    def add_broker(self, name: str) -> InFlightQueue:
+        """Add a broker of that address, not connected yet."""
+        broker = InFlightQueue(name, self._limits, is_idempotent=self._is_idempotent)
+        self.brokers.append(broker)
+        return broker
 
-    def remove_lane(self, lane: InFlightQueue) -> None:
-        """The broker is not to be used any more."""
-        self.put_back(lane, "the broker is not to be used any more")
-        self._stored_before += lane.stored_count
-        self.lanes.remove(lane)
+    def remove_broker(self, broker: InFlightQueue) -> None:
+        """Use a broker no more: what it has not answered goes to others, or is lost."""
+        self.put_back(broker, ConnectionLost("the broker is not to be used any more"))
+        self._stored_before += broker.stored_count
+        self.brokers.remove(broker)
+        while broker.retries:
+            batch = broker.retries.popleft()
+            if not (self._tries_others and self._pass_on(batch)):
+                batch.fail(PublishLost(f"the broker at {broker.name} has gone"))
+                self._close(batch)
+        self._order.assign()
 
-    def raise_lane(self, lane: InFlightQueue) -> None:
-        """The broker is connected."""
-        lane.is_up = True
-        if self._order.homeless:
-            self._order.house()
+    def connected(self, broker: InFlightQueue, *, takes_sends: bool) -> None:
+        """Begin to send to a broker, now that it is connected."""
+        broker.is_up = True
+        broker.takes_sends = takes_sends
+        if self._order.unassigned:
+            self._order.assign()
 
     # What is published.
 
-    def add(self, publication: PendingPublish) -> None:
+    def add(self, pending: PendingMessages) -> None:
         """Publish this."""
-        self.pending_messages += len(publication.bodies)
-        self.pending_bytes += publication.size_bytes
-        if publication.order_key is None:
-            self._waiting.append(publication)
+        self.pending_messages += len(pending.bodies)
+        self.pending_bytes += pending.size_bytes
+        is_send = pending.extras is not None and pending.extras.fields is not None
+        if is_send:
+            self._unanswered_sends += 1
+        if pending.order_key is not None:
+            self._order.add(pending, pending.order_key)
+        elif is_send:
+            self._sends.append(pending)
         else:
-            self._order.add(publication, publication.order_key)
+            self._waiting.append(pending)
 
-    def _queues(self) -> list[deque[PendingPublish]]:
-        return [self._waiting, self._order.homeless, *(lane.pinned for lane in self.lanes)]
+    def _queues(self) -> list[deque[PendingMessages]]:
+        pinned = (broker.pinned for broker in self.brokers)
+        return [self._waiting, self._sends, *self._order.queues(), *pinned]
 
-    def waiting(self) -> Iterator[PendingPublish]:
-        """All that are not sent and have no answer."""
+    def waiting(self) -> Iterator[PendingMessages]:
+        """All that are in no batch and have no answer."""
         waiting = chain.from_iterable(self._queues())
         return (each for each in waiting if not each.future.done())
 
-    def unanswered(self) -> Iterator[PendingPublish]:
+    def batches(self) -> Iterator[Batch]:
+        """All batches in flight, and those to be sent again."""
+        for broker in self.brokers:
+            yield from broker.batches
+            yield from broker.retries
+
+    def unanswered(self) -> Iterator[PendingMessages]:
         """All that have no answer yet."""
-        for lane in self.lanes:
-            for shipment in lane.in_flight:
-                yield from (each for each in shipment.publications if not each.future.done())
+        for batch in self.batches():
+            yield from (each for each in batch.pendings if not each.future.done())
         yield from self.waiting()
 
     def forget_settled(self) -> None:
-        """Let go of what waits and whose time ran out, or that was cancelled."""
+        """Remove what waits and whose time ran out, or that was cancelled."""
+        for broker in self.brokers:
+            for batch in [each for each in broker.retries if each.is_done]:
+                broker.retries.remove(batch)
+                self._close(batch)
         for queue in self._queues():
             for _ in range(len(queue)):
-                publication = queue.popleft()
-                if publication.future.done():
-                    self._forget(publication)
+                pending = queue.popleft()
+                if pending.future.done():
+                    self._forget(pending)
                 else:
-                    queue.append(publication)
+                    queue.append(pending)
 
     # What is sent.
 
-    def pack(self, lanes: list[InFlightQueue]) -> list[PublishBatch]:
-        """Take what may be sent now on these lanes; the caller sends it in this order.
+    def pack(self, brokers: list[InFlightQueue]) -> list[Batch]:
+        """Take what may be sent now to these brokers, none of which is held.
 
-        Of the lanes, which are not held, those are left that may be given more.
+        The caller sends it in this order.
         """
-        packed: list[PublishBatch] = []
-        if not self._pins:
-            self._pack(self._waiting, lanes, packed)
+        packed: list[Batch] = []
+        if not (self._pins or self._unanswered_sends):
+            self._pack(self._waiting, brokers, packed)
             return packed
-        # Who waits longest goes first, so that neither keeps the other from being sent.
-        waiting = self._waiting
-        oldest_s = waiting[0].deadline_s if waiting else 0.0
-        with_pinned = [lane for lane in lanes if lane.pinned]
-        before = [each for each in with_pinned if each.pinned[0].deadline_s <= oldest_s]
-        for lane in before:
-            self._pack_pinned(lane, lanes, packed)
-        self._pack(waiting, lanes, packed)
-        for lane in with_pinned:
-            if lane not in before and lane in lanes:
-                self._pack_pinned(lane, lanes, packed)
+        if self._unanswered_sends and not any(each.takes_sends for each in self.brokers):
+            self._refuse_sends()
+        for broker in brokers:
+            self._send_again(broker, packed)
+        queues: list[tuple[deque[PendingMessages], list[InFlightQueue]]] = [
+            (broker.pinned, [broker]) for broker in brokers if broker.pinned
+        ]
+        queues += [(queue, brokers) for queue in (self._waiting, self._sends) if queue]
+        # The oldest goes first, so that none keeps the others from being sent.
+        queues.sort(key=lambda each: each[0][0].deadline_s)
+        for queue, usable in queues:
+            if queue is self._sends:
+                usable = [each for each in usable if each.takes_sends]
+            self._pack(queue, [each for each in usable if not each.is_held], packed)
         return packed
 
-    def _pack_pinned(
-        self, lane: InFlightQueue, lanes: list[InFlightQueue], packed: list[PublishBatch]
-    ) -> None:
-        self._pack(lane.pinned, [lane], packed)
-        if lane.is_held:
-            lanes.remove(lane)
+    def _refuse_sends(self) -> None:
+        """Refuse what only a Martlet broker takes, if the brokers are known and none is one."""
+        names = [broker.name for broker in self.brokers if broker.is_up]
+        if not names:
+            return
+        error = not_supported(*names)
+        for pending in self.unanswered():
+            if pending.fields is not None:
+                pending.fail(error)
+        self.forget_settled()
+
+    def _send_again(self, broker: InFlightQueue, packed: list[Batch]) -> None:
+        while broker.retries and broker.takes_sends and not broker.is_held:
+            batch = broker.retries[0]
+            if not (batch.is_due or batch.is_done):
+                return
+            broker.retries.popleft()
+            if batch.is_done:
+                self._close(batch)
+            else:
+                self._launch(batch, packed)
 
     def _pack(
-        self, waiting: deque[PendingPublish], lanes: list[InFlightQueue], packed: list[PublishBatch]
+        self, waiting: deque[PendingMessages], brokers: list[InFlightQueue], packed: list[Batch]
     ) -> None:
-        growing: dict[str, PublishBatch] = {}
+        growing: dict[object, Batch] = {}
         max_bytes = self._limits.command_bytes
-        while waiting and lanes:
-            publication = waiting[0]
-            if publication.future.done():
+        while waiting and brokers:
+            pending = waiting[0]
+            if pending.future.done():
                 self._forget(waiting.popleft())  # Cancelled, or too late.
                 continue
-            topic = publication.topic
-            shipment = growing.get(topic)
-            if (
-                shipment is not None
-                and not publication.alone
-                and (publication.trouble is None or not publication.trouble.is_suspect)
-                and shipment.size_bytes + publication.size_bytes <= max_bytes
-                and shipment.lane.has_room(publication)
+            topic, extras, key = pending.topic, pending.extras, pending.order_key
+            fields = None if extras is None else extras.fields
+            group = topic if fields is None else (topic, fields)
+            batch = growing.get(group)
+            if batch is not None and not (
+                not pending.is_alone
+                and (pending.trouble is None or not pending.trouble.is_suspect)
+                and batch.size_bytes + pending.size_bytes <= max_bytes
+                and batch.broker.has_room(pending)
             ):
-                shipment.publications.append(waiting.popleft())
-                shipment.message_count += len(publication.bodies)
-                shipment.size_bytes += publication.size_bytes
-                lane = shipment.lane
-                lane.message_count += len(publication.bodies)
-                lane.size_bytes += publication.size_bytes
+                batch = None
+            if key is not None and self._order.holds(pending, key, batch):
+                waiting.popleft()
                 continue
-            if len(lanes) > 1:
-                found = lightest(lanes, publication)
-                if found is None:
-                    return
-                lane = found
+            if batch is not None:
+                batch.pendings.append(waiting.popleft())
+                count, size_bytes = len(pending.bodies), pending.size_bytes
+                batch.message_count += count
+                batch.size_bytes += size_bytes
+                broker = batch.broker
+                broker.message_count += count
+                broker.size_bytes += size_bytes
+                if key is not None:
+                    self._order.sent(key, batch)
+                continue
+            found = lightest(brokers, pending) if len(brokers) > 1 else brokers[0]
+            if found is None or not found.may_begin(pending):
+                return
+            if fields is not None and not found.takes_sends:
+                pending.fail(not_supported(found.name))
+                continue
+            batch = Batch(self, found, waiting.popleft())
+            if fields is not None:
+                found.assign_number(batch)
+            if key is not None:
+                self._order.sent(key, batch)
+            self._launch(batch, packed)
+            if found.is_held:
+                brokers.remove(found)
+                growing = {name: each for name, each in growing.items() if each.broker is not found}
+            elif pending.is_alone:
+                growing.pop(group, None)
             else:
-                lane = lanes[0]
-                if not lane.has_room(publication):
-                    return
-            self._turn += 1
-            lane.turn = self._turn
-            shipment = PublishBatch(self, lane, waiting.popleft())
-            lane.message_count += shipment.message_count
-            lane.size_bytes += shipment.size_bytes
-            lane.in_flight.append(shipment)
-            packed.append(shipment)
-            if lane.is_on_trial or publication.is_suspect:
-                lane.is_held = True
-                lanes.remove(lane)
-                growing = {name: each for name, each in growing.items() if each.lane is not lane}
-            elif publication.alone:
-                growing.pop(topic, None)
-            else:
-                growing[topic] = shipment
+                growing[group] = batch
+
+    def take_turn(self, brokers: list[InFlightQueue]) -> InFlightQueue | None:
+        """Choose the broker with the least in flight, in turns."""
+        if not brokers:
+            return None
+        broker = min(brokers, key=lambda each: (each.is_slow, each.size_bytes, each.turn))
+        self._turn += 1
+        broker.turn = self._turn
+        return broker
+
+    def _launch(self, batch: Batch, packed: list[Batch]) -> None:
+        """Put a batch in flight; nothing goes behind one that may make its broker hang up."""
+        broker = batch.broker
+        self._turn += 1
+        broker.turn = self._turn
+        broker.message_count += batch.message_count
+        broker.size_bytes += batch.size_bytes
+        broker.batches.append(batch)
+        packed.append(batch)
+        if broker.is_on_trial or batch.pendings[0].is_suspect:
+            broker.is_held = True
 
     # What becomes of it.
 
-    def settle(self, shipment: PublishBatch, is_stored: bool) -> None:
-        """All of the oldest shipment of its lane has its answer."""
-        lane = shipment.lane
-        oldest = lane.in_flight.popleft()
-        assert oldest is shipment
-        count, size_bytes = shipment.message_count, shipment.size_bytes
-        if is_stored:
-            lane.stored_count += count
-            lane.refusals = 0
-            lane.is_on_trial = False
-        lane.message_count -= count
-        lane.size_bytes -= size_bytes
-        self.pending_messages -= count
-        self.pending_bytes -= size_bytes
-        if lane.is_held and not lane.in_flight:
-            lane.is_held = False
-        if self._pins:
-            for publication in shipment.publications:
-                self._order.settle(publication)
-        lane.on_answer()
-        if self._waiting or (self._pins and any(each.pinned for each in self.lanes)):
-            self.on_room()
+    def stored(self, batch: Batch, result: SendResult | None) -> None:
+        """The broker has stored its oldest batch, if perhaps not as safely as was wanted."""
+        broker = batch.broker
+        self._land(batch)
+        broker.stored_count += batch.message_count
+        broker.refusals = 0
+        broker.is_on_trial = False
+        if result is not None and result.status is not PutStatus.OK and self._tries_others:
+            batch.stored = result
+            if not self._is_hopeless(batch) and self._pass_on(batch):
+                broker.on_answer()
+                return
+        batch.succeed(result)
+        self._close(batch)
+        broker.on_answer()
+        self._fill_room()
 
-    def refused(self, shipment: PublishBatch, error: Refused) -> None:
-        """The broker has refused the oldest shipment of its lane, and hangs up."""
-        lane = shipment.lane
-        shipment.is_refused = True
-        publications = shipment.publications
-        if len(publications) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
-            # They stay in flight, and are put back when the connection is gone.
-            for publication in publications:
-                publication.alone = True
+    def declined(self, batch: Batch, error: Refused) -> None:
+        """The broker has not stored its oldest SEND, and may do so later."""
+        broker = batch.broker
+        self._land(batch)
+        broker.refused_count += batch.message_count
+        _trouble(batch).is_suspect = False
+        if error.code in MAY_DO_LATER and not self._is_hopeless(batch, error):
+            self.retried_count += batch.message_count
+            self._retry(batch, delay_s=_BACKOFF.delay_s(_trouble(batch).failures))
+        else:
+            if error.code == MAY_BE_STORED:
+                batch.fail(PublishUnclear(f"{broker.name}: {error}"))
+            else:
+                batch.fail(PublishRefused(error.code, error.text))
+            self._close(batch)
+        broker.on_answer()
+        self._fill_room()
+
+    def refused(self, batch: Batch, error: Refused) -> None:
+        """The broker has refused its oldest batch, and hangs up."""
+        broker = batch.broker
+        batch.is_refused = True
+        pendings = batch.pendings
+        # What is not settled here stays in flight, and is put back when the connection is gone.
+        if len(pendings) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
+            batch.is_split = True
+            for pending in pendings:
+                pending.is_alone = True
             return
         if error.code == MAY_PASS:
-            lane.refusals += 1  # They are put back too.
+            broker.refusals += 1
             return
-        lane.refused_count += shipment.message_count
+        broker.refused_count += batch.message_count
         final = PublishRefused(error.code, error.text)
         if error.code in MAY_DO_ELSEWHERE:
-            lane.refusals += 1
-            lane.is_on_trial = True
-            for publication in publications:
-                trouble = publication.failed(error)
-                if trouble.refusals >= len(self.lanes) or self._is_hopeless(trouble):
-                    publication.fail(final)
+            broker.refusals += 1
+            broker.is_on_trial = True
+            for pending in pendings:
+                trouble = pending.failed(error)
+                if trouble.refusals >= len(self.brokers) or self._is_over(pending, trouble):
+                    pending.fail(final)
         else:
-            for publication in publications:
-                publication.fail(final)
-        if all(publication.future.done() for publication in publications):
-            self.settle(shipment, is_stored=False)
+            batch.fail(final)
+        if batch.is_done:
+            self._settle(batch)
 
-    def lost_track(self, shipment: PublishBatch, error: PublishUnclear) -> None:
-        """The oldest shipment of its lane was answered, but nobody knows what with."""
-        shipment.lane.lost_count += shipment.message_count
-        for publication in shipment.publications:
-            publication.fail(error)
-        self.settle(shipment, is_stored=False)
+    def lost_track(self, batch: Batch, error: PublishUnclear) -> None:
+        """The answer to a broker's oldest batch cannot be understood."""
+        batch.broker.lost_count += batch.message_count
+        batch.fail(error)
+        self._settle(batch)
 
-    def put_back(self, lane: InFlightQueue, reason: str) -> int:
-        """The connection is gone: what was in flight waits again, before everything else.
+    def put_back(self, broker: InFlightQueue, error: ConnectionLost) -> int:
+        """Send again what was in flight, now that the connection is gone, before everything else.
 
-        Returns how many messages that are.  The first of it becomes suspect of having made the
+        Returns how many messages that are.  The first of them become suspect of having made the
         broker hang up.
         """
-        lane.is_up = False
-        free: list[PendingPublish] = []
-        ordered: list[PendingPublish] = []
+        broker.is_up = False
+        free: list[PendingMessages] = []
+        ordered: list[PendingMessages] = []
         count = 0
-        for shipment in lane.in_flight:
-            if not shipment.is_refused:
-                lane.lost_count += shipment.message_count
-                for publication in shipment.publications:
-                    trouble = publication.failed()
-                    if self._is_hopeless(trouble):
-                        times = f"sent {trouble.failures} times, and not answered"
-                        publication.fail(PublishLost(f"{times}: {reason}"))
-            for publication in shipment.publications:
-                if publication.future.done():
-                    self._forget(publication)
+        is_blamed = isinstance(error.__cause__, Refused)
+        """On what was refused: the broker has not tried what came behind it."""
+        for batch in broker.take_batches():
+            if not batch.is_refused:
+                broker.lost_count += batch.message_count
+                if not is_blamed:
+                    self._count_loss(batch, error)
+            if batch.is_done and batch.number:
+                self._close(batch)
+                continue
+            if batch.number and not batch.is_split:
+                if not count:
+                    _trouble(batch).is_suspect = True
+                count += batch.message_count
+                self._retry(batch)
+                continue
+            broker.drop(batch)
+            for pending in batch.pendings:
+                if pending.future.done():
+                    self._forget(pending, was_sent=True)
                     continue
                 if not count:
-                    publication.trouble = publication.trouble or PublishTrouble()
-                    publication.trouble.is_suspect = True
-                count += len(publication.bodies)
-                (free if publication.order_key is None else ordered).append(publication)
-        self._waiting.extendleft(reversed(free))
-        ordered += lane.pinned
-        lane.clear()
-        self._order.move(ordered)
+                    pending.trouble = pending.trouble or Trouble()
+                    pending.trouble.is_suspect = True
+                count += len(pending.bodies)
+                (free if pending.order_key is None else ordered).append(pending)
+        for pending in reversed(free):
+            (self._waiting if pending.fields is None else self._sends).appendleft(pending)
+        self._order.leave(broker, ordered)
         self.retried_count += count
         return count
 
-    def _is_hopeless(self, trouble: PublishTrouble) -> bool:
-        """Whether it has failed once more than it may."""
-        return self._retries is not None and trouble.failures > self._retries
+    def _count_loss(self, batch: Batch, error: ConnectionLost) -> None:
+        """Fail what was sent in vain as often as it may be."""
+        for pending in batch.pendings:
+            trouble = pending.failed()
+            if self._is_over(pending, trouble):
+                lost = PublishLost(f"sent {trouble.failures} times, and not answered: {error}")
+                if batch.stored is not None:
+                    batch.succeed(batch.stored)
+                else:
+                    pending.fail(lost)
 
-    def _forget(self, publication: PendingPublish) -> None:
-        """This has its answer without having been stored."""
-        self.pending_messages -= len(publication.bodies)
-        self.pending_bytes -= publication.size_bytes
-        self._order.settle(publication)
+    def _is_hopeless(self, batch: Batch, refusal: Refused | None = None) -> bool:
+        """Count that a SEND was sent in vain; returns whether it may not be sent again."""
+        troubles = [pending.failed(refusal) for pending in batch.pendings]
+        return self._is_over(batch.pendings[0], troubles[0])
+
+    def _is_over(self, pending: PendingMessages, trouble: Trouble) -> bool:
+        """Whether this has failed once more than it may."""
+        fields = pending.fields
+        retries = self._retries if fields is None else fields.retries
+        return retries is not None and trouble.failures > retries
+
+    def _retry(self, batch: Batch, delay_s: float = 0.0) -> None:
+        """Send a SEND again, after the delay, where it was sent or at another broker."""
+        if self._tries_others and self._pass_on(batch):
+            return
+        batch.is_refused = False
+        batch.broker.retry(batch)
+        if delay_s:
+            batch.is_due = False
+            self.call_later(delay_s, lambda: self._become_due(batch))
+
+    def _become_due(self, batch: Batch) -> None:
+        batch.is_due = True
+        self.on_room()
+
+    def _pass_on(self, batch: Batch) -> bool:
+        """Send a SEND to another broker; False where there is none."""
+        others = [
+            broker
+            for broker in self.brokers
+            if broker is not batch.broker
+            and broker.is_up
+            and broker.takes_sends
+            and broker.has_number_for(batch.pendings[0])
+        ]
+        if not others:
+            return False
+        batch.is_refused = False
+        batch.move_to(min(others, key=lambda each: each.size_bytes))
+        batch.broker.retry(batch)
+        self.on_room()
+        return True
+
+    def _settle(self, batch: Batch) -> None:
+        """Remove the oldest batch of its broker, all of which has its answer."""
+        self._land(batch)
+        self._close(batch)
+        batch.broker.on_answer()
+        self._fill_room()
+
+    def _land(self, batch: Batch) -> None:
+        """Take the oldest batch of its broker out of flight."""
+        broker = batch.broker
+        oldest = broker.batches.popleft()
+        assert oldest is batch
+        broker.message_count -= batch.message_count
+        broker.size_bytes -= batch.size_bytes
+        if broker.is_held and not broker.batches:
+            broker.is_held = False
+
+    def _close(self, batch: Batch) -> None:
+        """Forget a batch, all of which has its answer and which is not in flight any more."""
+        self.pending_messages -= batch.message_count
+        self.pending_bytes -= batch.size_bytes
+        if batch.number:
+            batch.broker.drop(batch)
+            self._unanswered_sends -= len(batch.pendings)
+        if self._pins:
+            for pending in batch.pendings:
+                self._order.settle(pending, was_sent=True)
+
+    def _fill_room(self) -> None:
+        if (
+            self._waiting
+            or self._sends
+            or (
+                (self._pins or self._unanswered_sends)
+                and any(each.pinned or each.retries for each in self.brokers)
+            )
+        ):
+            self.on_room()
+
+    def _forget(self, pending: PendingMessages, *, was_sent: bool = False) -> None:
+        """Forget what has its answer without having been stored."""
+        self.pending_messages -= len(pending.bodies)
+        self.pending_bytes -= pending.size_bytes
+        if pending.fields is not None:
+            self._unanswered_sends -= 1
+        self._order.settle(pending, was_sent=was_sent)
+
+
+def not_supported(*names: str) -> NotSupported:
+    """Make the error of what only Martlet brokers take, where there are these."""
+    return NotSupported(
+        f"{', '.join(names)}: no Martlet broker, and only those take messages with properties or"
+        " tell where they are stored: publish() without them works"
+    )
+
+
+def _trouble(batch: Batch) -> Trouble:
+    """The trouble of a SEND, which is that of all its messages."""
+    first = batch.pendings[0]
+    first.trouble = first.trouble or Trouble()
+    return first.trouble

@@ -25,10 +25,10 @@ CLOSE_S = 2.0
 
 
 class BrokerLink:
-    """Keeps a broker connected, and sends it what its lane is given.
+    """Keeps a broker connected, and sends it what its queue is given.
 
     Attributes:
-        lane: what is in flight there.
+        queue: what is in flight there.
         connection: while it stands.
         on_up: called when it stands.
         on_down: called when it is lost, after what was in flight was put back.
@@ -38,19 +38,19 @@ class BrokerLink:
     """
 
     def __init__(
-        self, outbox: Accumulator, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
+        self, accumulator: Accumulator, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
     ) -> None:
-        self.lane: InFlightQueue = outbox.add_lane(name)
+        self.queue: InFlightQueue = accumulator.add_broker(name)
         self.connection: Connection | None = None
         self.on_up: Callable[[BrokerLink], None] = lambda _link: None
         self.on_down: Callable[[BrokerLink], None] = lambda _link: None
         self.refusal: ConnectRefused | None = None
         self.on_refused: Callable[[BrokerLink], None] = lambda _link: None
         self.health_when_down = Health.CONNECTING
-        self._outbox = outbox
+        self._accumulator = accumulator
         self._dialer = dialer
         self._dialer.on_failure = self._failed
-        self.lane.on_answer = self._dialer.succeeded
+        self.queue.on_answer = self._dialer.succeeded
         dialer.on_connected, dialer.on_lost = hooks.on_connected, hooks.on_lost
         self._on_retried = hooks.on_retried
         self._backoff = backoff
@@ -58,14 +58,20 @@ class BrokerLink:
         self._silent_looks = 0
 
     def __str__(self) -> str:
-        return self.lane.name
+        return self.queue.name
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the broker is connected, and reads what is written."""
+        connection = self.connection
+        return connection is not None and connection.is_alive and connection.can_write
 
     @property
     def health(self) -> Health:
         """How the broker does."""
         if self.connection is None:
             return self.health_when_down
-        return Health.SILENT if self.lane.is_slow else Health.CONNECTED
+        return Health.SILENT if self.queue.is_slow else Health.CONNECTED
 
     @property
     def last_error(self) -> Exception | None:
@@ -87,28 +93,30 @@ class BrokerLink:
             self.refusal = None
             self.connection = connection
             self._answers_seen, self._silent_looks = -1, 0
-            self._outbox.raise_lane(self.lane)
+            self._accumulator.connected(
+                self.queue, takes_sends=bool(connection.features.extensions)
+            )
             self.on_up(self)
             error = await connection.wait_lost()
             self.connection = None
-            lane = self.lane
-            was_held = lane.is_held
-            lane.is_slow = False
-            is_refusing = lane.refusals > 0 and len(self._outbox.lanes) > 1
+            queue = self.queue
+            was_held = queue.is_held
+            queue.is_slow = False
+            is_refusing = queue.refusals > 0 and len(self._accumulator.brokers) > 1
             self.health_when_down = Health.REFUSING if is_refusing else Health.FAILING
             self._dialer.lost(error)
-            count = self._outbox.put_back(lane, str(error))
+            count = self._accumulator.put_back(queue, error)
             if count:
                 logger.info(
                     "%s not answered and will be sent again",
                     counted(count, "message was", "messages were"),
                 )
                 if self._on_retried is not None:
-                    self._on_retried(lane.name, count)
+                    self._on_retried(queue.name, count)
             self.on_down(self)
             if is_refusing:
                 # Others are there; this one is asked again in a while.
-                await asyncio.sleep(self._backoff.delay_s(lane.refusals))
+                await asyncio.sleep(self._backoff.delay_s(queue.refusals))
             elif was_held:
                 # What was sent alone may do this each time.
                 self._dialer.failed(error)
@@ -119,15 +127,15 @@ class BrokerLink:
         After one look without an answer others are preferred; after two, if it may, the connection
         is cut, so that what is in flight goes to others.
         """
-        lane = self.lane
-        seen = lane.stored_count + lane.refused_count
-        if self.connection is None or not lane.in_flight or seen != self._answers_seen:
-            self._answers_seen = seen if lane.in_flight else -1
+        queue = self.queue
+        seen = queue.stored_count + queue.refused_count
+        if self.connection is None or not queue.batches or seen != self._answers_seen:
+            self._answers_seen = seen if queue.batches else -1
             self._silent_looks = 0
-            lane.is_slow = False
+            queue.is_slow = False
             return
         self._silent_looks += 1
-        lane.is_slow = True
+        queue.is_slow = True
         if self._silent_looks > 1 and may_cut:
             self.connection.abort(
                 ConnectionLost(f"{self}: the broker does not answer what is published")
@@ -138,15 +146,15 @@ class BrokerLink:
 
     def stats(self) -> BrokerStats:
         """How the broker does, in numbers."""
-        lane = self.lane
+        queue = self.queue
         return BrokerStats(
-            address=lane.name,
+            address=queue.name,
             health=self.health,
-            in_flight_messages=lane.message_count,
-            in_flight_bytes=lane.size_bytes,
-            stored=lane.stored_count,
-            refused=lane.refused_count,
-            lost=lane.lost_count,
+            in_flight_messages=queue.message_count,
+            in_flight_bytes=queue.size_bytes,
+            stored=queue.stored_count,
+            refused=queue.refused_count,
+            lost=queue.lost_count,
             last_error=None if self.last_error is None else str(self.last_error),
         )
 

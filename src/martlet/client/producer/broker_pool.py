@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from martlet.addresses import Address
-from martlet.client.errors import ConnectRefused
+from martlet.client.errors import ConnectionLost, ConnectRefused, ProducerFull
 from martlet.client.hooks import Hooks
-from martlet.client.producer.accumulator import Accumulator
+from martlet.client.producer.accumulator import Accumulator, not_supported
 from martlet.client.producer.broker_link import BrokerLink
-from martlet.client.producer.in_flight import InFlightQueue
+from martlet.client.producer.in_flight import InFlightQueue, send_command
+from martlet.client.producer.pending import PendingMessages
+from martlet.client.producer.routing import broker_of_key
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
@@ -24,9 +26,9 @@ REVIVAL_S = 1.0
 
 
 class BrokerPool:
-    """Keeps each broker connected, and sends what the outbox packs.
+    """Keeps each broker connected, and sends what the accumulator packs.
 
-    A broker that was found and is known to no lookup daemon any more is let go of once it is not
+    A broker that was found and is known to no lookup daemon any more is dropped once it is not
     connected.
 
     Attributes:
@@ -34,13 +36,12 @@ class BrokerPool:
         is_closed: whether all brokers are left, for good.
         refusal: what a broker said, while all that there are refuse this client for good.
         on_refused: called when that becomes so.
-        on_flush: called when what waits is sent.
         on_connected: called with each new connection to a broker.
     """
 
     def __init__(
         self,
-        outbox: Accumulator,
+        accumulator: Accumulator,
         addresses: Sequence[Address],
         identity: Identity,
         *,
@@ -54,10 +55,10 @@ class BrokerPool:
         self.attempted = asyncio.Event()
         self.refusal: ConnectRefused | None = None
         self.on_refused: Callable[[ConnectRefused], None] = lambda _refusal: None
-        self.on_flush: Callable[[], None] = lambda: None
         self.on_connected: Callable[[Connection], None] = lambda _connection: None
-        self._outbox = outbox
-        self._outbox.on_room = self.flush_soon
+        self._accumulator = accumulator
+        self._accumulator.on_room = self.flush_soon
+        self._accumulator.call_later = self._call_later
         self._given = list(addresses)
         self._identity = identity
         self._backoff = backoff
@@ -148,23 +149,43 @@ class BrokerPool:
 
     def _flush(self) -> None:
         self._is_flushing = False
-        self.on_flush()
-        lanes = []
-        for link in self._links.values():
-            connection = link.connection
-            if (
-                connection is not None
-                and not link.lane.is_held
-                and connection.is_alive
-                and connection.can_write
-            ):
-                lanes.append(link.lane)
-        if not lanes:
+        brokers = [
+            link.queue for link in self._links.values() if not link.queue.is_held and link.can_write
+        ]
+        if not brokers:
             return  # A new connection, or the next answer, flushes again.
-        for shipment in self._outbox.pack(lanes):
-            link = self._link_of[shipment.lane]
-            assert link.connection is not None
-            link.connection.send(shipment.command(), shipment)
+        now_s = self._loop.time()
+        for batch in self._accumulator.pack(brokers):
+            connection = self._link_of[batch.broker].connection
+            assert connection is not None
+            connection.send(batch.command(now_s), batch)
+
+    def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        self._loop.call_later(delay_s, function)
+
+    def send_oneway(self, pending: PendingMessages) -> None:
+        """Write a SEND to a broker that reads it now, and expect no answer.
+
+        Raises:
+            ConnectionLost, NotSupported: there is none.
+            ProducerFull: none reads as fast as that.
+        """
+        up = [link for link in self._links.values() if link.connection is not None]
+        able = [link for link in up if link.queue.takes_sends]
+        if not able:
+            if up:
+                raise not_supported(*map(str, up))
+            raise ConnectionLost(f"nothing was sent: {self.trouble}")
+        ready = [link.queue for link in able if link.can_write]
+        if pending.order_key is not None:
+            broker = broker_of_key([link.queue for link in able], pending.order_key)
+        else:
+            broker = self._accumulator.take_turn(ready)
+        if broker is None or broker not in ready:
+            raise ProducerFull("the broker does not read as fast as messages are sent to it")
+        connection = self._link_of[broker].connection
+        assert pending.fields is not None and connection is not None
+        connection.write(send_command([pending], pending.fields.to_json() | {"oneway": True}))
 
     # The brokers.
 
@@ -176,13 +197,13 @@ class BrokerPool:
             connect_timeout_s=self._connect_timeout_s,
             are_found=address not in self._given,
         )
-        link = BrokerLink(self._outbox, str(address), dialer, self._backoff, self._hooks)
+        link = BrokerLink(self._accumulator, str(address), dialer, self._backoff, self._hooks)
         link.on_up = self._on_up
         link.on_down = self._on_down
         link.on_refused = self._on_refused
         self._links[address] = link
         self.refusal = None
-        self._link_of[link.lane] = link
+        self._link_of[link.queue] = link
         self._keepers[link] = asyncio.create_task(link.keep(), name=f"martlet producer {address}")
         self._has_changed()
 
@@ -211,8 +232,8 @@ class BrokerPool:
         """A broker that is not connected is not known any more: do not try it again."""
         logger.info("the broker at %s has gone", address)
         link = self._links.pop(address)
-        del self._link_of[link.lane]
-        self._outbox.remove_lane(link.lane)
+        del self._link_of[link.queue]
+        self._accumulator.remove_broker(link.queue)
         self._keepers.pop(link).cancel()
         self.flush_soon()
 
@@ -222,6 +243,7 @@ class BrokerPool:
         self.flush_soon()
         self._has_changed()
         if link.connection is not None:
+            link.connection.on_writable = self.flush_soon
             self.on_connected(link.connection)
 
     def _on_down(self, _link: BrokerLink) -> None:
@@ -255,7 +277,7 @@ class BrokerPool:
 
     def _look_at_all(self) -> None:
         """See which brokers have answered since the last look."""
-        answering = [each for each in self.links if each.connection and not each.lane.is_slow]
+        answering = [each for each in self.links if each.connection and not each.queue.is_slow]
         for link in self.links:
             link.look(may_cut=any(each is not link for each in answering))
         self._look_later()

@@ -1,13 +1,15 @@
-"""When what is published is given up."""
+"""The deadlines of what is published."""
 
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 from martlet.client.errors import PublishTimeout
 from martlet.client.producer.accumulator import Accumulator
 from martlet.client.producer.broker_pool import BrokerPool
-from martlet.client.producer.publication import PendingPublish
+from martlet.client.producer.in_flight import Batch
+from martlet.client.producer.pending import PendingMessages
 
 
 class Expiry:
@@ -15,50 +17,59 @@ class Expiry:
 
     Attributes:
         count: messages given up.
-        timer: goes off at the earliest deadline; None while nothing has one.
+        next_s: when the timer goes off: not after the earliest deadline.
     """
 
-    def __init__(self, outbox: Accumulator, pool: BrokerPool, timeout_s: float) -> None:
+    def __init__(self, accumulator: Accumulator, pool: BrokerPool, timeout_s: float) -> None:
         self.count = 0
-        self._outbox = outbox
+        self.next_s = inf
+        self._accumulator = accumulator
         self._pool = pool
         self._timeout_s = timeout_s
-        self.timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, loop: asyncio.AbstractEventLoop, deadline_s: float) -> None:
-        """Watch, now that something has this deadline; what comes later has none before it."""
-        self.timer = loop.call_at(deadline_s, self._expire, loop)
+    def set_timer(self, loop: asyncio.AbstractEventLoop, deadline_s: float) -> None:
+        """Look at this time, which is before the next look."""
+        self.close()
+        self.next_s = deadline_s
+        self._timer = loop.call_at(deadline_s, self._expire, loop)
 
     def close(self) -> None:
         """Give up nothing more."""
-        if self.timer is not None:
-            self.timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up what is too late, and look again when the next will be."""
+        """Give up what is too late, and set the timer for the next."""
         now_s = loop.time()
-        next_s: float | None = None
-        for lane in self._outbox.lanes:
-            for shipment in lane.in_flight:
-                for publication in shipment.publications:
-                    if publication.deadline_s <= now_s:
-                        self._give_up(publication, f"{lane.name} did not answer")
-                    elif next_s is None or publication.deadline_s < next_s:
-                        next_s = publication.deadline_s
+        next_s = inf
+        for batch in self._accumulator.batches():
+            for pending in batch.pendings:
+                if pending.deadline_s <= now_s:
+                    reason = f"{batch.broker.name} did not answer in time"
+                    self._give_up(pending, reason, batch)
+                else:
+                    next_s = min(next_s, pending.deadline_s)
         trouble = self._pool.trouble
-        for publication in self._outbox.waiting():
-            if publication.deadline_s <= now_s:
-                self._give_up(publication, trouble)
-            elif next_s is None or publication.deadline_s < next_s:
-                next_s = publication.deadline_s
-        self._outbox.forget_settled()
-        self.timer = None if next_s is None else loop.call_at(next_s, self._expire, loop)
+        for pending in self._accumulator.waiting():
+            if pending.deadline_s <= now_s:
+                self._give_up(pending, trouble)
+            else:
+                next_s = min(next_s, pending.deadline_s)
+        self._accumulator.forget_settled()
+        self.next_s = inf
+        if next_s < inf:
+            self.set_timer(loop, next_s)
 
-    def _give_up(self, publication: PendingPublish, reason: str) -> None:
-        if publication.future.done():
+    def _give_up(self, pending: PendingMessages, reason: str, batch: Batch | None = None) -> None:
+        if pending.future.done():
             return
-        self.count += len(publication.bodies)
-        trouble = publication.trouble
+        if batch is not None and batch.stored is not None:
+            batch.succeed(batch.stored)
+            return
+        self.count += len(pending.bodies)
+        trouble = pending.trouble
         if trouble is not None and trouble.refusal is not None:
             reason += f"; refused {trouble.refusals} times, at last with {trouble.refusal}"
-        publication.fail(PublishTimeout(f"not published in {self._timeout_s:g} s: {reason}"))
+        timeout_s = self._timeout_s if pending.extras is None else pending.extras.timeout_s
+        pending.fail(PublishTimeout(f"not published in {timeout_s:g} s: {reason}"))

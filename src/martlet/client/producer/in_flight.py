@@ -1,38 +1,255 @@
-"""The way to one broker: what is in flight on it, and what may go nowhere else."""
+"""Batches in flight to one broker.
+
+::
+
+    pending -> batch, which is sent -> answered: done
+                 ^                        |
+                 +---- sent again --------+  the connection was lost, or the broker could not store
+
+A batch is one command: a PUB, MPUB or DPUB, which any broker takes, or a SEND.  A SEND has a number
+at its broker and is never changed, so that the broker recognises it when it is sent again there and
+stores it exactly once.  The others are taken apart when they were sent in vain, and may be stored
+twice.
+
+A broker remembers the last 64 numbers of a producer.  So no SEND gets a number while one that is 64
+or more before it has no answer.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
+from typing import Any, Protocol
 
+from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.publication import PendingPublish, PublishBatch
+from martlet.client.producer.pending import PendingMessages
+from martlet.client.producer.result import SendResult
+from martlet.properties.block import pack_block
+from martlet.properties.model import PRODUCER_BYTES
+from martlet.protocol.nsq import commands
+from martlet.put_status import PutStatus
+
+MAX_UNANSWERED = 64
+_OK = b"OK"
+_STORED = frozenset(PutStatus)
+
+
+class BatchOwner(Protocol):
+    """What decides how a batch goes on, once its broker has answered."""
+
+    def stored(self, batch: Batch, result: SendResult | None) -> None:
+        """The broker has stored it, if perhaps not as safely as was wanted."""
+
+    def declined(self, batch: Batch, error: Refused) -> None:
+        """The broker has not stored it; the connection stays."""
+
+    def refused(self, batch: Batch, error: Refused) -> None:
+        """The broker has not stored it, and hangs up."""
+
+    def lost_track(self, batch: Batch, error: PublishUnclear) -> None:
+        """The broker's answer cannot be understood."""
+
+
+class Batch:
+    """Messages of one topic that go to a broker as one command, and get its one answer.
+
+    Attributes:
+        broker: where they go.
+        pendings: the messages.
+        message_count, size_bytes: of all of them.
+        number: that of a SEND at its broker; 0 for other commands.
+        is_refused: whether the broker has said that it did not store it.
+        is_split: whether it is to be sent again as one command for each of its pending messages.
+        is_due: whether a SEND that is to be sent again has waited long enough.
+        stored: what another broker has answered that stored it less safely than was wanted.
+    """
+
+    __slots__ = (
+        "_first_sent_s",
+        "_owner",
+        "broker",
+        "is_due",
+        "is_refused",
+        "is_split",
+        "message_count",
+        "number",
+        "pendings",
+        "size_bytes",
+        "stored",
+    )
+
+    def __init__(self, owner: BatchOwner, broker: InFlightQueue, pending: PendingMessages) -> None:
+        self._owner = owner
+        self._first_sent_s: float | None = None
+        self.broker = broker
+        self.pendings = [pending]
+        self.message_count = len(pending.bodies)
+        self.size_bytes = pending.size_bytes
+        self.number = 0
+        self.is_refused = False
+        self.is_split = False
+        self.is_due = True
+        self.stored: SendResult | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing waits for its answer."""
+        return all(each.future.done() for each in self.pendings)
+
+    def move_to(self, broker: InFlightQueue) -> None:
+        """Become a SEND of another broker, where it has another number."""
+        self.broker.drop(self)
+        self.broker = broker
+        self._first_sent_s = None
+        broker.assign_number(self)
+
+    def command(self, now_s: float) -> bytes:
+        """Encode the command, to be sent now."""
+        pendings = self.pendings
+        first = pendings[0]
+        if first.extras is not None and (fields := first.extras.fields) is not None:
+            return send_command(pendings, fields.to_json() | self._sequence_fields(now_s))
+        if len(pendings) == 1:
+            if first.extras is not None and first.extras.defer_ms is not None:
+                defer_ms = first.extras.defer_ms
+                return commands.publish_deferred(first.topic, first.bodies[0], defer_ms)
+            if len(first.bodies) == 1:
+                return commands.publish(first.topic, first.bodies[0])
+            return commands.publish_many(first.topic, first.bodies)
+        bodies = list(chain.from_iterable([each.bodies for each in pendings]))
+        return commands.publish_many(first.topic, bodies)
+
+    def _sequence_fields(self, now_s: float) -> dict[str, Any]:
+        """By what the broker recognises a SEND that it gets again."""
+        if not self.broker.producer:
+            return {}
+        fields: dict[str, Any] = {
+            "producer": self.broker.producer.hex(),
+            "sequence": self.number,
+        }
+        if self._first_sent_s is None:
+            self._first_sent_s = now_s
+        else:
+            fields["age_ms"] = int((now_s - self._first_sent_s) * 1000) + 1
+        return fields
+
+    def succeed(self, first: SendResult | None) -> None:
+        """Set the results, of which this is the first message's."""
+        if first is None:
+            for pending in self.pendings:
+                if not pending.future.done():
+                    pending.future.set_result(None)
+            return
+        start = 0
+        for pending in self.pendings:
+            if not pending.future.done():
+                pending.future.set_result(first.behind(start))
+            start += len(pending.bodies)
+
+    def fail(self, error: Exception) -> None:
+        """Set the error, unless another broker has stored the messages."""
+        if self.stored is not None:
+            self.succeed(self.stored)
+            return
+        for pending in self.pendings:
+            pending.fail(error)
+
+    # What the connection calls.
+
+    def answered(self, data: bytes) -> None:
+        """The broker has answered.
+
+        Raises:
+            PublishUnclear: the answer cannot be understood; nor can any behind it.
+        """
+        if data == _OK and not self.number:
+            self._owner.stored(self, None)
+            return
+        try:
+            if not self.number:
+                raise ValueError("it is not OK")
+            fields: dict[str, Any] = json.loads(data)
+            status = fields["status"]
+            result = _result(fields, self.broker.name) if status in _STORED else None
+        except (ValueError, LookupError, TypeError, RecursionError):
+            what = "a send with {!r}" if self.number else "a publish with {!r} instead of OK"
+            text = f"{self.broker.name} answered {what.format(data[:80])}"
+            error = PublishUnclear(text)
+            self._owner.lost_track(self, error)
+            raise error from None
+        if result is not None:
+            self._owner.stored(self, result)
+        else:
+            self._owner.declined(self, Refused(str(status), str(fields.get("text", ""))))
+
+    def refused(self, error: Refused) -> None:
+        """The broker has not stored it, and hangs up."""
+        self._owner.refused(self, error)
+
+    def lost(self, error: ConnectionLost) -> None:
+        """No answer will come: `Accumulator.put_back` sends it again."""
+
+
+def send_command(pendings: list[PendingMessages], fields: dict[str, Any]) -> bytes:
+    """Encode a SEND of messages that have their extras."""
+    topic = pendings[0].topic
+    if len(pendings) == 1 and (extras := pendings[0].extras) is not None:
+        return commands.send(topic, pendings[0].bodies, fields, pack_block(extras.entries))
+    bodies = list(chain.from_iterable([each.bodies for each in pendings]))
+    entries: list[tuple[int, bytes]] = []
+    start = 0
+    for each in pendings:
+        if each.extras is not None:
+            entries += [(start + number, entry) for number, entry in each.extras.entries]
+        start += len(each.bodies)
+    return commands.send(topic, bodies, fields, pack_block(entries))
+
+
+def _result(fields: dict[str, Any], broker: str) -> SendResult:
+    """Read the answer to a SEND that was stored. Raises ValueError, LookupError and TypeError."""
+    offset, id = fields["offset"], fields["id"]
+    return SendResult(
+        PutStatus(fields["status"]),
+        int(fields["queue"]),
+        None if offset is None else int(offset),
+        None if id is None else str(id).encode(),
+        broker,
+        bool(fields.get("duplicate")),
+    )
 
 
 class InFlightQueue:
-    """What is sent to one broker and not answered, in order, and what waits for this broker.
+    """One broker, as the accumulator sees it: what is in flight there, and what waits for it.
 
     Attributes:
-        name: the broker's address; it decides which keys are at home here.
-        in_flight: the shipments, the oldest first; they are answered in this order.
-        message_count: the messages in flight.
-        size_bytes: their bytes.
-        pinned: publications with an order key that wait to be sent here and nowhere else.
+        name: the broker's address; it decides which order keys belong here.
+        producer: the id of this producer at this broker, as two addresses may lead to one broker;
+            empty where SENDs are not to be recognised.
+        batches: sent and not answered, the oldest first; they are answered in this order.
+        message_count, size_bytes: of those.
+        retries: SENDs that have a number and are to be sent again, by their numbers.
+        pinned: messages with an order key that wait to be sent here and nowhere else.
         is_up: whether the broker is connected.
+        takes_sends: whether it is a Martlet broker, as far as is known.
         is_held: whether nothing may be sent until what is in flight is answered.
-        is_on_trial: whether the next shipment is to go alone, as the broker refused the last.
+        is_on_trial: whether the next batch is to go alone, as the broker refused the last.
         is_slow: whether others are to be preferred, as this one has not answered for long.
         turn: when it was chosen last, in choices.
         stored_count: messages that the broker has stored.
         refused_count: messages that it has refused.
         lost_count: messages that were in flight when the connection was lost.
-        refusals: shipments that it has refused since it last stored one.
+        refusals: batches that it has refused since it last stored one.
         on_answer: called when the broker has answered.
     """
 
     __slots__ = (
         "_limits",
-        "in_flight",
+        "_numbered",
+        "batches",
         "is_held",
         "is_on_trial",
         "is_slow",
@@ -42,21 +259,32 @@ class InFlightQueue:
         "name",
         "on_answer",
         "pinned",
+        "producer",
         "refusals",
         "refused_count",
+        "retries",
+        "sequence",
         "size_bytes",
         "stored_count",
+        "takes_sends",
         "turn",
     )
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, *, is_idempotent: bool = True) -> None:
         self.name = name
+        self.producer = os.urandom(PRODUCER_BYTES) if is_idempotent else b""
         self._limits = limits
-        self.in_flight: deque[PublishBatch] = deque()
+        self.batches: deque[Batch] = deque()
         self.message_count = 0
         self.size_bytes = 0
-        self.pinned: deque[PendingPublish] = deque()
+        self.retries: deque[Batch] = deque()
+        self.sequence = 0
+        """The last number that a SEND was given."""
+        self._numbered: dict[int, Batch] = {}
+        """The SENDs that have no answer, by their numbers."""
+        self.pinned: deque[PendingMessages] = deque()
         self.is_up = False
+        self.takes_sends = False
         self.is_held = False
         self.is_on_trial = False
         self.is_slow = False
@@ -67,19 +295,49 @@ class InFlightQueue:
         self.refusals = 0
         self.on_answer: Callable[[], None] = lambda: None
 
-    def has_room(self, publication: PendingPublish) -> bool:
+    def has_room(self, pending: PendingMessages) -> bool:
         """Whether this may be sent now; with nothing in flight, everything may."""
         size_bytes = self.size_bytes
         limits = self._limits
         return not size_bytes or (
-            size_bytes + publication.size_bytes <= limits.max_in_flight_bytes
-            and self.message_count + len(publication.bodies) <= limits.max_in_flight_messages
+            size_bytes + pending.size_bytes <= limits.max_in_flight_bytes
+            and self.message_count + len(pending.bodies) <= limits.max_in_flight_messages
         )
 
-    def clear(self) -> None:
-        """Nothing is in flight any more, and nothing waits for this broker."""
-        self.in_flight.clear()
-        self.pinned.clear()
+    def may_begin(self, pending: PendingMessages) -> bool:
+        """Whether a batch may begin with this now."""
+        return (pending.extras is None or self.has_number_for(pending)) and self.has_room(pending)
+
+    def has_number_for(self, pending: PendingMessages) -> bool:
+        """Whether this needs no number, or may have one now."""
+        if pending.fields is None:
+            return True
+        oldest = next(iter(self._numbered), self.sequence + 1)
+        return not self.retries and self.sequence + 1 - oldest < MAX_UNANSWERED
+
+    def assign_number(self, batch: Batch) -> None:
+        """Give a SEND the next number."""
+        self.sequence += 1
+        batch.number = self.sequence
+        self._numbered[self.sequence] = batch
+
+    def retry(self, batch: Batch) -> None:
+        """Send a SEND again, in its place among the others."""
+        index = next(
+            (at for at, each in enumerate(self.retries) if each.number > batch.number),
+            len(self.retries),
+        )
+        self.retries.insert(index, batch)
+
+    def drop(self, batch: Batch) -> None:
+        """Release the number of a SEND that has its answer, or is given up here."""
+        self._numbered.pop(batch.number, None)
+
+    def take_batches(self) -> list[Batch]:
+        """Remove all that is in flight, as the connection is gone."""
+        batches = list(self.batches)
+        self.batches.clear()
         self.message_count = 0
         self.size_bytes = 0
         self.is_held = False
+        return batches

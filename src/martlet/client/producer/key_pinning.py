@@ -1,28 +1,44 @@
-"""Order over several brokers: each key is pinned to one lane while anything of it is unanswered.
+"""Order over several brokers: each key is pinned to one broker while anything of it is unanswered.
 
 So the messages of a key are in flight at one broker only, where they stay in order; and when its
 connection is lost all of them, sent or not, move together.  A key of which nothing is unanswered is
-forgotten, and is at home again where its hash says (see `martlet.client.producer.routing`).
+forgotten, and belongs to the broker of its hash again (see `martlet.client.producer.routing`).
+
+Of a key with a SEND in flight, nothing else is: a SEND that a broker declines comes again, and
+those behind it would have overtaken it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from martlet.client.producer.in_flight import InFlightQueue
-from martlet.client.producer.publication import OrderKey, PendingPublish
-from martlet.client.producer.routing import home
+from martlet.client.producer.in_flight import Batch, InFlightQueue
+from martlet.client.producer.pending import OrderKey, PendingMessages
+from martlet.client.producer.routing import broker_of_key
 
 
 class _Pin:
-    """The lane to which a key is pinned, and how many of its publications are unanswered."""
+    """Where a key is pinned.
 
-    __slots__ = ("count", "lane")
+    Attributes:
+        broker: None while none is connected.
+        needs_sends: whether it has to be a Martlet broker.
+        count: how many of its pending messages are unanswered.
+        in_flight: how many of these are sent.
+        send: the SEND in flight.
+        held: what waits until nothing of the key is in flight.
+    """
 
-    def __init__(self, lane: InFlightQueue | None) -> None:
-        self.lane = lane
+    __slots__ = ("broker", "count", "held", "in_flight", "needs_sends", "send")
+
+    def __init__(self) -> None:
+        self.broker: InFlightQueue | None = None
+        self.needs_sends = False
         self.count = 0
+        self.in_flight = 0
+        self.send: Batch | None = None
+        self.held: deque[PendingMessages] = deque()
 
 
 class KeyPinning:
@@ -30,47 +46,115 @@ class KeyPinning:
 
     Attributes:
         pins: where each key is pinned.
-        homeless: what waits while no broker is connected.
+        unassigned: what waits while no broker is connected.
     """
 
-    def __init__(self, lanes: Sequence[InFlightQueue]) -> None:
-        self.homeless: deque[PendingPublish] = deque()
-        self._lanes = lanes
+    def __init__(self, brokers: Sequence[InFlightQueue]) -> None:
+        self.unassigned: deque[PendingMessages] = deque()
+        self._brokers = brokers
         self.pins: dict[OrderKey, _Pin] = {}
 
-    def add(self, publication: PendingPublish, key: OrderKey) -> None:
-        """Have this wait behind what there is of its key."""
+    def queues(self) -> Iterator[deque[PendingMessages]]:
+        """What waits, but for what is pinned to a broker."""
+        yield self.unassigned
+        for pin in self.pins.values():
+            if pin.held:
+                yield pin.held
+
+    def add(self, pending: PendingMessages, key: OrderKey) -> None:
+        """Put this behind what there is of its key."""
         pin = self.pins.get(key)
         if pin is None:
-            pin = self.pins[key] = _Pin(home(self._lanes, key))
+            pin = self.pins[key] = _Pin()
+        if pending.extras is not None and pending.extras.fields is not None:
+            pin.needs_sends = True
         pin.count += 1
-        self._queue(pin.lane).append(publication)
+        self._queue(key, pin).append(pending)
 
-    def settle(self, publication: PendingPublish) -> None:
+    def holds(self, pending: PendingMessages, key: OrderKey, batch: Batch | None) -> bool:
+        """Whether this has to wait for others of its key; then it is kept here until it may go.
+
+        Args:
+            pending: the first that waits at its broker.
+            key: its order key.
+            batch: what it may join, if there is one.
+        """
+        pin = self.pins[key]
+        if not pin.held:
+            if not pin.in_flight:
+                return False
+            if pending.fields is None:
+                if pin.send is None:
+                    return False
+            elif batch is not None and pin.send is batch:
+                return False
+        pin.held.append(pending)
+        return True
+
+    def sent(self, key: OrderKey, batch: Batch) -> None:
+        """One more of the key is in flight."""
+        pin = self.pins[key]
+        pin.in_flight += 1
+        if batch.number:
+            pin.send = batch
+
+    def settle(self, pending: PendingMessages, *, was_sent: bool) -> None:
         """This has its answer."""
-        key = publication.order_key
+        key = pending.order_key
         if key is None:
             return
         pin = self.pins[key]
         pin.count -= 1
+        pin.in_flight -= was_sent
         if not pin.count:
             del self.pins[key]
+        elif not pin.in_flight:
+            pin.send = None
+            if pin.held:
+                self._queue(key, pin).extendleft(reversed(pin.held))
+                pin.held.clear()
 
-    def move(self, publications: Iterable[PendingPublish]) -> None:
-        """Give these, which are all there is of their keys, other lanes, in this order."""
-        homes: dict[OrderKey, InFlightQueue | None] = {}
-        for publication in publications:
-            key = publication.order_key
+    def leave(self, broker: InFlightQueue, unsent: Iterable[PendingMessages]) -> None:
+        """Pin the keys of a broker elsewhere, as its connection is gone.
+
+        Args:
+            broker: where they were pinned.
+            unsent: what was in flight there and is to be sent again, in order.
+        """
+        waiting = list(unsent)
+        held: list[PendingMessages] = []
+        for pending in waiting:
+            assert pending.order_key is not None
+            pin = self.pins[pending.order_key]
+            pin.in_flight -= 1
+            if not pin.in_flight:
+                pin.send = None
+                held += pin.held
+                pin.held.clear()
+        waiting += held
+        waiting += broker.pinned
+        broker.pinned.clear()
+        for pin in self.pins.values():
+            if pin.broker is broker:
+                pin.broker = None
+        self._place(waiting)
+
+    def assign(self) -> None:
+        """Pin what had no broker, now that there is one."""
+        waiting = list(self.unassigned)
+        self.unassigned.clear()
+        self._place(waiting)
+
+    def _place(self, waiting: Iterable[PendingMessages]) -> None:
+        for pending in waiting:
+            key = pending.order_key
             assert key is not None
-            if key not in homes:
-                homes[key] = self.pins[key].lane = home(self._lanes, key)
-            self._queue(homes[key]).append(publication)
+            self._queue(key, self.pins[key]).append(pending)
 
-    def house(self) -> None:
-        """A broker is connected: what had no lane gets one."""
-        homeless = list(self.homeless)
-        self.homeless.clear()
-        self.move(homeless)
-
-    def _queue(self, lane: InFlightQueue | None) -> deque[PendingPublish]:
-        return self.homeless if lane is None else lane.pinned
+    def _queue(self, key: OrderKey, pin: _Pin) -> deque[PendingMessages]:
+        if pin.broker is None:
+            brokers = self._brokers
+            if pin.needs_sends:
+                brokers = [each for each in brokers if each.takes_sends] or brokers
+            pin.broker = broker_of_key(brokers, key)
+        return self.unassigned if pin.broker is None else pin.broker.pinned

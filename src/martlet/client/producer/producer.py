@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterable, Mapping
+import concurrent.futures
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Unpack, cast
 
 from martlet.client.addresses import Addresses, parse_addresses
 from martlet.client.errors import (
+    ClientError,
     Closed,
     ConnectFailed,
     ConnectRefused,
@@ -19,15 +21,24 @@ from martlet.client.errors import (
 from martlet.client.hooks import NO_HOOKS, Hooks, Publishing
 from martlet.client.names import check_name
 from martlet.client.producer.accumulator import Accumulator
-from martlet.client.producer.body import Body, check_body
 from martlet.client.producer.broker_pool import BrokerPool
-from martlet.client.producer.bulk import publish_bodies
 from martlet.client.producer.expiry import Expiry
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.message import SendOptions, SharedProperties
-from martlet.client.producer.publication import OrderKey, PendingPublish
-from martlet.client.producer.send_modes import SendModes
-from martlet.client.producer.sender import Sender
+from martlet.client.producer.message import (
+    Sendable,
+    are_bare,
+    bodies_bytes,
+    check_all,
+    check_body,
+    check_message,
+    checked,
+    cut,
+    prepare,
+    size_of,
+)
+from martlet.client.producer.options import SendKeywords, SendOptions
+from martlet.client.producer.pending import Extras, OrderKey, PendingMessages
+from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.transactions.check_back import Check
 from martlet.client.transactions.producer_methods import ProducerTransactions
@@ -36,7 +47,21 @@ from martlet.client.transport.identity import Compression, Identity, TlsChoice
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
-class Producer(SendModes, ProducerTransactions):
+class _Mode(NamedTuple):
+    """A way to publish.
+
+    Attributes:
+        is_send: whether a result is wanted, which only a SEND has.
+        timeout_s: how long it may take.
+        retries: how often messages are sent again; None for no limit.
+    """
+
+    is_send: bool
+    timeout_s: float
+    retries: int | None
+
+
+class Producer(ProducerTransactions):
     """Publishes messages to a broker, or to several, each message to one of them.
 
     ::
@@ -53,6 +78,13 @@ class Producer(SendModes, ProducerTransactions):
     At one broker, messages of a topic are stored in the order in which they were published.  Over
     several, those are that have one ``order_key`` (or one topic, with ``ordered=True``): they go to
     one broker as long as it is there, and to another all together.
+
+    ``publish`` and ``send`` take the same messages and options (see `SendOptions`).  ``send``
+    returns where a message is stored, and stores it exactly once though it is sent again, unless
+    the producer has ``idempotent=False`` or the message was sent to another broker too; so it needs
+    a Martlet broker.  ``publish`` needs one for what NSQ's commands cannot carry, which is stored
+    in the same way as by ``send``.  ``publish`` is tried again as ``timeout_s`` and ``retries``
+    say, ``send`` as ``send_timeout_s`` and ``send_retries``.
     """
 
     def __init__(
@@ -125,13 +157,21 @@ class Producer(SendModes, ProducerTransactions):
         if lookup is not None:
             lookup = [lookup] if isinstance(lookup, str) else list(lookup)
         self._limits = limits or Limits()
+        self._max_bytes = self._limits.max_message_bytes
         self._timeout_s = timeout_s
+        self._publishing = _Mode(False, timeout_s, retries)
+        self._sending = _Mode(True, send_timeout_s, send_retries)
         self._ordered = ordered
         hooks = hooks.guarded() if hooks is not None else NO_HOOKS
         self._hooks = hooks if hooks.has_publishing else None
-        self._outbox = Accumulator(self._limits, retries=retries)
+        self._accumulator = Accumulator(
+            self._limits,
+            retries=retries,
+            is_idempotent=idempotent,
+            tries_others=retry_another_broker,
+        )
         self._pool = BrokerPool(
-            self._outbox,
+            self._accumulator,
             parse_addresses(addresses) if addresses is not None else [],
             (identity or Identity()).secured(tls, compression, auth_secret),
             lookup=lookup,
@@ -141,18 +181,8 @@ class Producer(SendModes, ProducerTransactions):
             answer_timeout_s=answer_timeout_s,
             hooks=hooks,
         )
-        self._retries = retries
-        self._send_timeout_s = send_timeout_s
-        self._send_retries = send_retries
-        self._sender = Sender(
-            self._pool,
-            self._limits,
-            is_idempotent=idempotent,
-            tries_others=retry_another_broker,
-        )
-        self._pool.on_flush = self._sender.flush
         self._be_of(group, check)
-        self._expiry = Expiry(self._outbox, self._pool, timeout_s)
+        self._expiry = Expiry(self._accumulator, self._pool, timeout_s)
         self._pool.on_refused = self._on_refused
         self._loop: asyncio.AbstractEventLoop
         self._is_open = False
@@ -201,31 +231,19 @@ class Producer(SendModes, ProducerTransactions):
     ) -> None:
         await self.close()
 
-    async def publish(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        defer_ms: int | None = None,
-        order_key: str | bytes | None = None,
-        tag: str = "",
-        keys: Iterable[str] | str = (),
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    async def publish(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> None:
         """Publish a message, and return once the broker has stored it.
 
         Args:
             topic: the topic's name; the broker creates it if there is none.
-            body: the message; not empty.
-            defer_ms: deliver it so many milliseconds later.
-            order_key: messages of the topic with this key are stored in the order in which they
-                were published, at one broker.
-            tag, keys, headers: as of ``send``; these need a Martlet broker.
+            message: the body; or an `Outgoing`, or anything else with a body and properties, such
+                as a message that was received.
+            options: those of `SendOptions`.
 
         Raises:
-            NotSupported: it has properties, and the broker is no Martlet broker.
-            InvalidName: no topic may be called that.
-            BadBody: the body is empty or too big.
+            NotSupported: it needs a Martlet broker, and there is none.
+            InvalidName, BadBody: no topic may be called that, no message be that.
+            BadProperties: nor have such properties.
             PublishRefused: the broker answered an error; the message is not stored.  If the error
                 is one of that broker, such as a full disk, all others have been asked too.
             PublishTimeout: no answer within the timeout; it may be stored.
@@ -234,27 +252,10 @@ class Producer(SendModes, ProducerTransactions):
             PublishUnclear: the answer was neither OK nor an error; it may be stored.
             Closed: the producer has been closed.
         """
-        if tag or keys or headers:
-            key = order_key.decode() if isinstance(order_key, bytes) else order_key or ""
-            defer_until = 0 if defer_ms is None else round(time.time() * 1000) + defer_ms
-            options = SendOptions(defer_until, True, key, None, self._retries)
-            await self._start(
-                topic,
-                (body,),
-                SharedProperties.of(tag, keys, headers, key),
-                options,
-                self._timeout_s,
-            )
-            return
-        await self._publish(topic, body, defer_ms, order_key)
+        await self._publish(topic, message, options)
 
     def submit(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        defer_ms: int | None = None,
-        order_key: str | bytes | None = None,
+        self, topic: str, message: Sendable, **options: Unpack[SendKeywords]
     ) -> asyncio.Future[None]:
         """Publish a message without waiting, and return the future of the broker's OK.
 
@@ -264,41 +265,249 @@ class Producer(SendModes, ProducerTransactions):
         Raises:
             ProducerFull: too much is published and not answered (``Limits.max_pending_messages``
                 and ``max_pending_bytes``); wait for some of it, and submit again.
-            InvalidName, BadBody, Closed: as ``publish``.
+            InvalidName, BadBody, BadProperties, Closed: as ``publish``.
         """
-        if not isinstance(body, bytes):
-            body = check_body(body, self._limits.max_message_bytes)
-        self._check_room(1, len(body) + MPUB_EXTRA_BYTES)
-        return self._publish(topic, body, defer_ms, order_key)
+        self._check_room(message)
+        return self._publish(topic, message, options)
 
-    def _publish(
-        self, topic: str, body: Body, defer_ms: int | None, order_key: str | bytes | None
-    ) -> asyncio.Future[None]:
-        check_name(topic, "topic")
-        if defer_ms is not None and defer_ms < 0:
-            raise ValueError(f"defer_ms={defer_ms}: nothing can be delivered in the past")
-        body = check_body(body, self._limits.max_message_bytes)
-        key = None if order_key is None and not self._ordered else (topic, order_key or "")
-        size_bytes = len(body) + MPUB_EXTRA_BYTES
+    async def publish_many(
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[SendKeywords]
+    ) -> int:
+        """Publish messages in order, and return how many once the broker has stored all of them.
+
+        They are sent in pieces that the broker takes, of which each is stored as a unit; no more of
+        them are taken from ``messages`` than may be in flight.  Options apply to each message that
+        has no such properties of its own.
+
+        Raises:
+            NotSupported, InvalidName, BadProperties, ConnectRefused, Closed: as ``publish``.
+            BadBody: a body is empty or too big.  Of a list or tuple nothing is published then; of
+                another iterable, those before it may be.
+            PublishRefused: the broker answered an error to a piece; others may be stored.
+            PublishTimeout, PublishLost: no answer to a piece; it and others may be stored.
+            PublishUnclear: a piece was answered neither with OK nor with an error; likewise.
+        """
         hooks = self._hooks
+        given = SendOptions(**options)
         if hooks is None:
-            return self._add(topic, (body,), size_bytes, defer_ms, key).future
-        call = hooks.begin(Publishing(topic, 1, len(body)))
+            return len(await self._many(topic, messages, given, self._publishing))
+        call = hooks.begin(Publishing(topic, 0, 0))
         try:
-            future = self._add(topic, (body,), size_bytes, defer_ms, key).future
+            results = await self._many(topic, messages, given, self._publishing, call)
         except BaseException as error:
             hooks.end(call, error)
             raise
-        future.add_done_callback(partial(hooks.ended, call))
+        hooks.end(call, None)
+        return len(results)
+
+    async def send(
+        self, topic: str, message: Sendable, **options: Unpack[SendKeywords]
+    ) -> SendResult:
+        """Send a message to a Martlet broker, and return where it is stored.
+
+        The arguments and errors are those of ``publish``.
+        """
+        return await self._send(topic, message, options)
+
+    def send_async(
+        self,
+        topic: str,
+        message: Sendable,
+        *,
+        on_result: Callable[[SendResult], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> asyncio.Future[SendResult]:
+        """Send a message without waiting, and return the future of what ``send`` returns or raises.
+
+        Args:
+            topic, message, options: as of ``send``.
+            on_result: called in the event loop with the result.
+            on_error: called in the event loop with what went wrong.
+
+        Raises:
+            ProducerFull: too much is sent and not answered, as for ``submit``.
+            InvalidName, BadBody, BadProperties, Closed: as ``send``.
+        """
+        self._check_room(message)
+        future = self._send(topic, message, options)
+        if on_result is not None or on_error is not None:
+            future.add_done_callback(partial(call_back, on_result, on_error))
         return future
 
-    def _check_room(self, message_count: int, size_bytes: int) -> None:
-        """Raise ``ProducerFull`` if so much more may not be published now."""
-        outbox, sender, limits = self._outbox, self._sender, self._limits
-        pending_messages = outbox.pending_messages + sender.pending_messages
-        pending_bytes = outbox.pending_bytes + sender.pending_bytes
+    async def send_many(
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[SendKeywords]
+    ) -> Sequence[SendResult]:
+        """Send messages in order, and return where each is stored.
+
+        They go in pieces as by ``publish_many``, and each piece in one queue.
+
+        Raises:
+            As ``publish_many``; some of them may be stored then.
+        """
+        return await self._many(topic, messages, SendOptions(**options), self._sending)
+
+    def send_oneway(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> None:
+        """Send a message once, without an answer: it may be lost.
+
+        An error of the broker is in the broker's log alone.
+
+        Raises:
+            ConnectionLost: no broker is connected; nothing was sent.
+            ProducerFull: the broker does not read as fast as messages are sent to it; nothing was
+                sent.
+            NotSupported, InvalidName, BadBody, BadProperties, Closed: as ``send``.
+        """
+        self._pool.send_oneway(
+            self._pending(topic, (message,), SendOptions(**options), self._sending)
+        )
+
+    def _send(
+        self, topic: str, message: Sendable, options: SendKeywords
+    ) -> asyncio.Future[SendResult]:
+        return self._add(self._pending(topic, (message,), SendOptions(**options), self._sending))
+
+    def _publish(
+        self, topic: str, message: Sendable, options: SendKeywords
+    ) -> asyncio.Future[None]:
+        if not self._is_open or self._pool.refusal is not None:
+            self._refuse(topic, message)
+        key = options.get("order_key")
+        if type(message) is not bytes or len(options) > (key is not None):
+            given = SendOptions(**options)
+            return self._add(self._pending(topic, (message,), given, self._publishing))
+        check_name(topic, "topic")
+        if not 0 < len(message) <= self._max_bytes:
+            check_body(message, self._max_bytes)
+        return self._add(self._bare(topic, (message,), len(message) + MPUB_EXTRA_BYTES, key))
+
+    def _bare(
+        self, topic: str, bodies: Sequence[bytes], size_bytes: int, key: str | bytes | None
+    ) -> PendingMessages:
+        """Make what a PUB or MPUB carries."""
+        loop = self._loop
+        return PendingMessages(
+            topic,
+            bodies,
+            size_bytes,
+            loop.create_future(),
+            loop.time() + self._timeout_s,
+            None if key is None and not self._ordered else _order_key(topic, key),
+        )
+
+    def _pending(
+        self, topic: str, messages: Sequence[Sendable], options: SendOptions, mode: _Mode
+    ) -> PendingMessages:
+        """Check messages that are to go together, and choose how."""
+        check_name(topic, "topic")
+        self._check_open()
+        messages = checked(messages, self._max_bytes)
+        fields = None
+        if mode.is_send or options.needs_send or not are_bare(messages):
+            fields = options.fields(mode.retries)
+            bodies, entries, size_bytes = prepare(messages, options, self._max_bytes)
+            has_key = bool(options.order_key)
+        else:
+            bodies, entries = cast("Sequence[bytes]", messages), ()
+            size_bytes = bodies_bytes(bodies)
+            has_key = options.order_key is not None
+        timeout_s = options.timeout_s or mode.timeout_s
+        extras = None
+        if fields is not None or options.defer_ms is not None or options.timeout_s:
+            extras = Extras(timeout_s, options.defer_ms, fields, entries)
+        loop = self._loop
+        return PendingMessages(
+            topic,
+            bodies,
+            size_bytes,
+            loop.create_future(),
+            loop.time() + timeout_s,
+            _order_key(topic, options.order_key) if has_key or self._ordered else None,
+            extras,
+        )
+
+    def _add(self, pending: PendingMessages, *, is_counted: bool = False) -> asyncio.Future[Any]:
+        """Publish this; hooks are called unless it is counted as part of another call."""
+        future = pending.future
+        if self._hooks is not None and not is_counted:
+            bodies = pending.bodies
+            call = self._hooks.begin(Publishing(pending.topic, len(bodies), sum(map(len, bodies))))
+            future.add_done_callback(partial(self._hooks.ended, call))
+        self._accumulator.add(pending)
+        if pending.deadline_s < self._expiry.next_s:
+            self._expiry.set_timer(self._loop, pending.deadline_s)
+        self._pool.flush_soon()
+        return future
+
+    async def _many(
+        self,
+        topic: str,
+        messages: Iterable[Sendable],
+        options: SendOptions,
+        mode: _Mode,
+        call: Publishing | None = None,
+    ) -> SendResults:
+        """Publish messages in pieces, as fast as they are answered.
+
+        Args:
+            topic, messages, options, mode: what to publish, and how.
+            call: where to count it; without, each piece is a call of its own.
+        """
+        check_name(topic, "topic")
+        self._check_open()
+        is_send = mode.is_send or options.needs_send or options.defer_ms is not None
+        is_checked = isinstance(messages, (list, tuple))
+        if isinstance(messages, (list, tuple)):
+            messages = await check_all(messages, self._max_bytes)
+            is_send = is_send or not are_bare(messages)
+        results = SendResults()
+        size_bytes = 0
+        sent: deque[PendingMessages] = deque()
+
+        async def wait_for_first() -> int:
+            results.add(len(sent[0].bodies), await sent[0].future)
+            return sent.popleft().size_bytes
+
+        try:
+            for piece in cut(messages, self._limits):
+                bodies: Any = piece if is_checked else checked(piece, self._max_bytes)
+                if not (is_send or is_checked or are_bare(bodies)):
+                    # From here on all goes by SEND, behind what did not.
+                    is_send = True
+                    while sent:
+                        size_bytes -= await wait_for_first()
+                if is_send or options.timeout_s:
+                    pending = self._pending(topic, bodies, options, mode._replace(is_send=is_send))
+                else:
+                    self._check_open()
+                    pending = self._bare(topic, bodies, bodies_bytes(bodies), options.order_key)
+                self._add(pending, is_counted=call is not None)
+                sent.append(pending)
+                size_bytes += pending.size_bytes
+                if call is not None:
+                    call.message_count += len(piece)
+                    call.size_bytes += sum(map(len, pending.bodies))
+                await asyncio.sleep(0)  # It is sent while the next is cut.
+                while size_bytes > self._limits.max_in_flight_bytes and len(sent) > 1:
+                    size_bytes -= await wait_for_first()
+            while sent:
+                await wait_for_first()
+        except BaseException:
+            # Nothing waits for the others: let none of them be sent that has not been.
+            for pending in sent:
+                if not pending.future.cancel() and not pending.future.cancelled():
+                    pending.future.exception()
+            raise
+        return results
+
+    def _check_room(self, message: Sendable, posted_count: int = 0) -> None:
+        """Check that one more message may be published without waiting. Raises ProducerFull."""
+        body = message if type(message) is bytes else check_message(message, self._max_bytes)[0]
+        size_bytes = len(body) + MPUB_EXTRA_BYTES
+        accumulator, limits = self._accumulator, self._limits
+        pending_messages, pending_bytes = accumulator.pending_messages, accumulator.pending_bytes
         if pending_messages and (
-            pending_messages + message_count > limits.max_pending_messages
+            pending_messages + posted_count + 1 > limits.max_pending_messages
             or pending_bytes + size_bytes > limits.max_pending_bytes
         ):
             raise ProducerFull(
@@ -307,49 +516,15 @@ class Producer(SendModes, ProducerTransactions):
                 " submit has returned, then submit this again"
             )
 
-    async def publish_many(
-        self, topic: str, bodies: Iterable[Body], *, order_key: str | bytes | None = None
-    ) -> int:
-        """Publish messages in order, and return how many once the broker has stored all of them.
-
-        They are sent in pieces that the broker takes, of which each is stored wholly or not at all;
-        no more of them are taken from ``bodies`` than may be in flight.
-
-        Raises:
-            InvalidName: no topic may be called that.
-            BadBody: a body is empty or too big.  Of a list or tuple nothing is published then; of
-                another iterable, those before it may be.
-            PublishRefused: the broker answered an error to a piece; others may be stored.
-            PublishTimeout, PublishLost: no answer to a piece; it and others may be stored.
-            PublishUnclear: a piece was answered neither with OK nor with an error; likewise.
-            ConnectRefused: no broker has this client any longer; some may be stored.
-            Closed: the producer has been closed.
-        """
-        call = Publishing(topic, 0, 0)
-        hooks = self._hooks
-        if hooks is None:
-            return await self._publish_many(call, bodies, order_key)
-        hooks.begin(call)
+    def _refuse(self, topic: str, message: Sendable) -> None:
+        """Raise why nothing can be published, which hooks hear of."""
+        hooks = self._hooks or NO_HOOKS
+        call = hooks.begin(Publishing(topic, 1, size_of(message)))
         try:
-            count = await self._publish_many(call, bodies, order_key)
-        except BaseException as error:
+            self._check_open()
+        except ClientError as error:
             hooks.end(call, error)
             raise
-        hooks.end(call, None)
-        return count
-
-    async def _publish_many(
-        self, call: Publishing, bodies: Iterable[Body], order_key: str | bytes | None
-    ) -> int:
-        """The same, counting in the call what is published."""
-        topic = check_name(call.topic, "topic")
-        key = None if order_key is None and not self._ordered else (topic, order_key or "")
-
-        def add(piece: list[bytes], size_bytes: int) -> PendingPublish:
-            return self._add(topic, piece, size_bytes, None, key)
-
-        await publish_bodies(bodies, self._limits, add, call)
-        return call.message_count
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -361,42 +536,16 @@ class Producer(SendModes, ProducerTransactions):
         if self._pool.refusal is not None:
             raise self._pool.refusal
 
-    def _add(
-        self,
-        topic: str,
-        bodies: tuple[bytes] | list[bytes],
-        size_bytes: int,
-        defer_ms: int | None,
-        order_key: OrderKey | None,
-    ) -> PendingPublish:
-        self._check_open()
-        loop = self._loop
-        deadline_s = loop.time() + self._timeout_s
-        publication = PendingPublish(
-            topic,
-            bodies,
-            size_bytes,
-            loop.create_future(),
-            deadline_s=deadline_s,
-            defer_ms=defer_ms,
-            order_key=order_key,
-        )
-        self._outbox.add(publication)
-        if self._expiry.timer is None:
-            self._expiry.begin(loop, deadline_s)
-        self._pool.flush_soon()
-        return publication
-
     @property
     def stats(self) -> ProducerStats:
         """What has been done so far, and how the brokers do."""
-        outbox, sender = self._outbox, self._sender
+        accumulator = self._accumulator
         return ProducerStats(
-            pending_messages=outbox.pending_messages + sender.pending_messages,
-            pending_bytes=outbox.pending_bytes + sender.pending_bytes,
-            stored=outbox.stored_count + sender.stored_count,
-            retried=outbox.retried_count + sender.retried_count,
-            timed_out=self._expiry.count + sender.timed_out_count,
+            pending_messages=accumulator.pending_messages,
+            pending_bytes=accumulator.pending_bytes,
+            stored=accumulator.stored_count,
+            retried=accumulator.retried_count,
+            timed_out=self._expiry.count,
             brokers=tuple(link.stats() for link in self._pool.links),
         )
 
@@ -404,28 +553,42 @@ class Producer(SendModes, ProducerTransactions):
         """Wait until all that is published has been answered, or its timeout, and hang up."""
         self._is_open = False
         try:
-            unanswered: list[asyncio.Future[Any]] = [
-                publication.future for publication in self._outbox.unanswered()
-            ]
-            unanswered += [sending.future for sending in self._sender.unanswered()]
+            unanswered = [pending.future for pending in self._accumulator.unanswered()]
             if unanswered:
                 await asyncio.wait(unanswered)
         finally:
             await self._stop()
 
     def _on_refused(self, refusal: ConnectRefused) -> None:
-        """No broker has this client."""
-        for publication in self._outbox.unanswered():
-            publication.fail(refusal)
-        self._outbox.forget_settled()
-        self._sender.fail_all(refusal)
+        """No broker accepts this client."""
+        for pending in self._accumulator.unanswered():
+            pending.fail(refusal)
+        self._accumulator.forget_settled()
 
     async def _stop(self) -> None:
         self._is_open = False
-        for publication in self._outbox.unanswered():
-            publication.fail(Closed("the producer was closed before the broker answered"))
+        for pending in self._accumulator.unanswered():
+            pending.fail(Closed("the producer was closed before the broker answered"))
         self._expiry.close()
-        self._sender.close()
         if self._checking is not None:
             self._checking.close()
         await self._pool.close()
+
+
+def _order_key(topic: str, key: str | bytes | None) -> OrderKey:
+    if isinstance(key, bytes):
+        key = key.decode(errors="surrogateescape")
+    return (topic, key or "")
+
+
+def call_back(
+    on_result: Callable[[SendResult], object] | None,
+    on_error: Callable[[BaseException], object] | None,
+    future: asyncio.Future[SendResult] | concurrent.futures.Future[SendResult],
+) -> None:
+    """Call the function of the future's outcome."""
+    error = asyncio.CancelledError() if future.cancelled() else future.exception()
+    if error is None and on_result is not None:
+        on_result(future.result())
+    elif error is not None and on_error is not None:
+        on_error(error)

@@ -53,6 +53,13 @@ class SendResults(Sequence[SendResult]):
         self._firsts.append(first)
         self._ends.append(len(self) + count)
 
+    def extend(self, others: Sequence[SendResult]) -> None:
+        """Put the results of another call behind these."""
+        assert isinstance(others, SendResults)
+        count = len(self)
+        self._firsts += others._firsts
+        self._ends += [count + end for end in others._ends]
+
     def __repr__(self) -> str:
         count = len(self)
         return (

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from martlet.client.names import check_name
 from martlet.client.producer import producer as asynchronous
-from martlet.client.producer.body import PIECE_MESSAGES, Body, check_body
-from martlet.client.producer.result import SendResult
+from martlet.client.producer.message import PIECE_MESSAGES, Sendable, check_message, size_of
+from martlet.client.producer.options import SendKeywords
+from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.sync.loop_thread import LoopThread
 from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
 from martlet.client.sync.transaction import Transaction
-from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
-_Job = tuple[str, bytes, int | None, str | bytes | None, Future[None], Context | None]
+T = TypeVar("T")
+_Job = tuple[Callable[[], asyncio.Future[Any]], Future[Any], Context | None]
 
 AHEAD = 2
 """How many pieces of an iterable may be on their way while the next is taken from it."""
@@ -37,8 +38,8 @@ class Producer(SyncProxy):
             producer.publish("orders", b"one")
             producer.publish_many("orders", [b"two", b"three"])
 
-    It is `martlet.client.Producer` and promises what that promises; the arguments are the same.
-    What threads publish at the same time goes in one command.
+    It is `martlet.client.Producer` and promises what that promises; the arguments and errors of its
+    methods are the same.  What threads publish at the same time goes in one command.
     """
 
     @like(asynchronous.Producer.__init__)
@@ -47,7 +48,6 @@ class Producer(SyncProxy):
         if settings.get("check") is not None:
             settings["check"] = partial(asyncio.to_thread, settings["check"])
         self._producer = asynchronous.Producer(*arguments, **settings)
-        self._max_bytes = self._producer._limits.max_message_bytes
         self._posted: deque[_Job] = deque()
         """Submitted, and not in the event loop yet."""
 
@@ -56,125 +56,91 @@ class Producer(SyncProxy):
 
         Raises:
             ConnectFailed: no broker answered within the timeout.
-            ConnectRefused: brokers did, and none will have this client.
+            ConnectRefused: brokers did, and none accepts this client.
             Closed: it has been connected before; make a new Producer.
         """
         self._enter(self._producer.__aenter__())
         return self
 
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        defer_ms: int | None = None,
-        order_key: str | bytes | None = None,
-        tag: str = "",
-        keys: Iterable[str] | str = (),
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Publish a message, and return once a broker has stored it.
-
-        The arguments and errors are those of `martlet.client.Producer.publish`.
-        """
+    def publish(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> None:
+        """Publish a message, and return once a broker has stored it."""
         thread = self._entered()
-        if tag or keys or headers:
-            publish = self._producer.publish
-            more: dict[str, Any] = {"tag": tag, "keys": keys, "headers": headers}
-            thread.call(publish(topic, body, defer_ms=defer_ms, order_key=order_key, **more))
-            return
-        thread.result(self._submit(thread, topic, body, defer_ms, order_key))
+        thread.result(self._post(thread, self._producer._publish, topic, message, options))
 
     def submit(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        defer_ms: int | None = None,
-        order_key: str | bytes | None = None,
+        self, topic: str, message: Sendable, **options: Unpack[SendKeywords]
     ) -> Future[None]:
-        """Publish a message without waiting, and return the future of the broker's OK.
-
-        What it may raise is what `martlet.client.Producer.submit` raises.
-        """
+        """Publish a message without waiting, and return the future of the broker's OK."""
         thread = self._entered()
-        body = check_body(body, self._max_bytes)
-        self._producer._check_room(1 + len(self._posted), len(body) + MPUB_EXTRA_BYTES)
-        return self._submit(thread, topic, body, defer_ms, order_key)
+        self._producer._check_room(message, len(self._posted))
+        return self._post(thread, self._producer._publish, topic, message, options)
 
     def publish_many(
-        self, topic: str, bodies: Iterable[Body], *, order_key: str | bytes | None = None
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[SendKeywords]
     ) -> int:
         """Publish messages in order, and return how many once a broker has stored all of them.
 
-        The arguments and errors are those of `martlet.client.Producer.publish_many`.  What is no
-        list or tuple is read here, in the caller's thread, and may take its time.
+        What is no list or tuple is read here, in the caller's thread, and may take its time.
         """
-        thread = self._entered()
         publish = self._producer.publish_many
-        if isinstance(bodies, (list, tuple)):
-            return thread.call(publish(topic, bodies, order_key=order_key))
-        count = 0
-        sent: deque[Future[int]] = deque()
-        try:
-            for piece in self._pieces(bodies):
-                sent.append(thread.start(publish(topic, piece, order_key=order_key)))
-                if len(sent) > AHEAD:
-                    count += thread.result(sent[0])
-                    sent.popleft()
-            while sent:
-                count += thread.result(sent[0])
-                sent.popleft()
-        except BaseException:
-            for future in sent:
-                future.cancel()
-            raise
-        return count
+        return sum(self._in_pieces(messages, lambda piece: publish(topic, piece, **options)))
 
-    @like(asynchronous.Producer.send)
-    def send(self, *arguments: Any, **settings: Any) -> SendResult:
+    def send(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> SendResult:
         """Send a message, and return where it is stored."""
-        return self._entered().call(self._producer.send(*arguments, **settings))
+        thread = self._entered()
+        return thread.result(self._post(thread, self._producer._send, topic, message, options))
 
-    @like(asynchronous.Producer.send_many)
-    def send_many(self, *arguments: Any, **settings: Any) -> Sequence[SendResult]:
-        """Send messages in order, and return where each is stored."""
-        return self._entered().call(self._producer.send_many(*arguments, **settings))
-
-    @like(asynchronous.Producer.send_async)
-    def send_async(self, *arguments: Any, **settings: Any) -> Future[SendResult]:
+    def send_async(
+        self,
+        topic: str,
+        message: Sendable,
+        *,
+        on_result: Callable[[SendResult], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> Future[SendResult]:
         """Send a message without waiting; callbacks are called in the client's thread."""
-        return self._entered().start(self._send(arguments, settings))
+        thread = self._entered()
+        self._producer._check_room(message, len(self._posted))
+        future = self._post(thread, self._producer._send, topic, message, options)
+        if on_result is not None or on_error is not None:
+            future.add_done_callback(partial(asynchronous.call_back, on_result, on_error))
+        return future
 
-    async def _send(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> SendResult:
-        return await self._producer.send_async(*arguments, **settings)
+    def send_many(
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[SendKeywords]
+    ) -> Sequence[SendResult]:
+        """Send messages in order, and return where each is stored; they are read here."""
+        send = self._producer.send_many
+        results = SendResults()
+        for some in self._in_pieces(messages, lambda piece: send(topic, piece, **options)):
+            results.extend(some)
+        return results
 
-    @like(asynchronous.Producer.send_oneway)
-    def send_oneway(self, *arguments: Any, **settings: Any) -> None:
-        """Send a message once, and hear no more of it."""
-        self._entered().call(self._send_oneway(arguments, settings))
+    def send_oneway(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> None:
+        """Send a message once, without an answer."""
 
-    async def _send_oneway(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
-        self._producer.send_oneway(*arguments, **settings)
+        async def send() -> None:
+            self._producer.send_oneway(topic, message, **options)
+
+        self._entered().call(send())
 
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""
     ) -> Transaction:
-        """A transaction: messages that are seen together, when it is committed, or not at all.
+        """Begin a transaction: messages that are seen together, once it is committed, or never.
 
         ::
 
             with producer.transaction() as transaction:
                 transaction.publish("orders", b"one")
-
-        The arguments and errors are those of `martlet.client.Producer.transaction`.
         """
         thread = self._entered()
         made = self._producer.transaction(id, check_after_s=check_after_s, broker=broker)
         return Transaction(thread, made)
 
     def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
-        """Add to a transaction that somebody else has begun, and will commit."""
+        """Add to a transaction that another process has begun, and will commit."""
         thread = self._entered()
         return Transaction(thread, self._producer.join_transaction(id, broker=broker))
 
@@ -192,71 +158,98 @@ class Producer(SyncProxy):
         if thread is not None and not thread.is_forked:
             thread.call(self._producer.close())
 
-    def _pieces(self, bodies: Iterable[Body]) -> Iterator[list[Body]]:
-        """Lists of so many bodies that none is much longer than what one broker may have."""
+    def _in_pieces(
+        self,
+        messages: Iterable[Sendable],
+        start: Callable[[Sequence[Sendable]], Coroutine[Any, Any, T]],
+    ) -> list[T]:
+        """Publish messages in pieces that are read in this thread; a list or tuple as it is."""
+        thread = self._entered()
+        if isinstance(messages, (list, tuple)):
+            return [thread.call(start(messages))]
+        results: list[T] = []
+        sent: deque[Future[T]] = deque()
+        try:
+            for piece in self._pieces(messages):
+                sent.append(thread.start(start(piece)))
+                if len(sent) > AHEAD:
+                    results.append(thread.result(sent[0]))
+                    sent.popleft()
+            while sent:
+                results.append(thread.result(sent[0]))
+                sent.popleft()
+        except BaseException:
+            for future in sent:
+                future.cancel()
+            raise
+        return results
+
+    def _pieces(self, messages: Iterable[Sendable]) -> Iterator[list[Sendable]]:
+        """Cut messages into lists of not many more bytes than one broker may have in flight."""
         max_bytes = self._producer._limits.max_in_flight_bytes // AHEAD
-        iterator = iter(bodies)
+        iterator = iter(messages)
         while piece := list(islice(iterator, 1)):
-            size_bytes = len(piece[0])
-            for body in islice(iterator, PIECE_MESSAGES - 1):
-                piece.append(body)
-                size_bytes += len(body)
+            size_bytes = size_of(piece[0])
+            for message in islice(iterator, PIECE_MESSAGES - 1):
+                piece.append(message)
+                size_bytes += size_of(message)
                 if size_bytes > max_bytes:
                     break
             yield piece
 
-    def _submit(
+    def _post(
         self,
         thread: LoopThread,
+        start: Callable[[str, Sendable, SendKeywords], asyncio.Future[T]],
         topic: str,
-        body: Body,
-        defer_ms: int | None,
-        order_key: str | bytes | None,
-    ) -> Future[None]:
+        message: Sendable,
+        options: SendKeywords,
+    ) -> Future[T]:
+        """Have this started in the event loop, and return the future of its outcome."""
         # Checked here, so that the error has the caller's line in its trace.
         check_name(topic, "topic")
-        body = check_body(body, self._max_bytes)
-        future: Future[None] = Future()
-        # Hooks that trace want to know the caller's span.
+        body, properties = check_message(message, self._producer._max_bytes)
+        if not properties:
+            message = body  # The caller may change what it was.
+        future: Future[T] = Future()
+        # Hooks that trace need the caller's span.
         context = copy_context() if self._producer._hooks is not None else None
-        self._posted.append((topic, body, defer_ms, order_key, future, context))
-        thread.post(self._publish_next, thread)
+        self._posted.append((partial(start, topic, message, options), future, context))
+        thread.post(self._start_next, thread)
         return future
 
-    def _publish_next(self, thread: LoopThread) -> None:
-        """In the loop: publish what was submitted first, and let its future have the outcome."""
-        topic, body, defer_ms, order_key, future, context = self._posted.popleft()
+    def _start_next(self, thread: LoopThread) -> None:
+        """In the loop: start what was posted first, and pass its outcome on to its future."""
+        start, future, context = self._posted.popleft()
         if future.cancelled():
             return
         try:
-            publish = self._producer._publish
-            if context is None:
-                stored = publish(topic, body, defer_ms, order_key)
-            else:
-                stored = context.run(publish, topic, body, defer_ms, order_key)
+            started = start() if context is None else context.run(start)
         except Exception as error:
-            _fulfil(future, error)
+            _fulfil(future, None, error)
             return
 
-        def answered(_stored: asyncio.Future[None]) -> None:
-            if stored.cancelled():
+        def answered(_started: asyncio.Future[Any]) -> None:
+            if started.cancelled():
                 future.cancel()
+            elif (error := started.exception()) is not None:
+                _fulfil(future, None, error)
             else:
-                _fulfil(future, stored.exception())
+                _fulfil(future, started.result(), None)
 
-        def given_up(_future: Future[None]) -> None:
+        def given_up(_future: Future[Any]) -> None:
             if future.cancelled():
-                thread.post(stored.cancel)
+                thread.post(started.cancel)
 
-        stored.add_done_callback(answered)
+        started.add_done_callback(answered)
         future.add_done_callback(given_up)
 
 
-def _fulfil(future: Future[None], error: BaseException | None) -> None:
+def _fulfil(future: Future[Any], result: object, error: BaseException | None) -> None:
     try:
         if error is None:
-            future.set_result(None)
+            future.set_result(result)
         else:
             future.set_exception(error)
     except InvalidStateError:
-        pass  # Its owner has cancelled it, and wants to know no more.
+        pass  # Its owner has cancelled it.

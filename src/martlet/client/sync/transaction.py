@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
-from martlet.client.producer.body import Body
+from martlet.client.producer.message import Body
 from martlet.client.sync.loop_thread import LoopThread
 from martlet.client.transactions import transaction as asynchronous
 from martlet.client.transactions.transaction import Contribution

@@ -21,7 +21,7 @@ from martlet.client.errors import (
     TransactionUnclear,
     WrongBroker,
 )
-from martlet.client.producer.routing import home
+from martlet.client.producer.routing import broker_of_key
 
 if TYPE_CHECKING:
     from martlet.client.producer.broker_link import BrokerLink
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 def at_home(links: Sequence[BrokerLink], id: str) -> BrokerLink | None:
     """The broker of a transaction, connected or not: at another one it would begin once more."""
-    lanes = {link.lane: link for link in links}
-    lane = home(lanes, ("%transaction", id), among_all=True)
-    return None if lane is None else lanes[lane]
+    brokers = {link.queue: link for link in links}
+    broker = broker_of_key(brokers, ("%transaction", id), among_all=True)
+    return None if broker is None else brokers[broker]
 
 
 class PinnedSession:
@@ -70,7 +70,7 @@ class PinnedSession:
         if up and not able:
             names = ", ".join(map(str, up))
             raise NotSupported(f"{names}: no Martlet broker, so there are no transactions")
-        return min(able, key=lambda link: (link.lane.is_slow, link.lane.size_bytes), default=None)
+        return min(able, key=lambda link: (link.queue.is_slow, link.queue.size_bytes), default=None)
 
     def check_home(self, id: str, topic: str, order_key: str) -> None:
         """See that messages with an order key belong where the others go.
@@ -81,13 +81,13 @@ class PinnedSession:
         links = self._pool.links
         if len(links) < 2:
             return
-        lane = home([link.lane for link in links], (topic, order_key))
+        broker = broker_of_key([link.queue for link in links], (topic, order_key))
         chosen = self._chosen(id)
-        if lane is not None and chosen is not None and chosen.lane is not lane:
+        if broker is not None and chosen is not None and chosen.queue is not broker:
             raise WrongBroker(
-                f"messages of topic {topic!r} with the order key {order_key!r} go to {lane.name},"
+                f"messages of topic {topic!r} with the order key {order_key!r} go to {broker.name},"
                 f" and transaction {id!r} is at {chosen}: a transaction is at one broker; begin"
-                f" one with broker={lane.name!r} for them, or use a producer of one broker"
+                f" one with broker={broker.name!r} for them, or use a producer of one broker"
             )
 
     def _chosen(self, id: str) -> BrokerLink | None:

@@ -31,7 +31,7 @@ from martlet.client.errors import (
     TransactionRefused,
 )
 from martlet.client.names import check_name
-from martlet.client.producer.body import Body, check_body
+from martlet.client.producer.message import Body, check_body
 from martlet.properties.block import pack_block
 from martlet.properties.model import Properties
 from martlet.protocol.nsq import commands

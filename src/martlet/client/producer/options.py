@@ -1,0 +1,136 @@
+"""The options of a message that is published or sent: one set for all ways to do so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from numbers import Real
+from typing import TypedDict
+
+from martlet.client.producer.pending import SendFields
+from martlet.properties.model import Properties
+
+
+class MessageKeywords(TypedDict, total=False):
+    """Those options of `SendOptions` that a message in a transaction may have too."""
+
+    tag: str
+    keys: Iterable[str] | str
+    headers: Mapping[str, str] | None
+    order_key: str | bytes | None
+    queue: int | None
+    defer_ms: int | None
+    deliver_at: datetime | float | None
+
+
+class SendKeywords(MessageKeywords, total=False):
+    """The options of `SendOptions`, as keywords."""
+
+    wait_store_ok: bool
+    timeout_s: float | None
+
+
+@dataclass(kw_only=True, slots=True)
+class SendOptions:
+    """How messages are published or sent.
+
+    A broker of NSQ can be given an order key, the timeout, and the delay of a single message that
+    is published; all other options need a Martlet broker.
+
+    Attributes:
+        tag: one word, by which consumers choose what they want.
+        keys: one or several by which the message can be found, such as an order's number.
+        headers: the application's own.
+        order_key: messages of the topic with this key stay in order: they go to one broker, and by
+            ``send`` to one queue.
+        queue: the number of the queue, in the place of the order key's.
+        defer_ms: deliver it so many milliseconds later.
+        deliver_at: deliver it then: a time with a time zone, or seconds since 1970.
+        wait_store_ok: False for an answer once the broker has written the message, though its flush
+            mode would have others wait for the disk.
+        timeout_s: how long publishing may take with all attempts, in the place of the producer's.
+    """
+
+    tag: str = ""
+    keys: Iterable[str] | str = ()
+    headers: Mapping[str, str] | None = None
+    order_key: str | bytes | None = None
+    queue: int | None = None
+    defer_ms: int | None = None
+    deliver_at: datetime | float | None = None
+    wait_store_ok: bool = True
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.defer_ms is not None:
+            if self.defer_ms < 0:
+                raise ValueError(f"defer_ms={self.defer_ms}: nothing can be delivered in the past")
+            if self.deliver_at is not None:
+                raise ValueError("defer_ms and deliver_at both say when to deliver: give one")
+        if self.timeout_s is not None and self.timeout_s < 0:
+            raise ValueError(f"timeout_s={self.timeout_s} must be above 0")
+        if self.keys:
+            self.keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+
+    @property
+    def needs_send(self) -> bool:
+        """Whether PUB and DPUB cannot carry them."""
+        return bool(
+            self.tag
+            or self.keys
+            or self.headers
+            or self.queue is not None
+            or self.deliver_at is not None
+            or not self.wait_store_ok
+        )
+
+    @property
+    def text_key(self) -> str:
+        """The order key as text; empty for none. Raises ValueError where it is not UTF-8."""
+        key = self.order_key
+        return key.decode() if isinstance(key, bytes) else key or ""
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """When to deliver, in milliseconds since 1970; 0 for at once.
+
+        Raises:
+            ValueError: the time has no time zone, or is before 1970.
+        """
+        if self.defer_ms is not None:
+            return round(time.time() * 1000) + self.defer_ms
+        at: object = self.deliver_at
+        if at is None:
+            return 0
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise ValueError(f"deliver_at={at}: a time needs a time zone, such as {UTC}")
+            at = at.timestamp()
+        if not isinstance(at, Real) or at <= 0:
+            raise ValueError(f"deliver_at={at}: seconds since 1970, or a datetime")
+        return round(float(at) * 1000)
+
+    def fields(self, retries: int | None) -> SendFields:
+        """The options of a SEND. Raises ValueError."""
+        return SendFields(
+            self.deliver_at_ms, self.wait_store_ok, self.text_key, self.queue, retries
+        )
+
+    def pack_with(self, properties: Properties) -> bytes:
+        """Pack these in the place of the properties that a message has itself.
+
+        System properties of a message that was received are left out.
+
+        Raises:
+            BadProperties: no message may have them.
+        """
+        if not (self.tag or self.keys or self.headers or self.order_key or properties):
+            return b""
+        return Properties(
+            self.tag or properties.tag,
+            tuple(self.keys) or properties.keys,
+            self.headers if self.headers is not None else properties.headers,
+            self.text_key or properties.order_key,
+        ).pack()
