@@ -17,9 +17,9 @@ from martlet.client.errors import (
     Refused,
 )
 from martlet.client.producer.accumulator import Accumulator
-from martlet.client.producer.in_flight import Batch, InFlightQueue
+from martlet.client.producer.in_flight import InFlightQueue, ProducerBatch
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.pending import Extras, OrderKey, PendingMessages, SendFields
+from martlet.client.producer.pending import Extras, OrderKey, PendingPublish, SendFields
 from martlet.client.producer.routing import broker_of_key
 
 TOPICS = st.sampled_from(["a", "b"])
@@ -35,7 +35,7 @@ class Broker:
         self.offsets: dict[tuple[bytes, int], int] = {}
         """Where each SEND that it remembers is stored."""
         self.answers: deque[bytes] = deque()
-        self.sent: deque[Batch] = deque()
+        self.sent: deque[ProducerBatch] = deque()
         self.read = 0
         self.stored: list[bytes] = []
         self.is_full = False
@@ -49,12 +49,12 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.published: list[PendingMessages] = []
+        self.published: list[PendingPublish] = []
         self.cancelled: set[bytes] = set()
         self.brokers: list[Broker] = []
         self.gone: list[Broker] = []
         self.number = 0
-        self.suspects: set[PendingMessages] = set()
+        self.suspects: set[PendingPublish] = set()
         self.later: list[Callable[[], None]] = []
 
     @initialize(
@@ -92,7 +92,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         for _ in range(count):
             bodies.append(b"%d" % self.number + bad)
             self.number += 1
-        pending = PendingMessages(
+        pending = PendingPublish(
             topic,
             bodies,
             sum(len(body) + 4 for body in bodies),
@@ -205,7 +205,9 @@ class AccumulatorMachine(RuleBasedStateMachine):
         broker.read += 1
         broker.answers.append(b"OK")
 
-    def read_send(self, broker: Broker, batch: Batch, bodies: list[bytes], is_full: bool) -> None:
+    def read_send(
+        self, broker: Broker, batch: ProducerBatch, bodies: list[bytes], is_full: bool
+    ) -> None:
         send = (broker.queue.producer, batch.number)
         broker.read += 1
         if send not in broker.offsets:
@@ -266,7 +268,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
     @invariant()
     def of_a_key_with_a_send_in_flight_nothing_else_is(self) -> None:
         for broker in self.brokers:
-            batches: dict[OrderKey, list[Batch]] = {}
+            batches: dict[OrderKey, list[ProducerBatch]] = {}
             for batch in broker.sent:
                 for key in {each.order_key for each in batch.pendings} - {None}:
                     assert key is not None
@@ -388,8 +390,8 @@ def test_a_suspect_goes_alone_though_others_of_its_topic_were_put_back_before_it
     accumulator = Accumulator(Limits())
     brokers = [accumulator.add_broker(f"127.0.0.{number}:4150") for number in (1, 2)]
 
-    def publish(body: bytes) -> PendingMessages:
-        pending = PendingMessages("t", [body], len(body) + 4, loop.create_future(), deadline_s=9)
+    def publish(body: bytes) -> PendingPublish:
+        pending = PendingPublish("t", [body], len(body) + 4, loop.create_future(), deadline_s=9)
         accumulator.add(pending)
         return pending
 

@@ -61,6 +61,7 @@ from martlet.client.group.stats import PullStats, QueueStats
 from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.message import Outgoing
+from martlet.client.producer.options import SendOptions
 from martlet.client.producer.producer import Producer
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.stats import BrokerStats, Health, ProducerStats
@@ -138,6 +139,7 @@ __all__ = [
     "Requeue",
     "RoomResolver",
     "Rotation",
+    "SendOptions",
     "SendResult",
     "SubscribeRefused",
     "Tls",

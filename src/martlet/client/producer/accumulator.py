@@ -33,10 +33,10 @@ from martlet.client.errors import (
     PublishUnclear,
     Refused,
 )
-from martlet.client.producer.in_flight import Batch, InFlightQueue
+from martlet.client.producer.in_flight import InFlightQueue, ProducerBatch
 from martlet.client.producer.key_pinning import KeyPinning
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.pending import PendingMessages, Trouble
+from martlet.client.producer.pending import PendingPublish, Trouble
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import lightest
 from martlet.client.transport.backoff import Backoff
@@ -94,9 +94,9 @@ class Accumulator:
         self._retries = retries
         self._is_idempotent = is_idempotent
         self._tries_others = tries_others
-        self._waiting: deque[PendingMessages] = deque()
+        self._waiting: deque[PendingPublish] = deque()
         """For PUB, MPUB and DPUB, at any broker."""
-        self._sends: deque[PendingMessages] = deque()
+        self._sends: deque[PendingPublish] = deque()
         """For SEND, at any broker."""
         self._unanswered_sends = 0
         """How many pending messages go, or went, by SEND."""
@@ -138,7 +138,7 @@ class Accumulator:
 
     # What is published.
 
-    def add(self, pending: PendingMessages) -> None:
+    def add(self, pending: PendingPublish) -> None:
         """Publish this."""
         self.pending_messages += len(pending.bodies)
         self.pending_bytes += pending.size_bytes
@@ -152,22 +152,22 @@ class Accumulator:
         else:
             self._waiting.append(pending)
 
-    def _queues(self) -> list[deque[PendingMessages]]:
+    def _queues(self) -> list[deque[PendingPublish]]:
         pinned = (broker.pinned for broker in self.brokers)
         return [self._waiting, self._sends, *self._order.queues(), *pinned]
 
-    def waiting(self) -> Iterator[PendingMessages]:
+    def waiting(self) -> Iterator[PendingPublish]:
         """All that are in no batch and have no answer."""
         waiting = chain.from_iterable(self._queues())
         return (each for each in waiting if not each.future.done())
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ProducerBatch]:
         """All batches in flight, and those to be sent again."""
         for broker in self.brokers:
             yield from broker.batches
             yield from broker.retries
 
-    def unanswered(self) -> Iterator[PendingMessages]:
+    def unanswered(self) -> Iterator[PendingPublish]:
         """All that have no answer yet."""
         for batch in self.batches():
             yield from (each for each in batch.pendings if not each.future.done())
@@ -189,12 +189,12 @@ class Accumulator:
 
     # What is sent.
 
-    def pack(self, brokers: list[InFlightQueue]) -> list[Batch]:
+    def pack(self, brokers: list[InFlightQueue]) -> list[ProducerBatch]:
         """Take what may be sent now to these brokers, none of which is held.
 
         The caller sends it in this order.
         """
-        packed: list[Batch] = []
+        packed: list[ProducerBatch] = []
         if not (self._pins or self._unanswered_sends):
             self._pack(self._waiting, brokers, packed)
             return packed
@@ -202,7 +202,7 @@ class Accumulator:
             self._refuse_sends()
         for broker in brokers:
             self._send_again(broker, packed)
-        queues: list[tuple[deque[PendingMessages], list[InFlightQueue]]] = [
+        queues: list[tuple[deque[PendingPublish], list[InFlightQueue]]] = [
             (broker.pinned, [broker]) for broker in brokers if broker.pinned
         ]
         queues += [(queue, brokers) for queue in (self._waiting, self._sends) if queue]
@@ -225,7 +225,7 @@ class Accumulator:
                 pending.fail(error)
         self.forget_settled()
 
-    def _send_again(self, broker: InFlightQueue, packed: list[Batch]) -> None:
+    def _send_again(self, broker: InFlightQueue, packed: list[ProducerBatch]) -> None:
         while broker.retries and broker.takes_sends and not broker.is_held:
             batch = broker.retries[0]
             if not (batch.is_due or batch.is_done):
@@ -237,9 +237,12 @@ class Accumulator:
                 self._launch(batch, packed)
 
     def _pack(
-        self, waiting: deque[PendingMessages], brokers: list[InFlightQueue], packed: list[Batch]
+        self,
+        waiting: deque[PendingPublish],
+        brokers: list[InFlightQueue],
+        packed: list[ProducerBatch],
     ) -> None:
-        growing: dict[object, Batch] = {}
+        growing: dict[object, ProducerBatch] = {}
         max_bytes = self._limits.command_bytes
         while waiting and brokers:
             pending = waiting[0]
@@ -277,7 +280,7 @@ class Accumulator:
             if fields is not None and not found.takes_sends:
                 pending.fail(not_supported(found.name))
                 continue
-            batch = Batch(self, found, waiting.popleft())
+            batch = ProducerBatch(self, found, waiting.popleft())
             if fields is not None:
                 found.assign_number(batch)
             if key is not None:
@@ -300,7 +303,7 @@ class Accumulator:
         broker.turn = self._turn
         return broker
 
-    def _launch(self, batch: Batch, packed: list[Batch]) -> None:
+    def _launch(self, batch: ProducerBatch, packed: list[ProducerBatch]) -> None:
         """Put a batch in flight; nothing goes behind one that may make its broker hang up."""
         broker = batch.broker
         self._turn += 1
@@ -314,7 +317,7 @@ class Accumulator:
 
     # What becomes of it.
 
-    def stored(self, batch: Batch, result: SendResult | None) -> None:
+    def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
         """The broker has stored its oldest batch, if perhaps not as safely as was wanted."""
         broker = batch.broker
         self._land(batch)
@@ -331,7 +334,7 @@ class Accumulator:
         broker.on_answer()
         self._fill_room()
 
-    def declined(self, batch: Batch, error: Refused) -> None:
+    def declined(self, batch: ProducerBatch, error: Refused) -> None:
         """The broker has not stored its oldest SEND, and may do so later."""
         broker = batch.broker
         self._land(batch)
@@ -349,7 +352,7 @@ class Accumulator:
         broker.on_answer()
         self._fill_room()
 
-    def refused(self, batch: Batch, error: Refused) -> None:
+    def refused(self, batch: ProducerBatch, error: Refused) -> None:
         """The broker has refused its oldest batch, and hangs up."""
         broker = batch.broker
         batch.is_refused = True
@@ -377,7 +380,7 @@ class Accumulator:
         if batch.is_done:
             self._settle(batch)
 
-    def lost_track(self, batch: Batch, error: PublishUnclear) -> None:
+    def lost_track(self, batch: ProducerBatch, error: PublishUnclear) -> None:
         """The answer to a broker's oldest batch cannot be understood."""
         batch.broker.lost_count += batch.message_count
         batch.fail(error)
@@ -390,8 +393,8 @@ class Accumulator:
         broker hang up.
         """
         broker.is_up = False
-        free: list[PendingMessages] = []
-        ordered: list[PendingMessages] = []
+        free: list[PendingPublish] = []
+        ordered: list[PendingPublish] = []
         count = 0
         is_blamed = isinstance(error.__cause__, Refused)
         """On what was refused: the broker has not tried what came behind it."""
@@ -425,7 +428,7 @@ class Accumulator:
         self.retried_count += count
         return count
 
-    def _count_loss(self, batch: Batch, error: ConnectionLost) -> None:
+    def _count_loss(self, batch: ProducerBatch, error: ConnectionLost) -> None:
         """Fail what was sent in vain as often as it may be."""
         for pending in batch.pendings:
             trouble = pending.failed()
@@ -436,18 +439,18 @@ class Accumulator:
                 else:
                     pending.fail(lost)
 
-    def _is_hopeless(self, batch: Batch, refusal: Refused | None = None) -> bool:
+    def _is_hopeless(self, batch: ProducerBatch, refusal: Refused | None = None) -> bool:
         """Count that a SEND was sent in vain; returns whether it may not be sent again."""
         troubles = [pending.failed(refusal) for pending in batch.pendings]
         return self._is_over(batch.pendings[0], troubles[0])
 
-    def _is_over(self, pending: PendingMessages, trouble: Trouble) -> bool:
+    def _is_over(self, pending: PendingPublish, trouble: Trouble) -> bool:
         """Whether this has failed once more than it may."""
         fields = pending.fields
         retries = self._retries if fields is None else fields.retries
         return retries is not None and trouble.failures > retries
 
-    def _retry(self, batch: Batch, delay_s: float = 0.0) -> None:
+    def _retry(self, batch: ProducerBatch, delay_s: float = 0.0) -> None:
         """Send a SEND again, after the delay, where it was sent or at another broker."""
         if self._tries_others and self._pass_on(batch):
             return
@@ -457,11 +460,11 @@ class Accumulator:
             batch.is_due = False
             self.call_later(delay_s, lambda: self._become_due(batch))
 
-    def _become_due(self, batch: Batch) -> None:
+    def _become_due(self, batch: ProducerBatch) -> None:
         batch.is_due = True
         self.on_room()
 
-    def _pass_on(self, batch: Batch) -> bool:
+    def _pass_on(self, batch: ProducerBatch) -> bool:
         """Send a SEND to another broker; False where there is none."""
         others = [
             broker
@@ -479,14 +482,14 @@ class Accumulator:
         self.on_room()
         return True
 
-    def _settle(self, batch: Batch) -> None:
+    def _settle(self, batch: ProducerBatch) -> None:
         """Remove the oldest batch of its broker, all of which has its answer."""
         self._land(batch)
         self._close(batch)
         batch.broker.on_answer()
         self._fill_room()
 
-    def _land(self, batch: Batch) -> None:
+    def _land(self, batch: ProducerBatch) -> None:
         """Take the oldest batch of its broker out of flight."""
         broker = batch.broker
         oldest = broker.batches.popleft()
@@ -496,7 +499,7 @@ class Accumulator:
         if broker.is_held and not broker.batches:
             broker.is_held = False
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: ProducerBatch) -> None:
         """Forget a batch, all of which has its answer and which is not in flight any more."""
         self.pending_messages -= batch.message_count
         self.pending_bytes -= batch.size_bytes
@@ -518,7 +521,7 @@ class Accumulator:
         ):
             self.on_room()
 
-    def _forget(self, pending: PendingMessages, *, was_sent: bool = False) -> None:
+    def _forget(self, pending: PendingPublish, *, was_sent: bool = False) -> None:
         """Forget what has its answer without having been stored."""
         self.pending_messages -= len(pending.bodies)
         self.pending_bytes -= pending.size_bytes
@@ -535,7 +538,7 @@ def not_supported(*names: str) -> NotSupported:
     )
 
 
-def _trouble(batch: Batch) -> Trouble:
+def _trouble(batch: ProducerBatch) -> Trouble:
     """The trouble of a SEND, which is that of all its messages."""
     first = batch.pendings[0]
     first.trouble = first.trouble or Trouble()

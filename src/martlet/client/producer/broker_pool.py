@@ -12,7 +12,7 @@ from martlet.client.hooks import Hooks
 from martlet.client.producer.accumulator import Accumulator, not_supported
 from martlet.client.producer.broker_link import BrokerLink
 from martlet.client.producer.in_flight import InFlightQueue, send_command
-from martlet.client.producer.pending import PendingMessages
+from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.routing import broker_of_key
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.connection import Connection
@@ -163,7 +163,7 @@ class BrokerPool:
     def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         self._loop.call_later(delay_s, function)
 
-    def send_oneway(self, pending: PendingMessages) -> None:
+    def send_oneway(self, pending: PendingPublish) -> None:
         """Write a SEND to a broker that reads it now, and expect no answer.
 
         Raises:

@@ -8,8 +8,8 @@ from math import inf
 from martlet.client.errors import PublishTimeout
 from martlet.client.producer.accumulator import Accumulator
 from martlet.client.producer.broker_pool import BrokerPool
-from martlet.client.producer.in_flight import Batch
-from martlet.client.producer.pending import PendingMessages
+from martlet.client.producer.in_flight import ProducerBatch
+from martlet.client.producer.pending import PendingPublish
 
 
 class Expiry:
@@ -61,7 +61,9 @@ class Expiry:
         if next_s < inf:
             self.set_timer(loop, next_s)
 
-    def _give_up(self, pending: PendingMessages, reason: str, batch: Batch | None = None) -> None:
+    def _give_up(
+        self, pending: PendingPublish, reason: str, batch: ProducerBatch | None = None
+    ) -> None:
         if pending.future.done():
             return
         if batch is not None and batch.stored is not None:

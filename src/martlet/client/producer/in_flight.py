@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.pending import PendingMessages
+from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.result import SendResult
 from martlet.properties.block import pack_block
 from martlet.properties.model import PRODUCER_BYTES
@@ -41,20 +41,20 @@ _STORED = frozenset(PutStatus)
 class BatchOwner(Protocol):
     """What decides how a batch goes on, once its broker has answered."""
 
-    def stored(self, batch: Batch, result: SendResult | None) -> None:
+    def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
         """The broker has stored it, if perhaps not as safely as was wanted."""
 
-    def declined(self, batch: Batch, error: Refused) -> None:
+    def declined(self, batch: ProducerBatch, error: Refused) -> None:
         """The broker has not stored it; the connection stays."""
 
-    def refused(self, batch: Batch, error: Refused) -> None:
+    def refused(self, batch: ProducerBatch, error: Refused) -> None:
         """The broker has not stored it, and hangs up."""
 
-    def lost_track(self, batch: Batch, error: PublishUnclear) -> None:
+    def lost_track(self, batch: ProducerBatch, error: PublishUnclear) -> None:
         """The broker's answer cannot be understood."""
 
 
-class Batch:
+class ProducerBatch:
     """Messages of one topic that go to a broker as one command, and get its one answer.
 
     Attributes:
@@ -82,7 +82,7 @@ class Batch:
         "stored",
     )
 
-    def __init__(self, owner: BatchOwner, broker: InFlightQueue, pending: PendingMessages) -> None:
+    def __init__(self, owner: BatchOwner, broker: InFlightQueue, pending: PendingPublish) -> None:
         self._owner = owner
         self._first_sent_s: float | None = None
         self.broker = broker
@@ -194,7 +194,7 @@ class Batch:
         """No answer will come: `Accumulator.put_back` sends it again."""
 
 
-def send_command(pendings: list[PendingMessages], fields: dict[str, Any]) -> bytes:
+def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> bytes:
     """Encode a SEND of messages that have their extras."""
     topic = pendings[0].topic
     if len(pendings) == 1 and (extras := pendings[0].extras) is not None:
@@ -274,15 +274,15 @@ class InFlightQueue:
         self.name = name
         self.producer = os.urandom(PRODUCER_BYTES) if is_idempotent else b""
         self._limits = limits
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[ProducerBatch] = deque()
         self.message_count = 0
         self.size_bytes = 0
-        self.retries: deque[Batch] = deque()
+        self.retries: deque[ProducerBatch] = deque()
         self.sequence = 0
         """The last number that a SEND was given."""
-        self._numbered: dict[int, Batch] = {}
+        self._numbered: dict[int, ProducerBatch] = {}
         """The SENDs that have no answer, by their numbers."""
-        self.pinned: deque[PendingMessages] = deque()
+        self.pinned: deque[PendingPublish] = deque()
         self.is_up = False
         self.takes_sends = False
         self.is_held = False
@@ -295,7 +295,7 @@ class InFlightQueue:
         self.refusals = 0
         self.on_answer: Callable[[], None] = lambda: None
 
-    def has_room(self, pending: PendingMessages) -> bool:
+    def has_room(self, pending: PendingPublish) -> bool:
         """Whether this may be sent now; with nothing in flight, everything may."""
         size_bytes = self.size_bytes
         limits = self._limits
@@ -304,24 +304,24 @@ class InFlightQueue:
             and self.message_count + len(pending.bodies) <= limits.max_in_flight_messages
         )
 
-    def may_begin(self, pending: PendingMessages) -> bool:
+    def may_begin(self, pending: PendingPublish) -> bool:
         """Whether a batch may begin with this now."""
         return (pending.extras is None or self.has_number_for(pending)) and self.has_room(pending)
 
-    def has_number_for(self, pending: PendingMessages) -> bool:
+    def has_number_for(self, pending: PendingPublish) -> bool:
         """Whether this needs no number, or may have one now."""
         if pending.fields is None:
             return True
         oldest = next(iter(self._numbered), self.sequence + 1)
         return not self.retries and self.sequence + 1 - oldest < MAX_UNANSWERED
 
-    def assign_number(self, batch: Batch) -> None:
+    def assign_number(self, batch: ProducerBatch) -> None:
         """Give a SEND the next number."""
         self.sequence += 1
         batch.number = self.sequence
         self._numbered[self.sequence] = batch
 
-    def retry(self, batch: Batch) -> None:
+    def retry(self, batch: ProducerBatch) -> None:
         """Send a SEND again, in its place among the others."""
         index = next(
             (at for at, each in enumerate(self.retries) if each.number > batch.number),
@@ -329,11 +329,11 @@ class InFlightQueue:
         )
         self.retries.insert(index, batch)
 
-    def drop(self, batch: Batch) -> None:
+    def drop(self, batch: ProducerBatch) -> None:
         """Release the number of a SEND that has its answer, or is given up here."""
         self._numbered.pop(batch.number, None)
 
-    def take_batches(self) -> list[Batch]:
+    def take_batches(self) -> list[ProducerBatch]:
         """Remove all that is in flight, as the connection is gone."""
         batches = list(self.batches)
         self.batches.clear()

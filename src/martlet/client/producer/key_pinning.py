@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from martlet.client.producer.in_flight import Batch, InFlightQueue
-from martlet.client.producer.pending import OrderKey, PendingMessages
+from martlet.client.producer.in_flight import InFlightQueue, ProducerBatch
+from martlet.client.producer.pending import OrderKey, PendingPublish
 from martlet.client.producer.routing import broker_of_key
 
 
@@ -37,8 +37,8 @@ class _Pin:
         self.needs_sends = False
         self.count = 0
         self.in_flight = 0
-        self.send: Batch | None = None
-        self.held: deque[PendingMessages] = deque()
+        self.send: ProducerBatch | None = None
+        self.held: deque[PendingPublish] = deque()
 
 
 class KeyPinning:
@@ -50,18 +50,18 @@ class KeyPinning:
     """
 
     def __init__(self, brokers: Sequence[InFlightQueue]) -> None:
-        self.unassigned: deque[PendingMessages] = deque()
+        self.unassigned: deque[PendingPublish] = deque()
         self._brokers = brokers
         self.pins: dict[OrderKey, _Pin] = {}
 
-    def queues(self) -> Iterator[deque[PendingMessages]]:
+    def queues(self) -> Iterator[deque[PendingPublish]]:
         """What waits, but for what is pinned to a broker."""
         yield self.unassigned
         for pin in self.pins.values():
             if pin.held:
                 yield pin.held
 
-    def add(self, pending: PendingMessages, key: OrderKey) -> None:
+    def add(self, pending: PendingPublish, key: OrderKey) -> None:
         """Put this behind what there is of its key."""
         pin = self.pins.get(key)
         if pin is None:
@@ -71,7 +71,7 @@ class KeyPinning:
         pin.count += 1
         self._queue(key, pin).append(pending)
 
-    def holds(self, pending: PendingMessages, key: OrderKey, batch: Batch | None) -> bool:
+    def holds(self, pending: PendingPublish, key: OrderKey, batch: ProducerBatch | None) -> bool:
         """Whether this has to wait for others of its key; then it is kept here until it may go.
 
         Args:
@@ -91,14 +91,14 @@ class KeyPinning:
         pin.held.append(pending)
         return True
 
-    def sent(self, key: OrderKey, batch: Batch) -> None:
+    def sent(self, key: OrderKey, batch: ProducerBatch) -> None:
         """One more of the key is in flight."""
         pin = self.pins[key]
         pin.in_flight += 1
         if batch.number:
             pin.send = batch
 
-    def settle(self, pending: PendingMessages, *, was_sent: bool) -> None:
+    def settle(self, pending: PendingPublish, *, was_sent: bool) -> None:
         """This has its answer."""
         key = pending.order_key
         if key is None:
@@ -114,7 +114,7 @@ class KeyPinning:
                 self._queue(key, pin).extendleft(reversed(pin.held))
                 pin.held.clear()
 
-    def leave(self, broker: InFlightQueue, unsent: Iterable[PendingMessages]) -> None:
+    def leave(self, broker: InFlightQueue, unsent: Iterable[PendingPublish]) -> None:
         """Pin the keys of a broker elsewhere, as its connection is gone.
 
         Args:
@@ -122,7 +122,7 @@ class KeyPinning:
             unsent: what was in flight there and is to be sent again, in order.
         """
         waiting = list(unsent)
-        held: list[PendingMessages] = []
+        held: list[PendingPublish] = []
         for pending in waiting:
             assert pending.order_key is not None
             pin = self.pins[pending.order_key]
@@ -145,13 +145,13 @@ class KeyPinning:
         self.unassigned.clear()
         self._place(waiting)
 
-    def _place(self, waiting: Iterable[PendingMessages]) -> None:
+    def _place(self, waiting: Iterable[PendingPublish]) -> None:
         for pending in waiting:
             key = pending.order_key
             assert key is not None
             self._queue(key, self.pins[key]).append(pending)
 
-    def _queue(self, key: OrderKey, pin: _Pin) -> deque[PendingMessages]:
+    def _queue(self, key: OrderKey, pin: _Pin) -> deque[PendingPublish]:
         if pin.broker is None:
             brokers = self._brokers
             if pin.needs_sends:

@@ -79,7 +79,7 @@ class Trouble:
         self.is_suspect = False
 
 
-class PendingMessages:
+class PendingPublish:
     """Messages that are published together, and the future of their acknowledgement.
 
     Attributes:

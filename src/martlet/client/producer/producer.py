@@ -37,7 +37,7 @@ from martlet.client.producer.message import (
     size_of,
 )
 from martlet.client.producer.options import SendKeywords, SendOptions
-from martlet.client.producer.pending import Extras, OrderKey, PendingMessages
+from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.transactions.check_back import Check
@@ -383,10 +383,10 @@ class Producer(ProducerTransactions):
 
     def _bare(
         self, topic: str, bodies: Sequence[bytes], size_bytes: int, key: str | bytes | None
-    ) -> PendingMessages:
+    ) -> PendingPublish:
         """Make what a PUB or MPUB carries."""
         loop = self._loop
-        return PendingMessages(
+        return PendingPublish(
             topic,
             bodies,
             size_bytes,
@@ -397,7 +397,7 @@ class Producer(ProducerTransactions):
 
     def _pending(
         self, topic: str, messages: Sequence[Sendable], options: SendOptions, mode: _Mode
-    ) -> PendingMessages:
+    ) -> PendingPublish:
         """Check messages that are to go together, and choose how."""
         check_name(topic, "topic")
         self._check_open()
@@ -416,7 +416,7 @@ class Producer(ProducerTransactions):
         if fields is not None or options.defer_ms is not None or options.timeout_s:
             extras = Extras(timeout_s, options.defer_ms, fields, entries)
         loop = self._loop
-        return PendingMessages(
+        return PendingPublish(
             topic,
             bodies,
             size_bytes,
@@ -426,7 +426,7 @@ class Producer(ProducerTransactions):
             extras,
         )
 
-    def _add(self, pending: PendingMessages, *, is_counted: bool = False) -> asyncio.Future[Any]:
+    def _add(self, pending: PendingPublish, *, is_counted: bool = False) -> asyncio.Future[Any]:
         """Publish this; hooks are called unless it is counted as part of another call."""
         future = pending.future
         if self._hooks is not None and not is_counted:
@@ -462,7 +462,7 @@ class Producer(ProducerTransactions):
             is_send = is_send or not are_bare(messages)
         results = SendResults()
         size_bytes = 0
-        sent: deque[PendingMessages] = deque()
+        sent: deque[PendingPublish] = deque()
 
         async def wait_for_first() -> int:
             results.add(len(sent[0].bodies), await sent[0].future)

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from martlet.client.producer.in_flight import InFlightQueue
-from martlet.client.producer.pending import OrderKey, PendingMessages
+from martlet.client.producer.pending import OrderKey, PendingPublish
 
 
-def lightest(brokers: Iterable[InFlightQueue], pending: PendingMessages) -> InFlightQueue | None:
+def lightest(brokers: Iterable[InFlightQueue], pending: PendingPublish) -> InFlightQueue | None:
     """Choose the broker with the least in flight that has room; a slow one only as the last."""
     best: InFlightQueue | None = None
     best_weight = (False, 0, 0)

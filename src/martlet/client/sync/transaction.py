@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import TracebackType
+from typing import Unpack
 
-from martlet.client.producer.message import Body
+from martlet.client.producer.message import Sendable
+from martlet.client.producer.options import MessageKeywords
 from martlet.client.sync.loop_thread import LoopThread
 from martlet.client.transactions import transaction as asynchronous
 from martlet.client.transactions.transaction import Contribution
@@ -30,65 +32,43 @@ class Transaction:
 
     @property
     def id(self) -> str:
-        """By which it is known."""
+        """The transaction's id."""
         return self._transaction.id
 
     @property
     def contribution(self) -> Contribution:
-        """What was added here, as whoever commits the transaction wants to know it."""
+        """What was added here, as `commit` takes it in the process that commits the transaction."""
         return self._transaction.contribution
 
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        tag: str = "",
-        keys: Iterable[str] | str = (),
-        headers: Mapping[str, str] | None = None,
-        order_key: str = "",
-        queue: int | None = None,
-    ) -> None:
-        """Add a message, and return once the broker has stored it; nobody sees it yet."""
-        self._thread.call(
-            self._transaction.publish(
-                topic,
-                body,
-                tag=tag,
-                keys=keys,
-                headers=headers,
-                order_key=order_key,
-                queue=queue,
-            )
-        )
+    def publish(self, topic: str, message: Sendable, **options: Unpack[MessageKeywords]) -> None:
+        """Add a message, and return once the broker has stored it; no consumer sees it yet."""
+        self._thread.call(self._transaction.publish(topic, message, **options))
 
     def publish_many(
-        self, topic: str, bodies: Iterable[Body], *, order_key: str = "", queue: int | None = None
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
     ) -> int:
         """Add messages in order, and return how many once the broker has stored all of them.
 
         What is no list or tuple is read here, in the caller's thread.
         """
-        if not isinstance(bodies, (list, tuple)):
-            bodies = list(bodies)
-        return self._thread.call(
-            self._transaction.publish_many(topic, bodies, order_key=order_key, queue=queue)
-        )
+        if not isinstance(messages, (list, tuple)):
+            messages = list(messages)
+        return self._thread.call(self._transaction.publish_many(topic, messages, **options))
 
     def begin(self) -> str:
         """Begin it, as the block does, and return its state."""
         return self._thread.call(self._transaction.begin())
 
     def prepare(self, *others: Contribution) -> None:
-        """Have it complete, and on the broker's disk."""
+        """Complete the transaction, and have all of it on the broker's disk."""
         self._thread.call(self._transaction.prepare(*others))
 
     def commit(self, *others: Contribution) -> None:
-        """Have everybody see its messages."""
+        """Make the messages visible."""
         self._thread.call(self._transaction.commit(*others))
 
     def rollback(self) -> None:
-        """Have nobody see its messages, ever."""
+        """Discard the messages: no consumer sees them, ever."""
         self._thread.call(self._transaction.rollback())
 
     def __enter__(self) -> Transaction:

@@ -20,9 +20,11 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from martlet.client.errors import (
     ClientError,
@@ -31,9 +33,9 @@ from martlet.client.errors import (
     TransactionRefused,
 )
 from martlet.client.names import check_name
-from martlet.client.producer.message import Body, check_body
+from martlet.client.producer.message import Sendable, check_message
+from martlet.client.producer.options import MessageKeywords, SendOptions
 from martlet.properties.block import pack_block
-from martlet.properties.model import Properties
 from martlet.protocol.nsq import commands
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ _MAX_BYTES = 1 << 20
 """Of one SEND, unless a single message is larger."""
 _ROLLBACK_S = 5.0
 """How long a block that failed waits at most until its transaction is rolled back."""
-_Place = tuple[str, str, int | None]
+_Destination = tuple[str, str, int | None]
 """A topic, an order key, and a queue."""
 
 
@@ -63,15 +65,19 @@ class Contribution(NamedTuple):
 
 
 def new_branch() -> str:
-    """A name that nobody else will choose."""
+    """Choose a random name."""
     return secrets.token_hex(8)
 
 
 class _Adding(NamedTuple):
-    place: _Place
+    destination: _Destination
     body: bytes
     entry: bytes
+    deliver_at_ms: int
     future: asyncio.Future[None]
+
+
+_DELIVER_AT_MS = attrgetter("deliver_at_ms")
 
 
 class Transaction:
@@ -115,29 +121,20 @@ class Transaction:
 
     @property
     def contribution(self) -> Contribution:
-        """What was added here, as whoever commits the transaction wants to know it."""
+        """What was added here, as `commit` takes it in the process that commits the transaction."""
         return Contribution(self.branch, self._message_count)
 
     # adding
 
     async def publish(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        tag: str = "",
-        keys: Iterable[str] | str = (),
-        headers: Mapping[str, str] | None = None,
-        order_key: str = "",
-        queue: int | None = None,
+        self, topic: str, message: Sendable, **options: Unpack[MessageKeywords]
     ) -> None:
-        """Add a message, and return once the broker has stored it; nobody sees it yet.
+        """Add a message, and return once the broker has stored it; no consumer sees it yet.
 
         Args:
-            topic: where it belongs; the broker creates it if there is none.
-            body: the message; not empty.
-            tag, keys, headers, order_key: its properties.
-            queue: the number of the queue; else that of the order key, or any.
+            topic: the topic's name; the broker creates it if there is none.
+            message: the body, or anything that has a body and properties.
+            options: those of `SendOptions`, but for ``wait_store_ok`` and ``timeout_s``.
 
         Raises:
             InvalidName, BadBody, BadProperties: no message may be like that.
@@ -147,22 +144,20 @@ class Transaction:
             WrongBroker: messages with this order key go to another broker.
             NotSupported: the broker is no Martlet broker.
         """
-        keys = (keys,) if isinstance(keys, str) else tuple(keys)
-        entry = Properties(tag, keys, headers or {}, order_key).pack()
-        await self._add((topic, order_key, queue), body, entry)
+        await self._add(topic, message, _checked(options))
 
     async def publish_many(
-        self, topic: str, bodies: Iterable[Body], *, order_key: str = "", queue: int | None = None
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
     ) -> int:
         """Add messages in order, and return how many once the broker has stored all of them.
 
         Raises as `publish`; some of them may be stored then.
         """
-        entry = Properties(order_key=order_key).pack()
+        given = _checked(options)
         futures: list[asyncio.Future[None]] = []
         count = 0
-        for body in bodies:
-            futures.append(self._add((topic, order_key, queue), body, entry))
+        for message in messages:
+            futures.append(self._add(topic, message, given))
             count += 1
             if len(futures) >= 2 * _MAX_MESSAGES:
                 await _all(futures)
@@ -170,18 +165,23 @@ class Transaction:
         await _all(futures)
         return count
 
-    def _add(self, place: _Place, body: Body, entry: bytes) -> asyncio.Future[None]:
+    def _add(self, topic: str, message: Sendable, options: SendOptions) -> asyncio.Future[None]:
         self._check_open()
-        topic, order_key, _ = place
         check_name(topic, "topic")
-        if order_key:
-            self._pinned.check_home(self.id, topic, order_key)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        adding = _Adding(place, check_body(body, self._max_body_bytes), entry, future)
+        if options.order_key:
+            self._pinned.check_home(self.id, topic, options.text_key)
+        body, properties = check_message(message, self._max_body_bytes)
+        adding = _Adding(
+            (topic, options.text_key, options.queue),
+            body,
+            options.pack_with(properties),
+            options.deliver_at_ms,
+            asyncio.get_running_loop().create_future(),
+        )
         self._waiting.append(adding)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._send_all(), name=f"transaction {self.id}")
-        return future
+        return adding.future
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -191,14 +191,14 @@ class Transaction:
 
     async def _send_all(self) -> None:
         while self._waiting:
-            # Whatever else is added in this turn of the loop goes with it.
+            # What else is added in this turn of the loop goes with it.
             await asyncio.sleep(0)
             some = self._next()
             try:
                 await self._send(some)
             except BaseException as error:
-                told = error if isinstance(error, ClientError) else Closed(f"closed: {error!r}")
-                self._fail(some, told)
+                cause = error if isinstance(error, ClientError) else Closed(f"closed: {error!r}")
+                self._fail(some, cause)
                 if not isinstance(error, ClientError):
                     raise
                 return
@@ -207,11 +207,13 @@ class Transaction:
                     adding.future.set_result(None)
 
     def _next(self) -> list[_Adding]:
-        """What goes in one SEND: as much as follows each other, and belongs to one place."""
+        """Take what goes in one SEND: as much as follows each other to one destination."""
         waiting = self._waiting
         some = [waiting.popleft()]
         size_bytes = len(some[0].body)
-        while waiting and len(some) < _MAX_MESSAGES and waiting[0].place == some[0].place:
+        while (
+            waiting and len(some) < _MAX_MESSAGES and waiting[0].destination == some[0].destination
+        ):
             size_bytes += len(waiting[0].body) + len(waiting[0].entry)
             if size_bytes > _MAX_BYTES:
                 break
@@ -219,7 +221,7 @@ class Transaction:
         return some
 
     async def _send(self, some: list[_Adding]) -> None:
-        topic, order_key, queue = some[0].place
+        topic, order_key, queue = some[0].destination
         options: dict[str, Any] = {
             "transaction": self.id,
             "branch": self.branch,
@@ -231,6 +233,9 @@ class Transaction:
             options["queue"] = queue
         elif order_key:
             options["order_key"] = order_key
+        times = [(at_ms, len(list(run))) for at_ms, run in groupby(some, _DELIVER_AT_MS)]
+        if any(at_ms for at_ms, _ in times):
+            options["deliver_at_ms"] = times
         entries = [(number, adding.entry) for number, adding in enumerate(some) if adding.entry]
         bodies = [adding.body for adding in some]
         command = commands.send(topic, bodies, options, pack_block(entries))
@@ -239,7 +244,7 @@ class Transaction:
         self._message_count += len(some)
 
     def _fail(self, some: list[_Adding], error: ClientError) -> None:
-        """What was not added is not tried again: those behind it would come without it."""
+        """Give up all that waits: behind what was not added it would come without it."""
         self._error = error
         for adding in (*some, *self._waiting):
             if not adding.future.done():
@@ -271,8 +276,9 @@ class Transaction:
         return state
 
     async def prepare(self, *others: Contribution) -> None:
-        """Have it complete: nothing more is added, and all is on the broker's disk when this
-        returns, whatever its flush mode is. What follows can be nothing but commit or rollback.
+        """Complete the transaction: nothing more can be added, only commit or rollback follows.
+
+        When this returns, all is on the broker's disk, in any flush mode.
 
         Args:
             others: what was added elsewhere and belongs to it.
@@ -284,7 +290,7 @@ class Transaction:
         await self._pinned.call(self.id, "transaction.prepare", **self._branches(others))
 
     async def commit(self, *others: Contribution) -> None:
-        """Have everybody see its messages. Once this returns, it is as safe as a publish is.
+        """Make the messages visible. Once this returns, that is as safe as a publish is.
 
         Args:
             others: what was added elsewhere and belongs to it; what is not named is left out.
@@ -304,7 +310,7 @@ class Transaction:
         self._ended = "committed"
 
     async def rollback(self) -> None:
-        """Have nobody see its messages, ever.
+        """Discard the messages: no consumer sees them, ever.
 
         Raises:
             TransactionRefused: it was committed.
@@ -356,7 +362,7 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if self._joined:
-            # Who has begun it decides.
+            # The process that has begun it decides.
             await self._drained()
         elif error is None:
             if not self._ended:
@@ -365,7 +371,7 @@ class Transaction:
             await self._give_up()
 
     async def _give_up(self) -> None:
-        """Roll back, while something worse is on its way to the caller."""
+        """Roll back after an exception in the block, which the caller gets."""
         try:
             async with asyncio.timeout(_ROLLBACK_S):
                 await self.rollback()
@@ -375,6 +381,13 @@ class Transaction:
                 self.id,
                 error,
             )
+
+
+def _checked(options: MessageKeywords) -> SendOptions:
+    given = SendOptions(**options)
+    if given.timeout_s is not None or not given.wait_store_ok:
+        raise ValueError("in a transaction a message has no timeout_s or wait_store_ok of its own")
+    return given
 
 
 async def _all(futures: list[asyncio.Future[None]]) -> None:

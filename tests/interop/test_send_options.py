@@ -1,0 +1,187 @@
+"""One set of options, for all ways to publish and send."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.unit.client.scripted_broker import ScriptedBroker
+
+from martlet.client import Consumer, NotSupported, Outgoing, Producer, Properties, sync
+from martlet.testing import Broker
+
+OPTIONS: dict[str, Any] = {"tag": "red", "keys": "a-1", "headers": {"h": "v"}, "order_key": "k"}
+PROPERTIES = ("red", ("a-1",), {"h": "v"}, "k")
+AMPLE_S = 30
+
+Way = Callable[[Producer, Any, dict[str, Any]], Awaitable[object]]
+
+
+async def _oneway(producer: Producer, message: Any, options: dict[str, Any]) -> None:
+    producer.send_oneway("t", message, **options)
+
+
+async def _in_transaction(producer: Producer, message: Any, options: dict[str, Any]) -> None:
+    async with producer.transaction() as transaction:
+        await transaction.publish("t", message, **options)
+
+
+async def _many_in_transaction(producer: Producer, message: Any, options: dict[str, Any]) -> None:
+    async with producer.transaction() as transaction:
+        assert await transaction.publish_many("t", [message], **options) == 1
+
+
+WAYS: dict[str, Way] = {
+    "publish": lambda producer, message, options: producer.publish("t", message, **options),
+    "submit": lambda producer, message, options: producer.submit("t", message, **options),
+    "publish_many": lambda producer, message, options: producer.publish_many(
+        "t", [message], **options
+    ),
+    "publish_many of an iterable": lambda producer, message, options: producer.publish_many(
+        "t", iter([message]), **options
+    ),
+    "send": lambda producer, message, options: producer.send("t", message, **options),
+    "send_async": lambda producer, message, options: producer.send_async("t", message, **options),
+    "send_many": lambda producer, message, options: producer.send_many("t", [message], **options),
+    "send_oneway": _oneway,
+    "transaction": _in_transaction,
+    "many in a transaction": _many_in_transaction,
+}
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+async def received(broker: Broker) -> tuple[bytes, tuple[Any, ...]]:
+    async with asyncio.timeout(AMPLE_S), Consumer("t", "c", broker.tcp_address) as consumer:
+        message = await anext(consumer)
+        message.finish()
+        found = message.properties
+        return message.body, (found.tag, found.keys, found.headers, found.order_key)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_way_takes_properties_and_a_delay(broker: Broker, way: str) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        began_s = time.time()
+        await WAYS[way](producer, b"1", {**OPTIONS, "defer_ms": 150})
+        assert await received(broker) == (b"1", PROPERTIES)
+        assert time.time() >= began_s + 0.15
+        at = time.time() + 0.15
+        await WAYS[way](producer, Outgoing(b"2", Properties(tag="green")), {"deliver_at": at})
+        assert await received(broker) == (b"2", ("green", (), {}, ""))
+        assert time.time() >= at
+
+
+async def test_threads_use_the_same_options(broker: Broker) -> None:
+    def publish() -> None:
+        with sync.Producer(broker.tcp_address) as producer:
+            producer.publish("t", b"1", **OPTIONS)
+            producer.submit("t", b"2", **OPTIONS).result(AMPLE_S)
+            assert producer.publish_many("t", iter([b"3", b"4"]), **OPTIONS) == 2
+            assert producer.send("t", b"5", **OPTIONS).offset == 4
+            results = producer.send_many("t", iter([b"6", b"7"]), **OPTIONS)
+            assert [each.offset for each in results] == [5, 6]
+            with producer.transaction() as transaction:
+                transaction.publish("t", b"8", **OPTIONS, defer_ms=1)
+
+    await asyncio.to_thread(publish)
+    for number in range(1, 9):
+        assert await received(broker) == (b"%d" % number, PROPERTIES)
+
+
+async def test_messages_of_a_key_stay_in_order_by_whatever_way(broker: Broker) -> None:
+    """A PUB does not overtake a SEND of its key, nor the other way round."""
+    async with Producer(broker.tcp_address) as producer:
+        futures: list[asyncio.Future[Any]] = []
+        for number in range(60):
+            way = producer.send_async if number % 3 else producer.submit
+            futures.append(way("t", b"%d" % number, order_key="k"))
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+        await asyncio.gather(*futures)
+        assert producer.stats.pending_messages == 0
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        assert [(await anext(consumer)).body for _ in futures] == [b"%d" % n for n in range(60)]
+
+
+async def test_an_ordered_producer_orders_sends_too(broker: Broker) -> None:
+    async with (
+        Broker() as other,
+        Producer([broker.tcp_address, other.tcp_address], ordered=True) as producer,
+    ):
+        results = await asyncio.gather(*(producer.send("t", b"%d" % n) for n in range(50)))
+        assert len({each.broker for each in results}) == 1
+        assert [each.offset for each in results] == list(range(50))
+
+
+async def test_messages_with_properties_among_others_are_published_in_order(
+    broker: Broker,
+) -> None:
+    def messages() -> Any:
+        for number in range(100):
+            yield b"%d" % number
+        yield Outgoing(b"100", Properties(tag="red"))
+        yield bytearray(b"101")
+
+    async with Producer(broker.tcp_address) as producer:
+        assert await producer.publish_many("t", messages()) == 102
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        found = [await anext(consumer) for _ in range(102)]
+    assert [each.body for each in found] == [b"%d" % number for number in range(102)]
+    assert [each.properties.tag for each in found[-2:]] == ["red", ""]
+
+
+async def test_a_broker_of_nsq_gets_what_its_commands_can_carry() -> None:
+    async with ScriptedBroker() as broker, Producer(broker.address) as producer:
+        await producer.publish("t", b"1", defer_ms=5, order_key="k", timeout_s=10)
+        await producer.publish_many("t", [b"2", bytearray(b"3")], order_key="k")
+        await producer.submit("t", Outgoing(b"4"))
+        refused: list[dict[str, Any]] = [
+            {"tag": "red"},
+            {"deliver_at": time.time() + 1},
+            {"queue": 1},
+            {"wait_store_ok": False},
+            {"headers": {"h": "v"}, "order_key": "k"},
+        ]
+        for options in refused:
+            with pytest.raises(NotSupported, match="no Martlet broker"):
+                await producer.publish("t", b"5", **options)
+        with pytest.raises(NotSupported, match="no Martlet broker"):
+            await producer.publish_many("t", [b"6", b"7"], defer_ms=5)
+        with pytest.raises(NotSupported, match="no Martlet broker"):
+            await producer.publish("t", Outgoing(b"8", Properties(tag="red")))
+        assert producer.stats.pending_messages == 0
+    assert [" ".join(each.words) for each in broker.commands] == ["DPUB t 5", "MPUB t", "PUB t"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"defer_ms": 1, "deliver_at": 2.0}, "both say when to deliver: give one"),
+        ({"defer_ms": -1}, "defer_ms=-1"),
+        ({"timeout_s": -1.0}, "timeout_s=-1.0 must be above 0"),
+    ],
+)
+async def test_options_that_make_no_sense_are_refused_at_once(
+    broker: Broker, options: dict[str, Any], why: str
+) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        for way in WAYS.values():
+            with pytest.raises(ValueError, match=why):
+                await way(producer, b"1", options)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+            await producer.publish("t", b"1", colour="red")  # type: ignore[call-arg]
+    assert "t" not in broker.server.broker.topics
+
+
+async def test_a_message_in_a_transaction_has_no_timeout_of_its_own(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer, producer.transaction() as transaction:
+        with pytest.raises(ValueError, match="in a transaction"):
+            await transaction.publish("t", b"1", timeout_s=1.0)  # type: ignore[call-arg]
