@@ -12,7 +12,7 @@ import aiohttp
 
 from martlet import unreachable
 from martlet.http_answer import read_answer, read_json
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
 from martlet.options.options import LogOptions, require_name
 
@@ -26,18 +26,16 @@ class DoorOptions(LogOptions):
     """
 
     nsqd_http_addresses: tuple[str, ...] = option(
-        "nsqd-http-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker's HTTP; may be given several times",
+        name="nsqd-http-address",
         section="brokers",
     )
     lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a lookup daemon, which knows the brokers that have the topic; may be"
         " given several times",
+        name="lookupd-http-address",
     )
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout()
@@ -59,7 +57,7 @@ class TopicOptions(DoorOptions):
         OptionError: none is named, or its name is not valid.
     """
 
-    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="topic")
+    topic: str = option("", "the topic", section="topic")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,8 +74,8 @@ class ChannelOptions(DoorOptions):
         OptionError: none is named, or its name is not valid.
     """
 
-    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="channel")
-    channel: str = option("channel", FlagKind.STRING, "", "the channel")
+    topic: str = option("", "the topic", section="channel")
+    channel: str = option("", "the channel")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -242,6 +242,4 @@ def _help(flag: Flag, default: object) -> str:
         text += f" (default: {shown})"
     if flag.instead:
         text += f" [accepted without effect: {flag.instead}]"
-    if flag.missing:
-        text += f" [refused: {flag.missing}]"
     return text

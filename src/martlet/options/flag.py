@@ -1,8 +1,8 @@
-"""The flag: one option, with the name it has on a command line, in a config file and in Python.
+"""A flag: one option, with the name it has on a command line, in a config file and in Python.
 
-A flag knows how to read its value from text (``--msg-timeout=1m30s``) and from TOML
-(``msg_timeout = "1m30s"``), and between which limits the value must lie.  Both readings are
-those of NSQ, so that a command line or a file written for nsqd means the same here.
+A flag reads its value from text (``--msg-timeout=1m30s``) and from TOML
+(``msg_timeout = "1m30s"``), and checks it against its limits.  Both readings are those of NSQ: a
+command line or a file written for nsqd means the same here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from martlet.durations import MILLISECOND_NS, format_duration, parse_duration, p
 
 
 class OptionError(ValueError):
-    """An option has a value that it cannot have.  Says which, why, and what would do."""
+    """An option has a value that is not allowed; the text names both, and what is allowed."""
+
+
+Size = int
+"""A number of bytes, as the type of a field: ``4MiB`` on a command line."""
 
 
 class FlagKind(StrEnum):
-    """What a flag's value is."""
+    """The kind of a flag's value."""
 
     STRING = "string"
     INT = "int"
@@ -41,7 +45,7 @@ _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 def parse_bool(text: str) -> bool:
-    """``true``, ``false`` and the short forms that Go takes.
+    """Read ``true``, ``false`` or one of the short forms that Go takes.
 
     Raises:
         ValueError: the text is neither.
@@ -51,14 +55,14 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
-_MAX = 2**63 - 1
+_MAX_INT = 2**63 - 1
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO]?[0-7_]+|[0-9][0-9_]*)")
 _OCTAL = re.compile(r"\A([+-]?)0(?=[0-7_])")
 _DECIMAL = re.compile(r"[+-]?[0-9]+")
 
 
 def _parse_int(text: str) -> int:
-    """A whole number as Go reads it from a flag: ``10``, ``1_000``, ``0x10``, ``017`` (15)."""
+    """Read a whole number as Go does from a flag: ``10``, ``1_000``, ``0x10``, ``017`` (15)."""
     try:
         if _NUMBER.fullmatch(text):
             return _in_range(int(_OCTAL.sub(r"\g<1>0o", text), 0), text)
@@ -69,15 +73,15 @@ def _parse_int(text: str) -> int:
 
 
 def _parse_decimal(text: str) -> int:
-    """A whole number as nsqd reads it from the text of a config file."""
+    """Read a whole number as nsqd does from the text of a config file."""
     if not _DECIMAL.fullmatch(text):
         raise ValueError(f"{text!r} is not a whole number")
     return _in_range(int(text), text)
 
 
 def _in_range(number: int, text: str) -> int:
-    if not -_MAX <= number <= _MAX:
-        raise ValueError(f"{text} is out of range; the largest number is {_MAX}")
+    if not -_MAX_INT <= number <= _MAX_INT:
+        raise ValueError(f"{text} is out of range; the largest number is {_MAX_INT}")
     return number
 
 
@@ -126,35 +130,62 @@ _WRITE = {
 """How a value is written in a config file."""
 
 
+_KINDS = {
+    "str": FlagKind.STRING,
+    "int": FlagKind.INT,
+    "Size": FlagKind.SIZE,
+    "bool": FlagKind.BOOL,
+    "tuple[str, ...]": FlagKind.STRINGS,
+    "float": FlagKind.FLOAT,
+    "tuple[float, ...]": FlagKind.FLOATS,
+}
+"""The kind of a flag by the type of its field."""
+_DURATION_SUFFIX = "_ns"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One option: its names, its kind, its limits and its help."""
+    """One option: its names, its kind, its limits and its help.
 
-    name: str
-    """On the command line, without dashes: ``msg-timeout``."""
-    kind: FlagKind
+    Attributes:
+        name: on the command line, without dashes: ``msg-timeout``.
+        config_key: in a config file: ``msg_timeout``.
+        field: in Python, a field of the options: ``msg_timeout_ns``.
+        minimum, maximum: the limits of a number; None for none.
+        choices: of a choice, the texts that may be written, each with its value.
+        instead: of a flag that is accepted without effect, what happens instead.
+        section: on the first flag of a section of the help, its title.
+    """
+
     help: str
-    config_key: str
-    """In a config file: ``msg_timeout``."""
+    name: str = ""
+    kind: FlagKind = FlagKind.CHOICE
+    config_key: str = ""
     field: str = ""
-    """In Python, a field of the options: ``msg_timeout_ns``."""
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[tuple[str, object], ...] = ()
-    """For a choice: what may be written, and the value that it stands for."""
     instead: str = ""
-    """For a flag that has no meaning here: what happens instead.  It is accepted all the same."""
-    missing: str = ""
-    """For what Martlet cannot do, and must not ignore: why a value is refused."""
     section: str = ""
-    """On the first flag of a section of the help: its title."""
+
+    def for_field(self, field: str, type_name: str, separator: str) -> Flag:
+        """Return the flag of a field, named after it unless it has a name of its own."""
+        is_duration = field.endswith(_DURATION_SUFFIX)
+        name = self.name or field.removesuffix(_DURATION_SUFFIX).replace("_", separator)
+        return dataclasses.replace(
+            self,
+            name=name,
+            kind=FlagKind.CHOICE
+            if self.choices
+            else FlagKind.DURATION
+            if is_duration
+            else _KINDS[type_name],
+            config_key=self.config_key or name.replace("-", "_"),
+            field=field,
+        )
 
     def parse(self, text: str) -> Any:
-        """The value that the text of a command line stands for.
-
-        Raises:
-            OptionError: it stands for none.
-        """
+        """Read a value from the text of a command line. Raises OptionError."""
         try:
             if self.kind is FlagKind.CHOICE:
                 return self._choose(text)
@@ -163,13 +194,13 @@ class Flag:
             raise OptionError(f"--{self.name}: {error}") from None
 
     def coerce(self, value: object) -> Any:
-        """The value that an entry of a config file stands for.
+        """Read a value from an entry of a config file.
 
         As with nsqd, text is read as on a command line, and a plain number for a duration counts
         milliseconds.
 
         Raises:
-            OptionError: it stands for none.
+            OptionError: it is not of the flag's kind.
         """
         try:
             found = self._coerce(value)
@@ -210,11 +241,7 @@ class Flag:
         return None
 
     def check(self, value: object) -> None:
-        """See that a value lies between the limits, or is one of the choices.
-
-        Raises:
-            OptionError: it does not, or is none.
-        """
+        """Check that a value is within the limits, or one of the choices. Raises OptionError."""
         if self.choices and value not in [choice for _, choice in self.choices]:
             names = ", ".join(text for text, _ in self.choices if text)
             raise OptionError(f"--{self.name} is {value!r}; it must be one of {names}")
@@ -232,7 +259,7 @@ class Flag:
         raise OptionError(f"--{self.name} is {self.format(value)}; it must be {limit}")
 
     def format(self, value: object) -> str:
-        """The value as one would write it on a command line."""
+        """Write a value as on a command line."""
         if self.kind is FlagKind.DURATION and isinstance(value, int):
             return format_duration(value)
         if isinstance(value, bool):
@@ -253,29 +280,36 @@ class Flag:
 
 
 def option(
-    name: str,
-    kind: FlagKind,
     default: object,
-    help: str,
+    description: str,
     *,
+    name: str = "",
     config_key: str = "",
     limits: tuple[int | None, int | None] = (None, None),
     choices: tuple[tuple[str, object], ...] = (),
     instead: str = "",
-    missing: str = "",
     section: str = "",
 ) -> Any:
-    """A dataclass field that is a flag.  A default that can be called is a default factory."""
+    """Make a dataclass field that is a flag.
+
+    The field gives the flag its name and its kind: ``msg_timeout_ns: int`` is the duration
+    ``--msg-timeout``, ``max_msg_size: Size`` a number of bytes.
+
+    Args:
+        default: the value without the flag; what can be called is a default factory.
+        description: the text of ``--help``.
+        name, config_key: where they do not follow from the field.
+        limits: the least and the greatest number; None for no limit.
+        choices, instead, section: as those of `Flag`.
+    """
     flag = Flag(
+        help=description,
         name=name,
-        kind=kind,
-        help=help,
-        config_key=config_key or name.replace("-", "_"),
+        config_key=config_key,
         minimum=limits[0],
         maximum=limits[1],
         choices=choices,
         instead=instead,
-        missing=missing,
         section=section,
     )
     metadata = {"flag": flag}

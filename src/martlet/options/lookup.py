@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from martlet.durations import MINUTE_NS, SECOND_NS
-from martlet.options.flag import FlagKind, option
+from martlet.options.flag import option
 from martlet.options.options import LogOptions
 
 
@@ -18,40 +18,21 @@ class LookupOptions(LogOptions):
         OptionError: a value is out of its limits.
     """
 
-    tcp_address: str = option(
-        "tcp-address",
-        FlagKind.STRING,
-        "0.0.0.0:4160",
-        "<addr>:<port> for brokers",
-        section="addresses",
-    )
-    http_address: str = option(
-        "http-address", FlagKind.STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP"
-    )
+    tcp_address: str = option("0.0.0.0:4160", "<addr>:<port> for brokers", section="addresses")
+    http_address: str = option("0.0.0.0:4161", "<addr>:<port> for HTTP")
     broadcast_address: str = option(
-        "broadcast-address",
-        FlagKind.STRING,
-        socket.gethostname,
-        "the name under which this daemon is reached (default: the host's name)",
+        socket.gethostname, "the name under which this daemon is reached (default: the host's name)"
     )
     inactive_producer_timeout_ns: int = option(
-        "inactive-producer-timeout",
-        FlagKind.DURATION,
         5 * MINUTE_NS,
         "a broker that was silent for so long is not told of",
         limits=(0, None),
         section="brokers",
     )
     tombstone_lifetime_ns: int = option(
-        "tombstone-lifetime",
-        FlagKind.DURATION,
-        45 * SECOND_NS,
-        "how long a broker stays hidden for a topic",
-        limits=(0, None),
+        45 * SECOND_NS, "how long a broker stays hidden for a topic", limits=(0, None)
     )
     max_connections: int = option(
-        "max-connections",
-        FlagKind.INT,
         10_000,
         "the most brokers that may be connected at a time (0: as many as the system allows)",
         limits=(0, None),

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 
 from martlet.durations import MILLISECOND_NS, MINUTE_NS
-from martlet.options.flag import FlagKind, option
+from martlet.options.flag import option
 from martlet.options.options import LogOptions
 
 
@@ -22,8 +22,6 @@ class ReportOptions(LogOptions):
     """What a broker tells about itself."""
 
     node_id: int = option(
-        "node-id",
-        FlagKind.INT,
         lambda: default_node_id(socket.gethostname()),
         "a number for this broker, from 0 to 1023 (default: made from the host's name)",
         config_key="id",
@@ -31,71 +29,37 @@ class ReportOptions(LogOptions):
         instead="message ids begin at a random number for each queue; this one is only logged",
         section="metrics",
     )
-    statsd_address: str = option(
-        "statsd-address",
-        FlagKind.STRING,
-        "",
-        "<addr>:<port> of a statsd server",
-    )
-    statsd_prefix: str = option(
-        "statsd-prefix",
-        FlagKind.STRING,
-        "nsq.%s",
-        "the prefix of statsd keys, %s being the host",
-    )
+    statsd_address: str = option("", "<addr>:<port> of a statsd server")
+    statsd_prefix: str = option("nsq.%s", "the prefix of statsd keys, %s being the host")
     statsd_interval_ns: int = option(
-        "statsd-interval",
-        FlagKind.DURATION,
-        MINUTE_NS,
-        "how often metrics go to statsd",
-        limits=(MILLISECOND_NS, None),
+        MINUTE_NS, "how often metrics go to statsd", limits=(MILLISECOND_NS, None)
     )
-    statsd_mem_stats: bool = option(
-        "statsd-mem-stats",
-        FlagKind.BOOL,
-        True,
-        "whether statsd gets metrics of memory",
-    )
+    statsd_mem_stats: bool = option(True, "whether statsd gets metrics of memory")
     statsd_udp_packet_size: int = option(
-        "statsd-udp-packet-size",
-        FlagKind.INT,
-        508,
-        "the most bytes of a packet to statsd",
-        limits=(64, 65507),
+        508, "the most bytes of a packet to statsd", limits=(64, 65507)
     )
     statsd_exclude_ephemeral: bool = option(
-        "statsd-exclude-ephemeral",
-        FlagKind.BOOL,
-        False,
-        "leave ephemeral topics and channels out of what statsd gets",
+        False, "leave ephemeral topics and channels out of what statsd gets"
     )
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
-        "e2e-processing-latency-percentile",
-        FlagKind.FLOATS,
         (),
         "percentiles of the time from publish to finish, as 1.0,0.99,0.95",
+        name="e2e-processing-latency-percentile",
         config_key="e2e_processing_latency_percentiles",
     )
     e2e_processing_latency_window_time_ns: int = option(
-        "e2e-processing-latency-window-time",
-        FlagKind.DURATION,
-        10 * MINUTE_NS,
-        "over how long those percentiles are taken",
-        limits=(MILLISECOND_NS, None),
+        10 * MINUTE_NS, "over how long those percentiles are taken", limits=(MILLISECOND_NS, None)
     )
     metrics_max_channels: int = option(
-        "metrics-max-channels",
-        FlagKind.INT,
         1000,
         "how many topics, and how many channels, /metrics tells of one by one, the oldest first;"
         " the others are added up under the topic (other)",
         limits=(0, None),
     )
     experiments: tuple[str, ...] = option(
-        "enable-experiment",
-        FlagKind.STRINGS,
         (),
         "'topology-aware-consumption': prefer consumers in the broker's zone, then its region;"
         " other experiments of nsqd are accepted and ignored; may be given several times",
+        name="enable-experiment",
         config_key="enable_experiment",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.durations import SECOND_NS
-from martlet.options.flag import FlagKind, option
+from martlet.options.flag import option
 from martlet.options.options import Options
 
 
@@ -16,7 +16,7 @@ def connect_timeout(
 ) -> Any:
     """``--http-client-connect-timeout``, two seconds unless told otherwise."""
     name = "http-client-connect-timeout"
-    return option(name, FlagKind.DURATION, 2 * SECOND_NS, help, limits=(min_value, None))
+    return option(2 * SECOND_NS, help, name=name, limits=(min_value, None))
 
 
 def request_timeout(
@@ -24,7 +24,7 @@ def request_timeout(
 ) -> Any:
     """``--http-client-request-timeout``, so many seconds unless told otherwise."""
     name = "http-client-request-timeout"
-    return option(name, FlagKind.DURATION, seconds * SECOND_NS, help, limits=(min_value, None))
+    return option(seconds * SECOND_NS, help, name=name, limits=(min_value, None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,49 +32,35 @@ class NetworkOptions(Options):
     """Where a broker listens, and how others reach it."""
 
     tcp_address: str = option(
-        "tcp-address",
-        FlagKind.STRING,
         "0.0.0.0:4150",
         "<addr>:<port> for NSQ's TCP clients, or the <path> of a Unix socket",
         section="addresses",
     )
     http_address: str = option(
-        "http-address",
-        FlagKind.STRING,
-        "0.0.0.0:4151",
-        "<addr>:<port> for HTTP, or the <path> of a Unix socket; empty for no HTTP",
+        "0.0.0.0:4151", "<addr>:<port> for HTTP, or the <path> of a Unix socket; empty for no HTTP"
     )
     https_address: str = option(
-        "https-address",
-        FlagKind.STRING,
         "0.0.0.0:4152",
         "<addr>:<port> for HTTPS, or the <path> of a Unix socket; served only with a certificate",
     )
     broadcast_address: str = option(
-        "broadcast-address",
-        FlagKind.STRING,
         socket.gethostname,
         "the name under which clients reach this broker (default: the host's name)",
     )
     broadcast_tcp_port: int = option(
-        "broadcast-tcp-port",
-        FlagKind.INT,
         0,
         "the TCP port under which clients reach this broker (default: the one it listens on)",
         limits=(0, 65535),
     )
     broadcast_http_port: int = option(
-        "broadcast-http-port",
-        FlagKind.INT,
         0,
         "the HTTP port under which clients reach this broker (default: the one it listens on)",
         limits=(0, 65535),
     )
     lookupd_tcp_addresses: tuple[str, ...] = option(
-        "lookupd-tcp-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of an nsqlookupd; may be given several times",
+        name="lookupd-tcp-address",
         config_key="nsqlookupd_tcp_addresses",
     )
     http_client_connect_timeout_ns: int = connect_timeout(
@@ -85,21 +71,11 @@ class NetworkOptions(Options):
         "how long a request to another server over HTTP may take (0: no limit)", min_value=0
     )
     topology_region: str = option(
-        "topology-region",
-        FlagKind.STRING,
-        "",
-        "the region that this broker runs in; see --enable-experiment",
+        "", "the region that this broker runs in; see --enable-experiment"
     )
     topology_zone: str = option(
-        "topology-zone",
-        FlagKind.STRING,
-        "",
-        "the zone, in its region, that this broker runs in; see --enable-experiment",
+        "", "the zone, in its region, that this broker runs in; see --enable-experiment"
     )
     max_connections: int = option(
-        "max-connections",
-        FlagKind.INT,
-        0,
-        "the most TCP connections at a time (0: as many as the system allows)",
-        limits=(0, None),
+        0, "the most TCP connections at a time (0: as many as the system allows)", limits=(0, None)
     )

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from martlet.addresses import Address
 from martlet.names import is_valid_name
-from martlet.options.flag import Flag, FlagKind, OptionError, option
+from martlet.options.flag import Flag, OptionError, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,12 @@ class Options:
         OptionError: a value is out of its limits.
     """
 
+    separator: ClassVar[str] = "-"
+    """Stands between the words of a flag's name."""
+
     def __post_init__(self) -> None:
         for flag in self.flags().values():
-            value = getattr(self, flag.field)
-            flag.check(value)
-            if flag.missing and value != self.defaults()[flag.field]:
-                raise OptionError(f"--{flag.name} cannot be used: {flag.missing}")
+            flag.check(getattr(self, flag.field))
 
     @classmethod
     def flags(cls) -> dict[str, Flag]:
@@ -61,11 +61,12 @@ class Options:
 
 @cache
 def _flags_of(kind: type[Options]) -> dict[str, Flag]:
-    return {
-        entry.metadata["flag"].name: dataclasses.replace(entry.metadata["flag"], field=entry.name)
+    flags = [
+        entry.metadata["flag"].for_field(entry.name, str(entry.type), kind.separator)
         for entry in dataclasses.fields(kind)
         if "flag" in entry.metadata
-    }
+    ]
+    return {flag.name: flag for flag in flags}
 
 
 @cache
@@ -97,17 +98,13 @@ class LogLevel(IntEnum):
 class LogOptions(Options):
     """What a command logs."""
 
-    log_level: LogLevel = option(  # noqa: RUF009
-        "log-level",
-        FlagKind.CHOICE,
+    log_level: LogLevel = option(
         LogLevel.INFO,
         "how much to log: debug, info, warn, error or fatal",
         choices=tuple((level.name.lower(), level) for level in LogLevel),
         section="log lines",
     )
-    log_prefix: str = option(
-        "log-prefix", FlagKind.STRING, "[martlet] ", "what each log line begins with"
-    )
+    log_prefix: str = option("[martlet] ", "what each log line begins with")
 
 
 def require_name(flag: str, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from martlet.options.flag import FlagKind, option
+from martlet.options.flag import option
 from martlet.options.options import Options
 
 
@@ -48,49 +48,35 @@ _TLS_VERSIONS = (
 class SecurityOptions(Options):
     """Who may connect, and how."""
 
-    tls_cert: str = option(
-        "tls-cert", FlagKind.STRING, "", "the file of the certificate", section="TLS"
-    )
-    tls_key: str = option("tls-key", FlagKind.STRING, "", "the file of the certificate's key")
+    tls_cert: str = option("", "the file of the certificate", section="TLS")
+    tls_key: str = option("", "the file of the certificate's key")
     tls_root_ca_file: str = option(
-        "tls-root-ca-file",
-        FlagKind.STRING,
-        "",
-        "the file of the authority that clients' certificates are checked with",
+        "", "the file of the authority that clients' certificates are checked with"
     )
     tls_client_auth_policy: str = option(
-        "tls-client-auth-policy",
-        FlagKind.STRING,
         "",
         "what is asked of clients' certificates: 'require' takes any, 'require-verify' those that"
         " --tls-root-ca-file verifies; makes TLS required",
     )
-    tls_required: TlsRequired = option(  # noqa: RUF009
-        "tls-required",
-        FlagKind.CHOICE,
+    tls_required: TlsRequired = option(
         TlsRequired.NO,
         "whether clients must use TLS: true, false, or tcp-https, which leaves HTTP open",
         choices=_TLS_REQUIRED,
     )
-    tls_min_version: TlsVersion = option(  # noqa: RUF009
-        "tls-min-version",
-        FlagKind.CHOICE,
+    tls_min_version: TlsVersion = option(
         TlsVersion.TLS1_0,
         "the oldest TLS to speak: tls1.0, tls1.1, tls1.2 or tls1.3",
         choices=_TLS_VERSIONS,
     )
     auth_http_addresses: tuple[str, ...] = option(
-        "auth-http-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> or URL of a server that is asked over HTTP what a client may do, with the"
         " secret that it sends in AUTH; may be given several times, and one that answers is enough",
+        name="auth-http-address",
         config_key="auth_http_addresses",
         section="authorization",
     )
     auth_http_request_method: str = option(
-        "auth-http-request-method",
-        FlagKind.CHOICE,
         "get",
         "how the auth server is asked: get or post",
         choices=(("get", "get"), ("post", "post")),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.addresses import Address
 from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
 
 
@@ -19,60 +19,41 @@ class JobOptions(LogOptions):
     """
 
     addresses: tuple[str, ...] = option(
-        "addresses",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker's HTTP door, or https://<addr>:<port>; may be given several"
         " times, or with commas",
         section="brokers",
     )
     lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a lookup that knows the brokers; may be given several times",
+        name="lookupd-http-address",
     )
     timeout_ns: int = option(
-        "timeout",
-        FlagKind.DURATION,
         5 * MINUTE_NS,
         "how long a broker may be out of reach before the job fails",
         limits=(0, None),
     )
     tls_ca_file: str = option(
-        "tls-ca-file",
-        FlagKind.STRING,
         "",
         "certificates of the authorities that brokers' certificates are checked with, beside those"
         " that the machine trusts; as all of these files, on each machine where Spark runs tasks",
     )
-    tls_cert_file: str = option(
-        "tls-cert-file", FlagKind.STRING, "", "the certificate to show brokers"
-    )
-    tls_key_file: str = option("tls-key-file", FlagKind.STRING, "", "its key")
-    tls_verify: bool = option("tls-verify", FlagKind.BOOL, True, "false: take any certificate")
-    auth_secret: str = option(
-        "auth-secret", FlagKind.STRING, "", "what brokers with AUTH are told by a job that writes"
-    )
+    tls_cert_file: str = option("", "the certificate to show brokers")
+    tls_key_file: str = option("", "its key")
+    tls_verify: bool = option(True, "false: take any certificate")
+    auth_secret: str = option("", "what brokers with AUTH are told by a job that writes")
     master: str = option(
-        "master",
-        FlagKind.STRING,
         "",
         "where Spark runs: local[4], spark://HOST:7077, yarn, k8s://... (default: what"
         " spark-submit says, else local[*])",
         section="Spark",
     )
     spark_conf: tuple[str, ...] = option(
-        "spark-conf",
-        FlagKind.STRINGS,
-        (),
-        "a setting of Spark, as spark.executor.memory=4g; may be given several times",
+        (), "a setting of Spark, as spark.executor.memory=4g; may be given several times"
     )
     metrics_address: str = option(
-        "metrics-address",
-        FlagKind.STRING,
-        "",
-        "<addr>:<port> where Prometheus finds the job's metrics (default: nowhere)",
+        "", "<addr>:<port> where Prometheus finds the job's metrics (default: nowhere)"
     )
 
     def __post_init__(self) -> None:
@@ -149,34 +130,18 @@ class StreamJobOptions(JobOptions):
     """
 
     checkpoint: str = option(
-        "checkpoint",
-        FlagKind.STRING,
         "",
         "folder or URL where the position is kept, so that a job started again goes on",
         section="batches",
     )
-    once: bool = option("once", FlagKind.BOOL, False, "do what there is now, and end")
+    once: bool = option(False, "do what there is now, and end")
     allow_missing_topics: bool = option(
-        "allow-missing-topics",
-        FlagKind.BOOL,
         False,
         "go on without topics that do not exist yet; each is read from its start once it does"
         " (default: an error, exit code 2)",
     )
-    interval_ns: int = option(
-        "interval",
-        FlagKind.DURATION,
-        10 * SECOND_NS,
-        "else how often",
-        limits=(0, None),
-    )
-    max_offsets: int = option(
-        "max-offsets",
-        FlagKind.INT,
-        1_000_000,
-        "the most messages of one micro-batch",
-        limits=(1, None),
-    )
+    interval_ns: int = option(10 * SECOND_NS, "else how often", limits=(0, None))
+    max_offsets: int = option(1_000_000, "the most messages of one micro-batch", limits=(1, None))
 
     @property
     def interval(self) -> str:

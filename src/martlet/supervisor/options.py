@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from martlet.durations import SECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
 
 PORT_STEP = 100
@@ -25,78 +25,46 @@ class UpOptions(LogOptions):
     """
 
     workers: int = option(
-        "workers",
-        FlagKind.INT,
-        1,
-        "how many brokers; one uses one core",
-        limits=(1, 256),
-        section="brokers",
+        1, "how many brokers; one uses one core", limits=(1, 256), section="brokers"
     )
     data_path: str = option(
-        "data-path",
-        FlagKind.STRING,
         "",
         "the folder in which each broker has one of its own: broker-0, broker-1, ..."
         " (default: the current folder)",
     )
     tcp_address: str = option(
-        "tcp-address",
-        FlagKind.STRING,
         "127.0.0.1:4150",
         "<addr>:<port> of the first broker for NSQ's TCP clients; each further one has a port that"
         f" is {PORT_STEP} higher (port 0: any free ones)",
     )
     http_address: str = option(
-        "http-address",
-        FlagKind.STRING,
         "127.0.0.1:4151",
         "<addr>:<port> of the first broker for HTTP; the further ones as with --tcp-address",
     )
     https_address: str = option(
-        "https-address",
-        FlagKind.STRING,
         "127.0.0.1:4152",
         "<addr>:<port> of the first broker for HTTPS, served only with a certificate; the further"
         " ones as with --tcp-address",
     )
     broadcast_address: str = option(
-        "broadcast-address",
-        FlagKind.STRING,
         "",
         "the name under which clients reach this machine (default: the <addr> of --tcp-address, or"
         " the host's name where that is every address)",
     )
-    broker_config: str = option(
-        "broker-config", FlagKind.STRING, "", "a TOML file with further options of every broker"
-    )
+    broker_config: str = option("", "a TOML file with further options of every broker")
     lookup: bool = option(
-        "lookup",
-        FlagKind.BOOL,
         True,
         "run a lookup daemon; without, tell brokers of others: -- --lookupd-tcp-address=HOST:4160",
         section="lookup",
     )
     lookup_tcp_address: str = option(
-        "lookup-tcp-address",
-        FlagKind.STRING,
-        "127.0.0.1:4160",
-        "<addr>:<port> of the lookup daemon for brokers",
+        "127.0.0.1:4160", "<addr>:<port> of the lookup daemon for brokers"
     )
     lookup_http_address: str = option(
-        "lookup-http-address",
-        FlagKind.STRING,
-        "127.0.0.1:4161",
-        "<addr>:<port> of the lookup daemon for HTTP",
+        "127.0.0.1:4161", "<addr>:<port> of the lookup daemon for HTTP"
     )
-    lookup_config: str = option(
-        "lookup-config",
-        FlagKind.STRING,
-        "",
-        "a TOML file with further options of the lookup daemon",
-    )
+    lookup_config: str = option("", "a TOML file with further options of the lookup daemon")
     max_restarts: int = option(
-        "max-restarts",
-        FlagKind.INT,
         0,
         "how often in a row a server that ends is started again; if it still does not stay up, all"
         " are stopped (0: for ever, at most twice a minute)",
@@ -104,8 +72,6 @@ class UpOptions(LogOptions):
         section="supervision",
     )
     stop_timeout_ns: int = option(
-        "stop-timeout",
-        FlagKind.DURATION,
         30 * SECOND_NS,
         "how long the brokers may take to stop, and then the lookup daemon, before they are killed",
         limits=(1, None),

@@ -25,7 +25,7 @@ from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import laid_out, printable
 from martlet.durations import MILLISECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, Size, option
 from martlet.options.options import require_names
 from martlet.plural import counted
 
@@ -42,59 +42,33 @@ class DeadLetterOptions(DoorOptions):
         OptionError: there is no such action, or it is not said whose letters, or which.
     """
 
-    action: str = option(
-        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
-    )
-    all: bool = option("all", FlagKind.BOOL, False, "redrive or purge all of the channel's")
+    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
+    all: bool = option(False, "redrive or purge all of the channel's")
     to_topic: str = option(
-        "to-topic",
-        FlagKind.STRING,
         "",
         "redrive to this topic, to all its channels (default: to the channel that they come from,"
         " and to no other)",
     )
-    dry_run: bool = option("dry-run", FlagKind.BOOL, False, "only say what would be done")
-    topic: str = option(
-        "topic", FlagKind.STRING, "", "the topic that they come from", section="whose dead letters"
-    )
-    channel: str = option("channel", FlagKind.STRING, "", "the channel that gave them up")
-    dead_letter_topic: str = option(
-        "dead-letter-topic", FlagKind.STRING, "", "where they are (default: where the channel's go)"
-    )
+    dry_run: bool = option(False, "only say what would be done")
+    topic: str = option("", "the topic that they come from", section="whose dead letters")
+    channel: str = option("", "the channel that gave them up")
+    dead_letter_topic: str = option("", "where they are (default: where the channel's go)")
     ids: tuple[str, ...] = option(
-        "id",
-        FlagKind.STRINGS,
-        (),
-        "only this one; may be given several times",
-        section="which of them",
+        (), "only this one; may be given several times", name="id", section="which of them"
     )
-    reason: str = option(
-        "reason",
-        FlagKind.STRING,
-        "",
-        f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}",
-    )
-    error: str = option("error", FlagKind.STRING, "", "only those whose errors contain this")
+    reason: str = option("", f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}")
+    error: str = option("", "only those whose errors contain this")
     since: str = option(
-        "since",
-        FlagKind.STRING,
         "",
         "only those given up at or after this time: 2026-01-31T12:00:00 in local time, seconds"
         " since 1970, or how long ago, as 90m",
     )
-    until: str = option("until", FlagKind.STRING, "", "only those given up until this time")
+    until: str = option("", "only those given up until this time")
     limit: int = option(
-        "limit",
-        FlagKind.INT,
-        20,
-        "show so many of each broker (0: all of them)",
-        limits=(0, None),
-        section="output",
+        20, "show so many of each broker (0: all of them)", limits=(0, None), section="output"
     )
-    max_body_bytes: int = option(
-        "max-body-bytes", FlagKind.SIZE, 1024, "show no more of a body", limits=(0, 8 << 20)
-    )
-    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON")
+    max_body_bytes: Size = option(1024, "show no more of a body", limits=(0, 8 << 20))
+    json: bool = option(False, "lines of JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

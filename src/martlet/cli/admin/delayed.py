@@ -15,7 +15,7 @@ from typing import Any
 from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import require_names
 from martlet.plural import counted
 
@@ -31,23 +31,14 @@ class DelayedOptions(DoorOptions):
         OptionError: there is no such action, no topic, or it is not said what to cancel.
     """
 
-    action: str = option(
-        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
-    )
-    topic: str = option("topic", FlagKind.STRING, "", "the topic that they are for")
-    ids: tuple[str, ...] = option(
-        "id", FlagKind.STRINGS, (), "cancel this one; may be given several times"
-    )
-    all: bool = option("all", FlagKind.BOOL, False, "cancel all of the topic's")
+    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
+    topic: str = option("", "the topic that they are for")
+    ids: tuple[str, ...] = option((), "cancel this one; may be given several times", name="id")
+    all: bool = option(False, "cancel all of the topic's")
     limit: int = option(
-        "limit",
-        FlagKind.INT,
-        20,
-        "list so many of each broker (0: all of them)",
-        limits=(0, None),
-        section="output",
+        20, "list so many of each broker (0: all of them)", limits=(0, None), section="output"
     )
-    json: bool = option("json", FlagKind.BOOL, False, "a line of JSON for each message")
+    json: bool = option(False, "a line of JSON for each message")
 
     def __post_init__(self) -> None:
         super().__post_init__()

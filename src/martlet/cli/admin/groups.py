@@ -19,7 +19,7 @@ from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import laid_out, printable
 from martlet.durations import MILLISECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import require_names
 from martlet.plural import counted
 
@@ -34,40 +34,26 @@ class GroupOptions(DoorOptions):
         OptionError: there is no such action, or it is not said which group, or where to.
     """
 
-    action: str = option(
-        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
-    )
-    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="which group")
-    group: str = option("group", FlagKind.STRING, "", "its name")
-    to_first: bool = option(
-        "to-first", FlagKind.BOOL, False, "to all that is there", section="where to reset it"
-    )
-    to_last: bool = option("to-last", FlagKind.BOOL, False, "to what comes from now on")
+    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
+    topic: str = option("", "the topic", section="which group")
+    group: str = option("", "its name")
+    to_first: bool = option(False, "to all that is there", section="where to reset it")
+    to_last: bool = option(False, "to what comes from now on")
     to_time: str = option(
-        "to-time",
-        FlagKind.STRING,
         "",
         "to what was published at or after this time: 2026-01-31T12:00:00 in local time, with Z or"
         " +01:00 in another, seconds since 1970, or how long ago, as 90m",
     )
     to_offset: int = option(
-        "to-offset",
-        FlagKind.INT,
         -1,
         "to this offset, of one --queue where there are several (default: not given)",
         limits=(-1, None),
     )
     queue: int = option(
-        "queue",
-        FlagKind.INT,
-        -1,
-        "only this queue of the topic (default: all of them)",
-        limits=(-1, 1023),
+        -1, "only this queue of the topic (default: all of them)", limits=(-1, 1023)
     )
-    force: bool = option(
-        "force", FlagKind.BOOL, False, "though it has members: they have to join again"
-    )
-    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON", section="output")
+    force: bool = option(False, "though it has members: they have to join again")
+    json: bool = option(False, "lines of JSON", section="output")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from martlet.cli.broker_http import (
     TopicOptions,
 )
 from martlet.cli.text import laid_out
-from martlet.options.flag import FlagKind, option
+from martlet.options.flag import option
 from martlet.options.options import require_name
 
 MAX_QUEUES = 1024
@@ -27,8 +27,6 @@ class TopicCreateOptions(TopicOptions):
     """What ``martlet topic create`` is started with."""
 
     queues: int = option(
-        "queues",
-        FlagKind.INT,
         1,
         "how many queues it has on each broker; a topic that is there gets more, and never fewer",
         limits=(1, MAX_QUEUES),
@@ -37,8 +35,6 @@ class TopicCreateOptions(TopicOptions):
 
 def _force() -> Any:
     return option(
-        "force",
-        FlagKind.BOOL,
         False,
         "do it: messages are lost; without it, what would be lost is shown and nothing is done",
     )
@@ -62,7 +58,7 @@ class ChannelDropOptions(ChannelOptions):
 class InventoryOptions(DoorOptions):
     """What ``martlet nodes`` and ``martlet health`` are started with."""
 
-    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON", section="output")
+    json: bool = option(False, "lines of JSON", section="output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +69,7 @@ class ListOptions(InventoryOptions):
         OptionError: the topic's name is not valid.
     """
 
-    topic: str = option(
-        "topic", FlagKind.STRING, "", "only this topic (default: every topic)", section="what"
-    )
+    topic: str = option("", "only this topic (default: every topic)", section="what")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import printable
 from martlet.extras import how_to_install
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, Size, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,35 +33,21 @@ class PeekOptions(ChannelOptions):
     """What ``martlet peek`` is started with."""
 
     states: tuple[str, ...] = option(
-        "state",
-        FlagKind.STRINGS,
         (),
         f"only messages in this state, one of {', '.join(STATES)}; may be given several times",
+        name="state",
         section="messages",
     )
     offset: int = option(
-        "offset",
-        FlagKind.INT,
-        0,
-        "begin with the message at this offset, of each queue",
-        limits=(0, None),
+        0, "begin with the message at this offset, of each queue", limits=(0, None)
     )
     limit: int = option(
-        "limit",
-        FlagKind.INT,
-        20,
-        "show so many messages of each broker (0: all of them)",
-        limits=(0, None),
+        20, "show so many messages of each broker (0: all of them)", limits=(0, None)
     )
-    max_body_bytes: int = option(
-        "max-body-bytes",
-        FlagKind.SIZE,
-        1024,
-        "show no more of a body",
-        limits=(0, 8 << 20),
-        section="output",
+    max_body_bytes: Size = option(
+        1024, "show no more of a body", limits=(0, 8 << 20), section="output"
     )
-    json: bool = option("json", FlagKind.BOOL, False, "a line of JSON for each message")
+    json: bool = option(False, "a line of JSON for each message")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from typing import Any
 from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions, NoHttpAnswer
 from martlet.durations import SECOND_NS, parse_duration
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.plural import counted
 
 _SECONDS = re.compile(r"\d+(\.\d+)?")
@@ -28,8 +28,6 @@ class ReplayOptions(ChannelOptions):
     """
 
     to_offset: int = option(
-        "to-offset",
-        FlagKind.INT,
         -1,
         "the first message that comes again, by its offset; offsets are each broker's own"
         " (default: not given)",
@@ -37,25 +35,17 @@ class ReplayOptions(ChannelOptions):
         section="where to",
     )
     queue: int = option(
-        "queue",
-        FlagKind.INT,
         -1,
         "only this queue of the topic; an offset is one of a queue (default: all of them)",
         limits=(-1, 1023),
     )
     to_time: str = option(
-        "to-time",
-        FlagKind.STRING,
         "",
         "the first message that comes again, by when it was published: 2026-01-31T12:00:00 in local"
         " time, with Z or +01:00 in another, seconds since 1970, or how long ago, as 90m",
     )
-    beginning: bool = option(
-        "beginning", FlagKind.BOOL, False, "everything that the log still has comes again"
-    )
-    new_channel: bool = option(
-        "new-channel", FlagKind.BOOL, False, "make the channel, which must not be there, instead"
-    )
+    beginning: bool = option(False, "everything that the log still has comes again")
+    new_channel: bool = option(False, "make the channel, which must not be there, instead")
 
     def __post_init__(self) -> None:
         super().__post_init__()

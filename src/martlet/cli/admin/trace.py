@@ -30,7 +30,7 @@ from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.folder import Folder, NoLog
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
 from martlet.plural import counted
 
@@ -43,40 +43,24 @@ class TraceOptions(DoorOptions):
         OptionError: it does not say which message, or where to look.
     """
 
-    id: str = option(
-        "id", FlagKind.STRING, "", "the message's id, 16 hexadecimal digits", section="message"
-    )
-    key: str = option(
-        "key", FlagKind.STRING, "", "messages with this key, instead of one with an id"
-    )
-    topic: str = option("topic", FlagKind.STRING, "", "look only at this topic")
+    id: str = option("", "the message's id, 16 hexadecimal digits", section="message")
+    key: str = option("", "messages with this key, instead of one with an id")
+    topic: str = option("", "look only at this topic")
     since_ns: int = option(
-        "since",
-        FlagKind.DURATION,
         0,
         "with --key, look only at what was stored so long ago or later (default: at everything)",
         limits=(0, None),
     )
-    limit: int = option(
-        "limit", FlagKind.INT, 20, "with --key, show so many messages", limits=(1, 1000)
-    )
+    limit: int = option(20, "with --key, show so many messages", limits=(1, 1000))
     data_path: str = option(
-        "data-path",
-        FlagKind.STRING,
         "",
         "read this data folder instead of asking a broker; one may run on it, or not",
         section="search",
     )
     time_limit_ns: int = option(
-        "time-limit",
-        FlagKind.DURATION,
-        10 * SECOND_NS,
-        "look for so long and no longer",
-        limits=(MILLISECOND_NS, 600 * SECOND_NS),
+        10 * SECOND_NS, "look for so long and no longer", limits=(MILLISECOND_NS, 600 * SECOND_NS)
     )
-    json: bool = option(
-        "json", FlagKind.BOOL, False, "a line of JSON for each message", section="output"
-    )
+    json: bool = option(False, "a line of JSON for each message", section="output")
 
     def __post_init__(self) -> None:
         if bool(self.id) == bool(self.key):

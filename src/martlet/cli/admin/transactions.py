@@ -19,7 +19,7 @@ from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import laid_out, printable
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, Size, option
 from martlet.plural import counted
 
 ACTIONS = ("list", "show", "commit", "rollback")
@@ -34,32 +34,20 @@ class TransactionToolOptions(DoorOptions):
         OptionError: there is no such action or state, or it is not said which transaction.
     """
 
-    action: str = option(
-        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
-    )
-    ids: tuple[str, ...] = option(
-        "id", FlagKind.STRINGS, (), "the transaction; may be given several times"
-    )
+    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
+    ids: tuple[str, ...] = option((), "the transaction; may be given several times", name="id")
     state: str = option(
-        "state",
-        FlagKind.STRING,
-        "",
-        f"list only those in this state: {', '.join(_STATES)}",
-        section="which of them",
+        "", f"list only those in this state: {', '.join(_STATES)}", section="which of them"
     )
-    group: str = option("group", FlagKind.STRING, "", "list only those of this group")
+    group: str = option("", "list only those of this group")
     limit: int = option(
-        "limit",
-        FlagKind.INT,
         100,
         "list so many transactions, or show so many messages, of each broker",
         limits=(1, 1000),
         section="output",
     )
-    max_body_bytes: int = option(
-        "max-body-bytes", FlagKind.SIZE, 1024, "show no more of a body", limits=(0, 8 << 20)
-    )
-    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON")
+    max_body_bytes: Size = option(1024, "show no more of a body", limits=(0, 8 << 20))
+    json: bool = option(False, "lines of JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

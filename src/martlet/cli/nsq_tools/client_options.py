@@ -11,12 +11,12 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
 from martlet.client.consumer.handling.failure_policy import RETRY, Delay
 from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from martlet.options.flag import Flag, FlagKind, OptionError, option
+from martlet.options.flag import Flag, FlagKind, OptionError, Size, option
 from martlet.options.options import Options
 
 _OWN = " (default: Martlet's own)"
@@ -32,199 +32,108 @@ class ClientOptions(Options):
         OptionError: a value is out of its limits, or two do not go together.
     """
 
-    tls_v1: bool = option("tls_v1", FlagKind.BOOL, False, "speak TLS")
-    tls_root_ca_file: str = option(
-        "tls_root_ca_file",
-        FlagKind.STRING,
-        "",
-        "the authorities to trust, in PEM (default: system's)",
-    )
-    tls_cert: str = option("tls_cert", FlagKind.STRING, "", "the certificate to show, in PEM")
-    tls_key: str = option("tls_key", FlagKind.STRING, "", "its private key")
-    tls_insecure_skip_verify: bool = option(
-        "tls_insecure_skip_verify", FlagKind.BOOL, False, "trust any certificate, of whatever name"
-    )
+    separator: ClassVar[str] = "_"
+    tls_v1: bool = option(False, "speak TLS")
+    tls_root_ca_file: str = option("", "the authorities to trust, in PEM (default: system's)")
+    tls_cert: str = option("", "the certificate to show, in PEM")
+    tls_key: str = option("", "its private key")
+    tls_insecure_skip_verify: bool = option(False, "trust any certificate, of whatever name")
     tls_min_version: str = option(
-        "tls_min_version",
-        FlagKind.CHOICE,
         "tls1.2",
         "the oldest TLS to speak; less than 1.2 is never spoken",
         choices=tuple((name, name) for name in ("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3")),
     )
-    snappy: bool = option("snappy", FlagKind.BOOL, False, "compress by snappy")
-    deflate: bool = option("deflate", FlagKind.BOOL, False, "compress by deflate")
-    deflate_level: int = option("deflate_level", FlagKind.INT, 6, "1 to 9", limits=(1, 9))
-    auth_secret: str = option("auth_secret", FlagKind.STRING, "", "the secret for AUTH")
-    client_id: str = option("client_id", FlagKind.STRING, "", "names the client in /stats" + _OWN)
-    hostname: str = option("hostname", FlagKind.STRING, "", "names the machine in /stats" + _OWN)
-    user_agent: str = option("user_agent", FlagKind.STRING, "", "names the software there" + _OWN)
-    topology_region: str = option("topology_region", FlagKind.STRING, "", "where the client is")
-    topology_zone: str = option("topology_zone", FlagKind.STRING, "", "where in the region")
+    snappy: bool = option(False, "compress by snappy")
+    deflate: bool = option(False, "compress by deflate")
+    deflate_level: int = option(6, "1 to 9", limits=(1, 9))
+    auth_secret: str = option("", "the secret for AUTH")
+    client_id: str = option("", "names the client in /stats" + _OWN)
+    hostname: str = option("", "names the machine in /stats" + _OWN)
+    user_agent: str = option("", "names the software there" + _OWN)
+    topology_region: str = option("", "where the client is")
+    topology_zone: str = option("", "where in the region")
     heartbeat_interval_ns: int = option(
-        "heartbeat_interval",
-        FlagKind.DURATION,
-        30 * SECOND_NS,
-        "how often the broker is to send a heartbeat",
-        limits=(SECOND_NS, _MAX_NS),
+        30 * SECOND_NS, "how often the broker is to send a heartbeat", limits=(SECOND_NS, _MAX_NS)
     )
-    sample_rate: int = option(
-        "sample_rate", FlagKind.INT, 0, "percentage of messages to get, 0 for all", limits=(0, 99)
-    )
-    output_buffer_size: int = option(
-        "output_buffer_size",
-        FlagKind.INT,
-        0,
-        "what nsqd gathers, in bytes" + _OWN,
-        limits=(-1, None),
-    )
+    sample_rate: int = option(0, "percentage of messages to get, 0 for all", limits=(0, 99))
+    output_buffer_size: int = option(0, "what nsqd gathers, in bytes" + _OWN, limits=(-1, None))
     output_buffer_timeout_ns: int = option(
-        "output_buffer_timeout",
-        FlagKind.DURATION,
-        25 * MILLISECOND_NS,
-        "how long nsqd holds back what it gathered",
-        limits=(0, _MAX_NS),
+        25 * MILLISECOND_NS, "how long nsqd holds back what it gathered", limits=(0, _MAX_NS)
     )
     msg_timeout_ns: int = option(
-        "msg_timeout",
-        FlagKind.DURATION,
-        0,
-        "how long a message may take (default: the broker's)",
-        limits=(0, _MAX_NS),
+        0, "how long a message may take (default: the broker's)", limits=(0, _MAX_NS)
     )
     dial_timeout_ns: int = option(
-        "dial_timeout",
-        FlagKind.DURATION,
-        5 * SECOND_NS,
-        "how long one attempt to connect may take",
-        limits=(1, _MAX_NS),
+        5 * SECOND_NS, "how long one attempt to connect may take", limits=(1, _MAX_NS)
     )
     lookupd_poll_interval_ns: int = option(
-        "lookupd_poll_interval",
-        FlagKind.DURATION,
-        MINUTE_NS,
-        "how often lookup daemons are asked",
-        limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS),
+        MINUTE_NS, "how often lookup daemons are asked", limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS)
     )
     backoff_strategy: str = option(
-        "backoff_strategy",
-        FlagKind.CHOICE,
         "exponential",
         "how long to wait while handlers fail",
         choices=(("exponential", "exponential"), ("full_jitter", "full_jitter")),
     )
-    backoff_multiplier_ns: int = option(
-        "backoff_multiplier",
-        FlagKind.DURATION,
-        SECOND_NS,
-        "the unit of that time",
-        limits=(0, HOUR_NS),
-    )
+    backoff_multiplier_ns: int = option(SECOND_NS, "the unit of that time", limits=(0, HOUR_NS))
     max_backoff_duration_ns: int = option(
-        "max_backoff_duration",
-        FlagKind.DURATION,
-        2 * MINUTE_NS,
-        "and the most of it; 0 never waits",
-        limits=(0, HOUR_NS),
+        2 * MINUTE_NS, "and the most of it; 0 never waits", limits=(0, HOUR_NS)
     )
     low_rdy_idle_timeout_ns: int = option(
-        "low_rdy_idle_timeout",
-        FlagKind.DURATION,
         10 * SECOND_NS,
         "when brokers take turns: a turn's length without messages",
         limits=(SECOND_NS, 5 * MINUTE_NS),
     )
     low_rdy_timeout_ns: int = option(
-        "low_rdy_timeout",
-        FlagKind.DURATION,
         30 * SECOND_NS,
         "when brokers take turns: a turn's length",
         limits=(SECOND_NS, 5 * MINUTE_NS),
     )
     rdy_redistribute_interval_ns: int = option(
-        "rdy_redistribute_interval",
-        FlagKind.DURATION,
-        5 * SECOND_NS,
-        "how often turns are looked at",
-        limits=(MILLISECOND_NS, 5 * SECOND_NS),
+        5 * SECOND_NS, "how often turns are looked at", limits=(MILLISECOND_NS, 5 * SECOND_NS)
     )
     max_attempts: int = option(
-        "max_attempts",
-        FlagKind.INT,
         0,
         "a message that comes for more than so many times is given up: finished, and lost; 0 never",
         limits=(0, 65535),
     )
     default_requeue_delay_ns: int = option(
-        "default_requeue_delay",
-        FlagKind.DURATION,
-        _UNSET,
-        "what failed waits for so long, times its attempts" + _OWN,
-        limits=(_UNSET, HOUR_NS),
+        _UNSET, "what failed waits for so long, times its attempts" + _OWN, limits=(_UNSET, HOUR_NS)
     )
     max_requeue_delay_ns: int = option(
-        "max_requeue_delay",
-        FlagKind.DURATION,
-        _UNSET,
-        "and no longer than this" + _OWN,
-        limits=(_UNSET, HOUR_NS),
+        _UNSET, "and no longer than this" + _OWN, limits=(_UNSET, HOUR_NS)
     )
     local_addr: str = option(
-        "local_addr",
-        FlagKind.STRING,
         "",
         "where connections come from",
-        missing="the system chooses the address that connections come from",
     )
     # What has no meaning here.
     max_in_flight: int = option(
-        "max_in_flight",
-        FlagKind.INT,
-        1,
-        "",
-        limits=(0, 2**31 - 1),
-        instead="--max-in-flight says it, as in NSQ's tools",
+        1, "", limits=(0, 2**31 - 1), instead="--max-in-flight says it, as in NSQ's tools"
     )
     read_timeout_ns: int = option(
-        "read_timeout",
-        FlagKind.DURATION,
-        MINUTE_NS,
-        "",
-        instead="a broker is given up after two heartbeat intervals of silence",
+        MINUTE_NS, "", instead="a broker is given up after two heartbeat intervals of silence"
     )
     write_timeout_ns: int = option(
-        "write_timeout",
-        FlagKind.DURATION,
-        SECOND_NS,
-        "",
-        instead="a broker is given up after two heartbeat intervals of silence",
+        SECOND_NS, "", instead="a broker is given up after two heartbeat intervals of silence"
     )
     lookupd_poll_jitter: float = option(
-        "lookupd_poll_jitter",
-        FlagKind.FLOAT,
-        0.3,
-        "",
-        instead="up to 30 percent of the interval is left to chance",
+        0.3, "", instead="up to 30 percent of the interval is left to chance"
     )
     lookupd_poll_timeout_ns: int = option(
-        "lookupd_poll_timeout",
-        FlagKind.DURATION,
-        MINUTE_NS,
-        "",
-        instead="a lookup daemon has 5 s to answer",
+        MINUTE_NS, "", instead="a lookup daemon has 5 s to answer"
     )
-    max_msg_size: int = option(
-        "max_msg_size", FlagKind.SIZE, 0, "", instead="a frame may have 64 MiB"
-    )
+    max_msg_size: Size = option(0, "", instead="a frame may have 64 MiB")
     skip_lookupd_authorization: bool = option(
-        "skip_lookupd_authorization",
-        FlagKind.BOOL,
-        True,
-        "",
-        instead="lookup daemons are not told the secret",
+        True, "", instead="lookup daemons are not told the secret"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.local_addr:
+            raise OptionError(
+                "--local_addr cannot be used: the system chooses the address that connections come"
+                " from"
+            )
         if self.snappy and self.deflate:
             raise OptionError("snappy and deflate exclude each other: choose one")
         if self.tls_key and not self.tls_cert:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from martlet.options.flag import FlagKind, option
+from martlet.options.flag import option
 
 _MODES = {
     "hostpool": "each in its turn of those that work",
@@ -35,14 +35,12 @@ def mode_option(of: str, *, multicast: bool = False) -> Any:
     modes = [name for name in _MODES if multicast or name != "multicast"]
     meanings = "; ".join(f"{name}, {_MODES[name]}" for name in modes)
     choices = tuple((name, name) for name in modes)
-    return option(
-        "mode", FlagKind.CHOICE, modes[0], f"of several {of}: {meanings}", choices=choices
-    )
+    return option(modes[0], f"of several {of}: {meanings}", choices=choices)
 
 
 def status_option(help: str) -> Any:
     """``--status-every``: after how many messages it is logged how long they take."""
-    return option("status-every", FlagKind.INT, 250, help, limits=(0, 10**6))
+    return option(250, help, limits=(0, 10**6))
 
 
 MODES = ("round-robin", "hostpool", "epsilon-greedy")

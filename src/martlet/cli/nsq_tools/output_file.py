@@ -28,7 +28,7 @@ from typing import Protocol
 import cramjam
 
 from martlet.durations import SECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, Size, option
 from martlet.options.options import Options
 
 _GZIP = 31
@@ -43,65 +43,38 @@ class OutputOptions(Options):
         OptionError: they do not go together.
     """
 
-    output_dir: str = option(
-        "output-dir", FlagKind.STRING, "/tmp", "the folder of finished files", section="files"
-    )
+    output_dir: str = option("/tmp", "the folder of finished files", section="files")
     work_dir: str = option(
-        "work-dir",
-        FlagKind.STRING,
-        "",
-        "the folder of files that are being written (default: the output folder)",
+        "", "the folder of files that are being written (default: the output folder)"
     )
     filename_format: str = option(
-        "filename-format",
-        FlagKind.STRING,
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
         "names of files; <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are replaced",
     )
-    datetime_format: str = option(
-        "datetime-format", FlagKind.STRING, "%Y-%m-%d_%H", "strftime's format for <DATETIME>"
-    )
+    datetime_format: str = option("%Y-%m-%d_%H", "strftime's format for <DATETIME>")
     host_identifier: str = option(
-        "host-identifier",
-        FlagKind.STRING,
         "",
         "what <HOST> stands for; <SHORT_HOST> and <HOSTNAME> in it are replaced"
         " (default: the host's short name)",
     )
-    gzip: bool = option("gzip", FlagKind.BOOL, False, "compress the files with gzip")
-    gzip_level: int = option(
-        "gzip-level", FlagKind.INT, 6, "from 1, the fastest, to 9, the smallest", limits=(1, 9)
-    )
-    zstd: bool = option("zstd", FlagKind.BOOL, False, "compress the files with zstd")
-    zstd_level: int = option(
-        "zstd-level", FlagKind.INT, 3, "from 1, the fastest, to 19, the smallest", limits=(1, 19)
-    )
-    rotate_size: int = option(
-        "rotate-size",
-        FlagKind.SIZE,
-        0,
-        "begin a file when one has more bytes (0: never for that)",
-        limits=(0, None),
+    gzip: bool = option(False, "compress the files with gzip")
+    gzip_level: int = option(6, "from 1, the fastest, to 9, the smallest", limits=(1, 9))
+    zstd: bool = option(False, "compress the files with zstd")
+    zstd_level: int = option(3, "from 1, the fastest, to 19, the smallest", limits=(1, 19))
+    rotate_size: Size = option(
+        0, "begin a file when one has more bytes (0: never for that)", limits=(0, None)
     )
     rotate_interval_ns: int = option(
-        "rotate-interval",
-        FlagKind.DURATION,
-        0,
-        "begin a file when one is older (0: never for that)",
-        limits=(0, None),
+        0, "begin a file when one is older (0: never for that)", limits=(0, None)
     )
     sync_interval_ns: int = option(
-        "sync-interval",
-        FlagKind.DURATION,
         30 * SECOND_NS,
         "how often files are exchanged whose time is over (--rotate-interval, --datetime-format)"
         " while no message comes; messages are flushed to disk and finished at once, batch by"
         " batch, and wait for no interval",
         limits=(1, None),
     )
-    skip_empty_files: bool = option(
-        "skip-empty-files", FlagKind.BOOL, False, "begin a file only when there is a message for it"
-    )
+    skip_empty_files: bool = option(False, "begin a file only when there is a message for it")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,7 +38,7 @@ from martlet.client import (
     Producer,
     PublishRefused,
 )
-from martlet.options.flag import Flag, FlagKind, OptionError, option
+from martlet.options.flag import Flag, OptionError, option
 from martlet.options.options import require_addresses, require_names
 from martlet.outage import Outage
 from martlet.plural import counted
@@ -52,48 +52,32 @@ class RelayOptions(SourceOptions):
         OptionError: no topic, no destination, a name that is none, or a circle.
     """
 
-    channel: str = option("channel", FlagKind.STRING, "nsq_to_nsq", "the channel")
+    channel: str = option("nsq_to_nsq", "the channel")
     destination_topic: str = option(
-        "destination-topic",
-        FlagKind.STRING,
-        "",
-        "the topic to publish to (default: each message's own)",
-        section="destination",
+        "", "the topic to publish to (default: each message's own)", section="destination"
     )
     destination_addresses: tuple[str, ...] = option(
-        "destination-nsqd-tcp-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker to publish to; may be given several times",
+        name="destination-nsqd-tcp-address",
     )
     mode: str = mode_option("destinations")
     producer_opts: tuple[str, ...] = option(
-        "producer-opt",
-        FlagKind.STRINGS,
-        (),
-        "KEY,VALUE for the destinations, as --consumer-opt",
+        (), "KEY,VALUE for the destinations, as --consumer-opt", name="producer-opt"
     )
     status_every: int = status_option(
         "log how long publishing takes after so many messages (0: never)"
     )
     require_json_field: str = option(
-        "require-json-field",
-        FlagKind.STRING,
         "",
         "pass only JSON objects with this field; others are finished and left out",
         section="filter",
     )
-    require_json_value: str = option(
-        "require-json-value",
-        FlagKind.STRING,
-        "",
-        "and only where it has this value, a text or a number",
-    )
+    require_json_value: str = option("", "and only where it has this value, a text or a number")
     whitelist_json_fields: tuple[str, ...] = option(
-        "whitelist-json-field",
-        FlagKind.STRINGS,
         (),
         "pass only this field of JSON objects; may be given several times",
+        name="whitelist-json-field",
     )
 
     @property

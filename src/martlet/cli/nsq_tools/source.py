@@ -13,7 +13,7 @@ from martlet.cli.nsq_tools.client_options import (
 )
 from martlet.client import Consumer
 from martlet.durations import SECOND_NS
-from martlet.options.flag import Flag, FlagKind, OptionError, option
+from martlet.options.flag import Flag, OptionError, option
 from martlet.options.options import LogOptions, require_addresses, require_names
 
 _KEEPS = {"max_attempts": "a message comes again until it is finished"}
@@ -32,33 +32,24 @@ class SourceOptions(LogOptions):
 
     gives_up: ClassVar[bool] = False
     topics: tuple[str, ...] = option(
-        "topic", FlagKind.STRINGS, (), "a topic; may be given several times", section="messages"
+        (), "a topic; may be given several times", name="topic", section="messages"
     )
     nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address",
-        FlagKind.STRINGS,
-        (),
-        "<addr>:<port> of a broker; may be given several times",
+        (), "<addr>:<port> of a broker; may be given several times", name="nsqd-tcp-address"
     )
     lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a lookup daemon; may be given several times",
+        name="lookupd-http-address",
     )
     max_in_flight: int = option(
-        "max-in-flight",
-        FlagKind.INT,
-        200,
-        "how many messages may be here and not be answered",
-        limits=(1, 2**31 - 1),
+        200, "how many messages may be here and not be answered", limits=(1, 2**31 - 1)
     )
     consumer_opts: tuple[str, ...] = option(
-        "consumer-opt",
-        FlagKind.STRINGS,
         (),
         "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
         " several times, and an unknown key lists all",
+        name="consumer-opt",
     )
 
     @property
@@ -88,26 +79,16 @@ class SourceOptions(LogOptions):
 class TailOptions(SourceOptions):
     """What ``martlet tail`` is started with."""
 
-    channel: str = option(
-        "channel", FlagKind.STRING, "", "the channel (default: an ephemeral one of its own)"
-    )
+    channel: str = option("", "the channel (default: an ephemeral one of its own)")
     count: int = option(
-        "n",
-        FlagKind.INT,
         0,
         "show so many messages and end (0: until it is stopped)",
+        name="n",
         limits=(0, None),
         section="output",
     )
-    print_topic: bool = option(
-        "print-topic", FlagKind.BOOL, False, "put the topic's name before each message"
-    )
-    print_properties: bool = option(
-        "print-properties",
-        FlagKind.BOOL,
-        False,
-        "put the properties of each message before it, as JSON",
-    )
+    print_topic: bool = option(False, "put the topic's name before each message")
+    print_properties: bool = option(False, "put the properties of each message before it, as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,39 +100,27 @@ class TailOptions(SourceOptions):
 class PublishOptions(LogOptions):
     """What ``martlet pub`` is started with."""
 
-    topic: str = option("topic", FlagKind.STRING, "", "the topic to publish to", section="messages")
+    topic: str = option("", "the topic to publish to", section="messages")
     nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address",
-        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker; may be given several times: each gets every message",
+        name="nsqd-tcp-address",
     )
-    delimiter: str = option(
-        "delimiter", FlagKind.STRING, "\n", "one character, which ends each message of the input"
-    )
+    delimiter: str = option("\n", "one character, which ends each message of the input")
     dead_letters: bool = option(
-        "dead-letters",
-        FlagKind.BOOL,
         False,
         "the input is what an earlier version kept of a full disk in --dead-letter-path:"
         " lines of JSON",
     )
     timeout_ns: int = option(
-        "timeout",
-        FlagKind.DURATION,
-        10 * SECOND_NS,
-        "how long a broker may be out of reach",
-        limits=(1, None),
+        10 * SECOND_NS, "how long a broker may be out of reach", limits=(1, None)
     )
-    rate: int = option(
-        "rate", FlagKind.INT, 0, "at most so many messages a second (0: no limit)", limits=(0, None)
-    )
+    rate: int = option(0, "at most so many messages a second (0: no limit)", limits=(0, None))
     producer_opts: tuple[str, ...] = option(
-        "producer-opt",
-        FlagKind.STRINGS,
         (),
         "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
         " several times, and an unknown key lists all",
+        name="producer-opt",
     )
 
     @property

@@ -27,7 +27,7 @@ from martlet.cli import start, tool
 from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
 from martlet.durations import SECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,27 +41,12 @@ class StatOptions(DoorOptions):
         OptionError: a channel without its topic.
     """
 
-    topic: str = option(
-        "topic", FlagKind.STRING, "", "only this topic (default: every topic)", section="what"
-    )
-    channel: str = option(
-        "channel", FlagKind.STRING, "", "only this channel of it (default: every channel)"
-    )
+    topic: str = option("", "only this topic (default: every topic)", section="what")
+    channel: str = option("", "only this channel of it (default: every channel)")
     interval_ns: int = option(
-        "interval",
-        FlagKind.DURATION,
-        2 * SECOND_NS,
-        "how often the brokers are asked",
-        limits=(1, None),
-        section="output",
+        2 * SECOND_NS, "how often the brokers are asked", limits=(1, None), section="output"
     )
-    count: int = option(
-        "count",
-        FlagKind.INT,
-        0,
-        "print so many lines and end (0: until it is stopped)",
-        limits=(0, None),
-    )
+    count: int = option(0, "print so many lines and end (0: until it is stopped)", limits=(0, None))
 
     def __post_init__(self) -> None:
         super().__post_init__()

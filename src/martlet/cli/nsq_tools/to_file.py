@@ -20,7 +20,7 @@ from martlet.cli.nsq_tools.source import SourceOptions, consumer
 from martlet.client import Batch
 from martlet.client.transport.discovery import KnownTopics
 from martlet.durations import MINUTE_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
 
 
@@ -28,19 +28,12 @@ from martlet.options.network import connect_timeout, request_timeout
 class _TopicsOptions(SourceOptions):
     """Which topics ``martlet to-file`` writes."""
 
-    channel: str = option("channel", FlagKind.STRING, "nsq_to_file", "the channel")
+    channel: str = option("nsq_to_file", "the channel")
     topic_pattern: str = option(
-        "topic-pattern",
-        FlagKind.STRING,
-        "",
-        "a regular expression: every topic that lookup daemons know and whose name holds it",
+        "", "a regular expression: every topic that lookup daemons know and whose name holds it"
     )
     topic_refresh_ns: int = option(
-        "topic-refresh",
-        FlagKind.DURATION,
-        MINUTE_NS,
-        "how often lookup daemons are asked for topics",
-        limits=(1, None),
+        MINUTE_NS, "how often lookup daemons are asked for topics", limits=(1, None)
     )
     connect_timeout_ns: int = connect_timeout("how long connecting to a lookup daemon may take")
     request_timeout_ns: int = request_timeout(

@@ -30,7 +30,7 @@ from martlet.cli.nsq_tools.client_options import retry
 from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
 from martlet.cli.nsq_tools.source import SourceOptions, consumer
 from martlet.client import Consumer, Message
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
 from martlet.outage import Outage
 
@@ -46,32 +46,26 @@ class ToHttpOptions(SourceOptions):
     """
 
     gives_up: ClassVar[bool] = True
-    channel: str = option("channel", FlagKind.STRING, "nsq_to_http", "the channel")
-    sample: float = option(
-        "sample", FlagKind.FLOAT, 1.0, "the part of the messages to send, from 0 to 1"
-    )
+    channel: str = option("nsq_to_http", "the channel")
+    sample: float = option(1.0, "the part of the messages to send, from 0 to 1")
     post_urls: tuple[str, ...] = option(
-        "post",
-        FlagKind.STRINGS,
         (),
         "a URL to POST each message to; may be given several times",
+        name="post",
         section="requests",
     )
     get_urls: tuple[str, ...] = option(
-        "get",
-        FlagKind.STRINGS,
         (),
         "a URL to GET, with %s where the message is to stand; may be given several times",
+        name="get",
     )
     mode: str = mode_option("URLs", multicast=True)
     publishers: int = option(
-        "n", FlagKind.INT, 100, "how many messages are on their way at once", limits=(1, 100_000)
+        100, "how many messages are on their way at once", name="n", limits=(1, 100_000)
     )
-    content_type: str = option(
-        "content-type", FlagKind.STRING, DEFAULT_CONTENT_TYPE, "the Content-Type of a POST"
-    )
+    content_type: str = option(DEFAULT_CONTENT_TYPE, "the Content-Type of a POST")
     headers: tuple[str, ...] = option(
-        "header", FlagKind.STRINGS, (), "NAME:VALUE of each request; may be given several times"
+        (), "NAME:VALUE of each request; may be given several times", name="header"
     )
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout(seconds=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import require_names
 from martlet.pipeline.options import JobOptions
 
@@ -18,25 +18,19 @@ class AuditOptions(JobOptions):
     """
 
     data_paths: tuple[str, ...] = option(
-        "data-path",
-        FlagKind.STRINGS,
         (),
         "the data folder of a broker, stopped or running, which every worker must see at that"
         " path; may be given several times",
+        name="data-path",
         section="audit",
     )
     topics: tuple[str, ...] = option(
-        "topic", FlagKind.STRINGS, (), "audit only this topic; may be given several times"
+        (), "audit only this topic; may be given several times", name="topic"
     )
-    out: str = option(
-        "out", FlagKind.STRING, "", "folder for audit.json and audit.html, made if there is none"
-    )
-    json: bool = option("json", FlagKind.BOOL, False, "print JSON instead of a table")
+    out: str = option("", "folder for audit.json and audit.html, made if there is none")
+    json: bool = option(False, "print JSON instead of a table")
     fail_on_doubled: bool = option(
-        "fail-on-doubled",
-        FlagKind.BOOL,
-        False,
-        "end with 3 also where nothing is lost, but messages are stored twice",
+        False, "end with 3 also where nothing is lost, but messages are stored twice"
     )
 
     def __post_init__(self) -> None:

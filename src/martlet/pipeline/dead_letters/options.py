@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import require_names
 from martlet.pipeline.options import JobOptions
 
@@ -21,44 +21,26 @@ class DeadLetterJobOptions(JobOptions):
     """
 
     action: str = option(
-        "action",
-        FlagKind.STRING,
         "list",
         "list: group them; redrive: bring them back to the channels that gave them up; drop: throw"
         " them away",
         section="dead letters",
     )
     where: str = option(
-        "where",
-        FlagKind.STRING,
         "",
         "which: a condition in Spark's SQL, reason = 'max_attempts' AND last_error LIKE '%smtp%'",
     )
-    all: bool = option("all", FlagKind.BOOL, False, "redrive or drop all there are")
+    all: bool = option(False, "redrive or drop all there are")
     by: str = option(
-        "by",
-        FlagKind.STRING,
-        "reason,topic,channel,error",
-        "the columns or expressions that they are grouped by",
+        "reason,topic,channel,error", "the columns or expressions that they are grouped by"
     )
     json_schema: str = option(
-        "json-schema",
-        FlagKind.STRING,
         "",
         "fields of messages that are JSON, for --where and --by: 'customer STRING, amount DOUBLE'",
     )
-    to_topic: str = option(
-        "to-topic", FlagKind.STRING, "", "redrive: to this topic, in place of where they came from"
-    )
-    dry_run: bool = option(
-        "dry-run", FlagKind.BOOL, False, "do nothing: show which it would be, by the same groups"
-    )
-    out: str = option(
-        "out",
-        FlagKind.STRING,
-        "",
-        "also write the dead letters, one row each, to this Parquet folder",
-    )
+    to_topic: str = option("", "redrive: to this topic, in place of where they came from")
+    dry_run: bool = option(False, "do nothing: show which it would be, by the same groups")
+    out: str = option("", "also write the dead letters, one row each, to this Parquet folder")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.durations import SECOND_NS
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import require_names
 from martlet.pipeline.options import JobOptions
 
@@ -21,76 +21,45 @@ class ReplayJobOptions(JobOptions):
     """
 
     from_topics: tuple[str, ...] = option(
-        "from-topic",
-        FlagKind.STRINGS,
         (),
         "a topic whose past is sent again; may be given several times",
+        name="from-topic",
         section="replay",
     )
     from_archive: str = option(
-        "from-archive",
-        FlagKind.STRING,
-        "",
-        "instead: the folder or URL of an archive, as `martlet pipeline archive` writes it",
+        "", "instead: the folder or URL of an archive, as `martlet pipeline archive` writes it"
     )
     start: str = option(
-        "start",
-        FlagKind.STRING,
         "earliest",
         "from where: earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z; of a topic also JSON,"
         ' {"orders": {"0": 17}}',
     )
-    end: str = option("end", FlagKind.STRING, "latest", "up to where, the same, not included")
-    where: str = option(
-        "where", FlagKind.STRING, "", "which messages: a condition in Spark's SQL, tag = 'paid'"
-    )
+    end: str = option("latest", "up to where, the same, not included")
+    where: str = option("", "which messages: a condition in Spark's SQL, tag = 'paid'")
     json_schema: str = option(
-        "json-schema",
-        FlagKind.STRING,
-        "",
-        "fields of messages that are JSON, for --where: 'customer STRING, amount DOUBLE'",
+        "", "fields of messages that are JSON, for --where: 'customer STRING, amount DOUBLE'"
     )
     to_topic: str = option(
-        "to-topic",
-        FlagKind.STRING,
-        "",
-        "the topic that gets them; {topic} in it stands for the one that each message was in",
+        "", "the topic that gets them; {topic} in it stands for the one that each message was in"
     )
     to_addresses: tuple[str, ...] = option(
-        "to-addresses",
-        FlagKind.STRINGS,
-        (),
-        "<addr>:<port> of the HTTP door of the brokers that get them (default: --addresses)",
+        (), "<addr>:<port> of the HTTP door of the brokers that get them (default: --addresses)"
     )
     rate: int = option(
-        "rate",
-        FlagKind.INT,
-        0,
-        "how many messages a second at most, before --where; 0 for no limit",
-        limits=(0, None),
+        0, "how many messages a second at most, before --where; 0 for no limit", limits=(0, None)
     )
     interval_ns: int = option(
-        "interval",
-        FlagKind.DURATION,
-        SECOND_NS,
-        "with --rate: how long the messages of one step last",
-        limits=(100_000_000, None),
+        SECOND_NS, "with --rate: how long the messages of one step last", limits=(100_000_000, None)
     )
     max_offsets: int = option(
-        "max-offsets",
-        FlagKind.INT,
-        250_000,
-        "the most messages of one step, which is seen as a whole",
-        limits=(1, None),
+        250_000, "the most messages of one step, which is seen as a whole", limits=(1, None)
     )
     checkpoint: str = option(
-        "checkpoint",
-        FlagKind.STRING,
         "",
         "folder or URL that keeps how far it is: started again with it, the replay goes on, and"
         " sends nothing twice",
     )
-    dry_run: bool = option("dry-run", FlagKind.BOOL, False, "send nothing; only count")
+    dry_run: bool = option(False, "send nothing; only count")
 
     def __post_init__(self) -> None:
         super().__post_init__()

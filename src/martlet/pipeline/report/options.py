@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.flag import OptionError, option
 from martlet.options.options import require_names
 from martlet.pipeline.options import StreamJobOptions
 
@@ -18,65 +18,32 @@ class LiveReportOptions(StreamJobOptions):
     """
 
     description: str = option(
-        "description",
-        FlagKind.STRING,
         "",
         "a TOML file that says which figures; or one with a query, its name ending in .sql",
         section="report",
     )
-    sql: str = option(
-        "sql", FlagKind.STRING, "", "instead of a file: a query on the table messages"
-    )
+    sql: str = option("", "instead of a file: a query on the table messages")
     mode: str = option(
-        "mode",
-        FlagKind.CHOICE,
         "update",
         "what is told of --sql's rows: update (those that changed), append (those that are final)"
         " or complete (all)",
         choices=tuple((name, name) for name in ("update", "append", "complete")),
     )
     topics: tuple[str, ...] = option(
-        "topic",
-        FlagKind.STRINGS,
         (),
         "what to read, beside what the description names; may be given several times",
+        name="topic",
     )
-    json_schema: str = option(
-        "json-schema",
-        FlagKind.STRING,
-        "",
-        "with --sql: fields of the messages, 'origin STRING, n INT'",
-    )
-    time: str = option(
-        "time",
-        FlagKind.STRING,
-        "timestamp",
-        "with --sql: the column that says when a message counts",
-    )
-    watermark: str = option(
-        "watermark", FlagKind.STRING, "1 minute", "with --sql: how late a message may come"
-    )
-    start: str = option(
-        "start",
-        FlagKind.STRING,
-        "earliest",
-        "where to begin without a checkpoint: earliest or latest",
-    )
-    console: bool = option(
-        "console", FlagKind.BOOL, True, "print the newest figures", section="where to"
-    )
-    page: str = option(
-        "page", FlagKind.STRING, "", "an HTML file with plots, written anew each time"
-    )
+    json_schema: str = option("", "with --sql: fields of the messages, 'origin STRING, n INT'")
+    time: str = option("timestamp", "with --sql: the column that says when a message counts")
+    watermark: str = option("1 minute", "with --sql: how late a message may come")
+    start: str = option("earliest", "where to begin without a checkpoint: earliest or latest")
+    console: bool = option(True, "print the newest figures", section="where to")
+    page: str = option("", "an HTML file with plots, written anew each time")
     parquet: str = option(
-        "parquet",
-        FlagKind.STRING,
-        "",
-        "a folder or URL for final figures, one folder each: those whose windows have ended",
+        "", "a folder or URL for final figures, one folder each: those whose windows have ended"
     )
-    to_topic: str = option(
-        "to-topic", FlagKind.STRING, "", "a topic for final figures, each one message of JSON"
-    )
+    to_topic: str = option("", "a topic for final figures, each one message of JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
