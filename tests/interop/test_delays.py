@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from martlet.addresses import Address
-from martlet.cli.admin.delayed import DelayedOptions, DelayedTool, lines
+from martlet.cli.admin.delayed import DelayedOptions, cancel, lines, pages
 from martlet.client import CallRefused, Consumer, Identity, Properties
 from martlet.client.transport.connection import Connection
 from martlet.properties.block import pack_block
@@ -260,25 +260,23 @@ async def test_they_wait_on_over_a_kill(tmp_path: Path) -> None:
         await connection.wait_lost()
 
 
-def tool(broker: Broker, action: str, **flags: Any) -> DelayedTool:
+def flags(broker: Broker, action: str, **more: Any) -> DelayedOptions:
     address = (broker.http_address,)
-    return DelayedTool(
-        DelayedOptions(action=action, topic="t", nsqd_http_addresses=address, **flags)
-    )
+    return DelayedOptions(action=action, topic="t", nsqd_http_addresses=address, **more)
 
 
 async def test_the_command_lists_and_cancels(broker: Broker, connection: Connection) -> None:
     far, near = in_ms(7_200_000), in_ms(600_000)
     far_id = (await send(connection, b"far", at_ms=far))["id"]
     near_id = (await send(connection, b"near!", at_ms=near, tag="blue"))["id"]
-    listed = [page async for page in tool(broker, "list").pages()]
+    listed = [page async for page in pages(flags(broker, "list"))]
     ((url, count, messages),) = listed
     assert (url, count) == (f"http://{broker.http_address}", 2)
     assert [(m["id"], m["deliver_at_ms"]) for m in messages] == [(near_id, near), (far_id, far)]
     first = lines(messages)[0]
     assert first.startswith(f"{near_id}  due ")
     assert first.endswith("  5 bytes  tag blue")
-    assert [len(page) async for _, _, page in tool(broker, "list", limit=1).pages()] == [1]
+    assert [len(page) async for _, _, page in pages(flags(broker, "list", limit=1))] == [1]
     unknown = "0123456789abcdef"
     door = f"--nsqd-http-address={broker.http_address}"
     command = [sys.executable, "-m", "martlet", "delayed", "cancel", "t", near_id]
@@ -293,6 +291,6 @@ async def test_the_command_lists_and_cancels(broker: Broker, connection: Connect
     assert ran.returncode == 1
     assert "1 message cancelled" in ran.stdout
     assert f"{unknown} does not wait" in ran.stderr
-    cancelled = [ids async for _, ids in tool(broker, "cancel", all=True).cancel()]
+    cancelled = [ids async for _, ids in cancel(flags(broker, "cancel", all=True))]
     assert cancelled == [[far_id]]
     assert (await connection.call("delay.list", topic="t")).fields["pending_count"] == 0

@@ -1,25 +1,26 @@
-"""The HTTP doors of brokers: which there are, and what they answer."""
+"""Ask brokers and lookup daemons over HTTP: which to ask, and the client that does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from http import HTTPStatus
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
 from martlet import unreachable
 from martlet.http_answer import read_answer, read_json
+from martlet.options.checks import require_name
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
-from martlet.options.options import LogOptions, require_name
+from martlet.options.options import LogOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoorOptions(LogOptions):
-    """Which brokers are asked, and how long they may take.
+class BrokerHttpOptions(LogOptions):
+    """Which brokers to ask, and how long they may take.
 
     Raises:
         OptionError: no broker is named, or both brokers and lookup daemons are.
@@ -50,8 +51,8 @@ class DoorOptions(LogOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicOptions(DoorOptions):
-    """Which topic is asked for.
+class TopicOptions(BrokerHttpOptions):
+    """Which topic is meant.
 
     Raises:
         OptionError: none is named, or its name is not valid.
@@ -67,8 +68,8 @@ class TopicOptions(DoorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelOptions(DoorOptions):
-    """Which channel is asked for.
+class ChannelOptions(BrokerHttpOptions):
+    """Which channel is meant.
 
     Raises:
         OptionError: none is named, or its name is not valid.
@@ -88,7 +89,7 @@ class ChannelOptions(DoorOptions):
 _MAX_BYTES = 1 << 26
 CALL_PATH = "/call/"
 _NOT_NSQD = ("/channel/peek", "/channel/replay")
-_TOLD_IN_TEXT = (200, 500)
+_TEXT_STATUSES = (200, 500)
 """A broker that is not well says why with status 500."""
 _MISSING = {
     "TOPIC_NOT_FOUND": "there is no topic '{topic}'",
@@ -98,12 +99,17 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 """What an answer of another shape raises."""
 
 
+Fields = dict[str, Any]
+NOT_FOUND = HTTPStatus.NOT_FOUND
+A = TypeVar("A")
+
+
 class NoHttpAnswer(OSError):
     """A broker or a lookup daemon did not do what it was asked for; the text says which, and why.
 
     Attributes:
         why: the text without the address.
-        status: of its answer; 0 where there was none.
+        status: the status of its answer; 0 if there was none.
     """
 
     def __init__(self, url: str, why: str, status: int = 0) -> None:
@@ -113,20 +119,16 @@ class NoHttpAnswer(OSError):
 
 
 class NoConnection(NoHttpAnswer):
-    """Nothing listens at an address, or nothing that can be reached."""
+    """There is no server at an address, or it cannot be reached."""
 
     def __init__(self, url: str, error: OSError, server: str) -> None:
         super().__init__(f"cannot connect to {url}", unreachable.reason(error, server))
 
 
-class BrokerHttpClients:
-    """Asks the brokers that some options name, inside ``async with``.
+class BrokerHttpClient:
+    """Asks the brokers that options name, inside ``async with``."""
 
-    Args:
-        options: which brokers, and how long they may take.
-    """
-
-    def __init__(self, options: DoorOptions) -> None:
+    def __init__(self, options: BrokerHttpOptions) -> None:
         self._options = options
 
     async def __aenter__(self) -> Self:
@@ -137,17 +139,12 @@ class BrokerHttpClients:
         self._session = aiohttp.ClientSession(timeout=timeout)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def brokers(self, topic: str) -> list[str]:
-        """The URLs of the brokers: those named, or those that lookup daemons know to have a topic;
-        with no topic all that they know.
+        """Return the URLs of the brokers: those named, or those that lookup daemons know to have
+        a topic; without a topic, all that they know.
 
         Raises:
             NoHttpAnswer: no lookup daemon answered, or none knows a broker.
@@ -156,21 +153,58 @@ class BrokerHttpClients:
         if options.nsqd_http_addresses:
             return list(dict.fromkeys(map(_url, options.nsqd_http_addresses)))
         daemons = self.daemons()
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self._known(daemon, topic) for daemon in daemons), return_exceptions=True
         )
-        found = dict.fromkeys(url for urls in told if isinstance(urls, list) for url in urls)
+        found = dict.fromkeys(url for urls in answers if isinstance(urls, list) for url in urls)
         if found:
             return list(found)
-        for error in told:
+        for error in answers:
             if isinstance(error, BaseException):
                 raise error
         what = f"broker with topic {topic!r}" if topic else "broker"
-        raise NoHttpAnswer(", ".join(daemons), f"no {what} is known there", 404)
+        raise NoHttpAnswer(", ".join(daemons), f"no {what} is known there", NOT_FOUND)
 
     def daemons(self) -> list[str]:
-        """The URLs of the lookup daemons that are named."""
+        """Return the URLs of the lookup daemons that are named."""
         return list(dict.fromkeys(map(_url, self._options.lookupd_http_addresses)))
+
+    async def each(
+        self, urls: Sequence[str], ask: Callable[[str], Awaitable[A]]
+    ) -> list[tuple[str, A | NoHttpAnswer]]:
+        """Ask servers at once; return of each its URL and its answer, or why there is none."""
+
+        async def asked(url: str) -> tuple[str, A | NoHttpAnswer]:
+            try:
+                return url, await ask(url)
+            except NoHttpAnswer as error:
+                return url, error
+
+        return list(await asyncio.gather(*map(asked, urls)))
+
+    async def in_turn(
+        self, topic: str, ask: Callable[[str], Awaitable[A]]
+    ) -> AsyncIterator[tuple[str, A]]:
+        """Ask the brokers of a topic one after the other; yield of each its URL and its answer.
+
+        Raises:
+            NoHttpAnswer: no broker was found, or one did not answer. A broker that does not have
+                what it was asked for (404) is passed over, if another has.
+        """
+        missing: NoHttpAnswer | None = None
+        has_found = False
+        for url in await self.brokers(topic):
+            try:
+                answer = await ask(url)
+            except NoHttpAnswer as error:
+                if error.status != NOT_FOUND:
+                    raise
+                missing = error
+                continue
+            has_found = True
+            yield url, answer
+        if missing is not None and not has_found:
+            raise missing
 
     async def _known(self, daemon: str, topic: str) -> list[str]:
         try:
@@ -181,26 +215,26 @@ class BrokerHttpClients:
                 for each in known.get("data", known)["producers"] or ()
             ]
         except NoHttpAnswer as error:
-            if error.status == 404:
+            if error.status == NOT_FOUND:
                 return []
             raise
         except _UNREADABLE as error:
             raise NoHttpAnswer(daemon, f"no answer of a lookup daemon: {error!r}") from None
 
     async def get(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
-        """What a door tells. Raises NoHttpAnswer."""
+        """Send a GET; return the answer's JSON. Raises NoHttpAnswer."""
         return await self._ask("GET", url, path, arguments)
 
     async def post(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
-        """What a door answers when something is to be done. Raises NoHttpAnswer."""
+        """Send a POST; return the answer's JSON, if it has any. Raises NoHttpAnswer."""
         return await self._ask("POST", url, path, arguments)
 
     async def text(self, url: str, path: str) -> str:
-        """What a door tells in plain text, whatever the status. Raises NoHttpAnswer."""
+        """Send a GET; return the answer's text, also of status 500. Raises NoHttpAnswer."""
         return str(await self._ask("GET", url, path, {}, as_text=True))
 
     async def call(self, url: str, name: str, fields: Mapping[str, Any]) -> Any:
-        """What a broker answers to a call. Raises NoHttpAnswer."""
+        """Make a call; return the broker's answer. Raises NoHttpAnswer."""
         return await self._ask("POST", url, CALL_PATH + name, {}, fields)
 
     async def _ask(
@@ -218,7 +252,7 @@ class BrokerHttpClients:
                 method, url + path, params=arguments, json=fields
             ) as response:
                 status = response.status
-                if as_text and status in _TOLD_IN_TEXT:
+                if as_text and status in _TEXT_STATUSES:
                     return (await read_answer(response, _MAX_BYTES)).decode(errors="replace")
                 # What only does something says nothing, as nsqd.
                 answer = None if response.content_length == 0 else await _json(response)

@@ -35,9 +35,10 @@ def main(argv: Sequence[str]) -> int:
         return start.WRONG
     module = importlib.import_module(f"martlet.pipeline.{name.replace('-', '_')}")
     job: Any = module.JOB
-    found = tool.named(job.options, rest, *job.operands)
-    others = " ".join(operand.upper() for operand in job.operands)
-    options = tool.options(f"pipeline {name}", job.description, job.options, found, others)
+    usage_of_operands = " ".join(operand.upper() for operand in job.operands)
+    options = tool.options(
+        f"pipeline {name}", job.description, job.options, rest, usage_of_operands, job.operands
+    )
     from martlet.pipeline.job import carry_out
 
     return carry_out(job, options)

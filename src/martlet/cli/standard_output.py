@@ -1,31 +1,32 @@
-"""Standard output, behind which there may be a pipe that nobody reads.
+"""Standard output, behind which there may be a pipe that is not read.
 
-A write to a full pipe waits for whoever reads it, for ever if that is `less` or a stopped process.
-So a thread of its own writes, which nobody waits for once it is told to stop, and the event loop
-goes on meanwhile.  It writes to the descriptor itself: a file object has a lock, and Python ends
-badly where a thread holds that.  The descriptor is not made non-blocking, since it is shared with
-the shell and other commands.
+A write to a full pipe waits for its reader, for ever if that is `less` or a stopped process.  So a
+thread writes, which is not waited for once output is stopped, and the event loop goes on meanwhile.
+It writes to the descriptor itself: a file object has a lock, and Python crashes at its end where a
+thread holds that.  The descriptor is not made non-blocking, since it is shared with the shell and
+other commands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from queue import SimpleQueue
 from threading import Thread
 
 PIECE_BYTES = 1 << 16
-"""How much is written at once: what a pipe holds, so that it is known how far a reader has come."""
+"""The bytes of one write: what a pipe holds, so that it is known how far its reader has come."""
 PATIENCE_S = 1.0
-"""How long what is being written is waited for, once told to stop."""
+"""How long a write is waited for once output is stopped."""
 
 
 class _Job:
-    """Bytes to be written, and how many are."""
+    """Bytes to write, and how many are written."""
 
     __slots__ = ("data", "done", "written_bytes")
 
@@ -36,14 +37,14 @@ class _Job:
 
 
 class StandardOutput:
-    """Shows lines.
+    """Writes lines.
 
     Args:
-        descriptor: where.
+        descriptor: of the file or pipe; that of `sys.stdout` if not given.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._thread: Thread | None = None
         self._turn = asyncio.Lock()
@@ -51,11 +52,15 @@ class StandardOutput:
         self._timer: asyncio.TimerHandle | None = None
         self._is_given_up = False
 
+    async def print(self, lines: Iterable[str]) -> None:
+        """Write lines of text, each with a line's end. Raises OSError."""
+        await self.show([f"{line}\n".encode() for line in lines])
+
     async def show(self, lines: Sequence[bytes]) -> int:
-        """Write lines; how many of them are written, which are all unless it was told to stop.
+        """Write lines; return how many were written, which is all unless output was stopped.
 
         Raises:
-            OSError: they cannot be written, as where nobody reads them any more.
+            OSError: they cannot be written, as into a pipe whose reader has gone.
         """
         async with self._turn:
             if self._is_given_up or not lines:
@@ -69,7 +74,7 @@ class StandardOutput:
             return bisect_right(list(accumulate(map(len, lines))), job.written_bytes)
 
     def stop(self) -> None:
-        """Let no write be waited for, but for a moment."""
+        """Wait for writes no longer than a moment from now on."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(PATIENCE_S, self._give_up)
@@ -105,7 +110,7 @@ class StandardOutput:
 
 def _settle(done: asyncio.Future[None], error: OSError | None) -> None:
     if done.done():
-        return  # nobody waits for it any longer
+        return  # its waiter was cancelled
     if error is None:
         done.set_result(None)
     else:

@@ -1,14 +1,16 @@
-"""Rows for people, laid out in columns."""
+"""Texts of results: rows in columns, lines of JSON, ages and times."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from base64 import b64decode
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
 
 def laid_out(rows: Sequence[tuple[str, ...]], numbers: Collection[int] = ()) -> list[str]:
-    """Rows as lines, with the columns of these numbers to the right; none where there is only the
-    head.
-    """
+    """Lay rows out in columns, those of these numbers to the right; no line for a head alone."""
     if len(rows) < 2:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -22,5 +24,31 @@ def laid_out(rows: Sequence[tuple[str, ...]], numbers: Collection[int] = ()) -> 
 
 
 def printable(text: str) -> str:
-    """Text on a terminal: what would move its cursor or colour it stands as an escape."""
+    """Escape what would move a terminal's cursor or colour it."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """Write an object as a line of JSON."""
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def body_text(message: Mapping[str, Any]) -> str:
+    """Show the body of a message that a broker told, as text where it is text."""
+    if message["body"] is None:
+        return repr(b64decode(message["body_base64"]))[2:-1]
+    return printable(message["body"])
+
+
+def age(seconds: float) -> str:
+    """Write an age in its largest unit of which there are two."""
+    whole = max(0, int(seconds))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if whole >= 2 * length:
+            return f"{whole // length}{unit}"
+    return f"{whole}s"
+
+
+def local_time(time_ms: int, timespec: str = "seconds") -> str:
+    """Write milliseconds since 1970 as a local time with its zone."""
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(timespec=timespec)

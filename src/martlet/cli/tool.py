@@ -1,11 +1,10 @@
-"""What the commands of the tools share: reading flags, and ending on a signal."""
+"""What commands share that are no servers: they read their flags here, and end on a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -22,20 +21,36 @@ _log = logging.getLogger(log_line.ROOT)
 
 
 def options(
-    command: str, description: str, kind: type[T], argv: Sequence[str], others: str = ""
+    command: str,
+    description: str,
+    kind: type[T],
+    argv: Sequence[str],
+    usage: str = "",
+    operands: Sequence[str] = (),
 ) -> T:
-    """What a command line sets.
+    """Read the options of a command line.
 
-    ``others`` is what the command has taken out of it before, for usage.
+    Args:
+        command: its name.
+        description: the first text of ``--help``.
+        kind: which options.
+        argv: the words behind the command's name.
+        usage: what may stand behind the flags, for ``--help``.
+        operands: flags that may stand without their names, in this order.
 
     Raises:
-        SystemExit: after ``--help`` or ``--version``, and where it is wrong, which has been told.
+        SystemExit: after ``--help`` or ``--version``, and where an option is wrong, which is
+            logged then.
     """
-    return start.options(start.arguments(command, description, kind, others), kind, argv)
+    if operands:
+        found, others = split(kind, argv)
+        named = [f"--{flag}={value}" for flag, value in zip(operands, others, strict=False)]
+        argv = found + named + others[len(operands) :]
+    return start.options(start.arguments(command, description, kind, usage), kind, argv)
 
 
 def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of a command line with their values, and what else stands there, ``--`` or not."""
+    """Split a command line into the flags with their values, and the other words."""
     known = kind.flags()
     found: list[str] = []
     others: list[str] = []
@@ -53,30 +68,22 @@ def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[
     return found, others
 
 
-def named(kind: type[LogOptions], argv: Sequence[str], *names: str) -> list[str]:
-    """The command line with what stands without a flag as the values of these, in their order."""
-    found, others = split(kind, argv)
-    for name, value in zip(names, others, strict=False):
-        found.append(f"--{name}={value}")
-    return found + others[len(names) :]
-
-
 async def show(lines: Iterable[str]) -> None:
     """Write lines of a command's result to standard output."""
-    await StandardOutput(sys.stdout.fileno()).show([f"{line}\n".encode() for line in lines])
+    await StandardOutput().print(lines)
 
 
 def run_at_each(
-    work: Callable[[], Awaitable[Iterable[tuple[str, A | OSError]]]], told: Callable[[A], str]
+    work: Callable[[], Awaitable[Iterable[tuple[str, A | OSError]]]], describe: Callable[[A], str]
 ) -> int:
     """Do something at each of several servers, and show what each has done, or why not.
 
     Args:
-        work: does it; for each server its URL and its answer, or why there is none.
-        told: the answer in words.
+        work: does it; returns for each server its URL and its answer, or why there is none.
+        describe: gives the text of an answer.
 
     Returns:
-        The exit code of the process: 1 as well where one server has not done it.
+        The exit code of the process; 1 as well where a server has not done it.
     """
     has_failed = False
 
@@ -88,14 +95,14 @@ def run_at_each(
                 has_failed = True
                 _log.error("%s", answer)
             else:
-                done.append(f"{url}: {told(answer)}")
+                done.append(f"{url}: {describe(answer)}")
         await show(done)
 
     return run_alone(run_it) or int(has_failed)
 
 
 def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
-    """Run a tool that has nothing in hand, and may be broken off by SIGTERM or SIGINT."""
+    """Run what has no messages in hand, and is cancelled by SIGTERM or SIGINT; the exit code."""
     running: list[asyncio.Task[object]] = []
 
     async def run_it() -> None:
@@ -109,11 +116,11 @@ def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
 def run(
     work: Callable[[], Awaitable[Any]], stop: Callable[[], object], **on: Callable[[], object]
 ) -> int:
-    """Run a tool until it ends, or is told to by SIGTERM or SIGINT; the exit code of the process.
+    """Run a tool until it ends, or SIGTERM or SIGINT stops it; the exit code of the process.
 
     Args:
-        work: what is to be done.
-        stop: makes it end well.
+        work: the tool's work.
+        stop: makes it end cleanly.
         on: what to do on other signals, by name.
     """
 

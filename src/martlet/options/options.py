@@ -8,15 +8,12 @@ first give the order of the help.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from martlet.addresses import Address
-from martlet.names import is_valid_name
-from martlet.options.flag import Flag, OptionError, option
+from martlet.options.flag import Flag, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,24 +102,3 @@ class LogOptions(Options):
         section="log lines",
     )
     log_prefix: str = option("[martlet] ", "what each log line begins with")
-
-
-def require_name(flag: str, name: str) -> None:
-    """See that a topic or a channel may be called that. Raises OptionError."""
-    if not is_valid_name(name):
-        raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
-
-
-def require_names(flag: str, names: Iterable[str]) -> None:
-    """See that topics or channels may be called that. Raises OptionError."""
-    for name in names:
-        require_name(flag, name)
-
-
-def require_addresses(flag: str, addresses: Iterable[str]) -> None:
-    """See that brokers can have these addresses. Raises OptionError."""
-    for address in addresses:
-        try:
-            Address.parse(address)
-        except ValueError as error:
-            raise OptionError(f"--{flag}={address}: {error}") from None

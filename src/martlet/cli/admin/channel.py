@@ -1,22 +1,60 @@
-"""``martlet channel``: the channels of topics, looked at and changed."""
+"""``martlet channel``: list the channels of topics and change them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from martlet.cli.admin import configure, manage
-from martlet.cli.admin.inventory import ChannelDropOptions, Inventory, ListOptions, channel_lines
-from martlet.cli.admin.manage import CREATE, DELETE, EMPTY, PAUSE, UNPAUSE, ManageAction, change
-from martlet.cli.broker_http import ChannelOptions
+from martlet.cli.admin.inventory import Inventory, ListOptions, paused_name, show_inventory
+from martlet.cli.admin.manage import (
+    CREATE,
+    DELETE,
+    EMPTY,
+    PAUSE,
+    UNPAUSE,
+    ChannelDropOptions,
+    ManageAction,
+    change,
+)
+from martlet.cli.broker_http import ChannelOptions, Fields
+from martlet.cli.text import laid_out
 
 LIST = "list the channels of each broker with their counts, or those of one topic"
 
 
 def list_all(argv: Sequence[str]) -> int:
     """List channels; the result is the exit code of the process."""
-    return manage.inventory(
-        "channel list", "channels", LIST, ListOptions, Inventory.channels, channel_lines, argv
-    )
+    return show_inventory("channel list", "channels", LIST, ListOptions, _list, channel_lines, argv)
+
+
+async def _list(inventory: Inventory) -> list[Fields]:
+    return await inventory.from_stats(_channels)
+
+
+def _channels(stats: Fields) -> Iterator[Fields]:
+    for topic in stats["topics"] or ():
+        for channel in topic["channels"]:
+            yield {
+                "topic": topic["topic_name"],
+                "channel": channel["channel_name"],
+                "depth": channel["depth"],
+                "in_flight": channel["in_flight_count"],
+                "deferred": channel["deferred_count"],
+                "clients": channel["client_count"],
+                "messages": channel["message_count"],
+                "paused": channel["paused"],
+            }
+
+
+def channel_lines(found: Iterable[Fields]) -> list[str]:
+    """Lay channels out for people."""
+    names = ("depth", "in_flight", "deferred", "clients", "messages")
+    head = (name.replace("_", " ").upper() for name in names)
+    rows: list[tuple[str, ...]] = [("TOPIC", "CHANNEL", *head, "BROKER")]
+    for each in found:
+        counts = (str(each[name]) for name in names)
+        rows.append((each["topic"], paused_name(each, "channel"), *counts, each["broker"]))
+    return laid_out(rows, (2, 3, 4, 5, 6))
 
 
 ACTIONS = {

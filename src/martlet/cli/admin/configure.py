@@ -1,100 +1,48 @@
-"""``martlet topic configure`` and ``martlet channel configure``: policies, from the command line.
+"""``martlet topic configure`` and ``martlet channel configure``: set and show policies.
 
-What may be set, and within which limits, says `martlet.broker.policy`; so does the help.
+`martlet.broker.policy` says what may be set, and within which limits.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
 from martlet.cli import start, tool
 from martlet.cli.admin.manage import with_way_out
-from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions, NoHttpAnswer, TopicOptions
+from martlet.cli.broker_http import (
+    BrokerHttpClient,
+    BrokerHttpOptions,
+    ChannelOptions,
+    Fields,
+    NoHttpAnswer,
+    TopicOptions,
+)
 from martlet.durations import MILLISECOND_NS, parse_duration, parse_size
-from martlet.options import LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopicConfigureOptions(TopicOptions):
-    """What ``martlet topic configure`` is started with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelConfigureOptions(ChannelOptions):
-    """What ``martlet channel configure`` is started with."""
-
-
-Options = TopicConfigureOptions | ChannelConfigureOptions
-
-
-class Configuration:
-    """Sets some fields of a policy.
-
-    Args:
-        options: which topic or channel, on which brokers.
-        changes: the fields to set; None for the default. None at all: nothing is set.
-    """
-
-    def __init__(self, options: Options, changes: Mapping[str, object]) -> None:
-        self._options = options
-        self._changes = dict(changes)
-
-    async def run(self) -> list[tuple[str, dict[str, Any] | NoHttpAnswer]]:
-        """Do it on each broker; the policy that it has there then.
-
-        Raises:
-            NoHttpAnswer: no broker was found.
-        """
-        options = self._options
-        names = {"topic": options.topic}
-        method = "topic.configure"
-        if isinstance(options, ChannelConfigureOptions):
-            names["channel"] = options.channel
-            method = "channel.configure"
-        fields: dict[str, Any] = {**names, "policy": self._changes}
-        async with BrokerHttpClients(options) as doors:
-            urls = await doors.brokers(options.topic)
-
-            async def ask(url: str) -> dict[str, Any] | NoHttpAnswer:
-                try:
-                    policy: dict[str, Any] = (await doors.call(url, method, fields))["policy"]
-                    return policy
-                except NoHttpAnswer as error:
-                    return with_way_out(error, url, names)
-
-            return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))
-
 
 log = logging.getLogger(__name__)
+_PLACES = {"topic": TopicOptions, "channel": ChannelOptions}
 
 
 def topic(argv: Sequence[str]) -> int:
     """Configure a topic; the result is the exit code of the process."""
-    return _run("topic", TopicConfigureOptions, TopicPolicy(), argv, ["topic"])
+    return _run("topic", TopicPolicy(), argv, ["topic"])
 
 
 def channel(argv: Sequence[str]) -> int:
     """Configure a channel; the result is the exit code of the process."""
-    return _run("channel", ChannelConfigureOptions, ChannelPolicy(), argv, ["topic", "channel"])
+    return _run("channel", ChannelPolicy(), argv, ["topic", "channel"])
 
 
-def _run(
-    what: str,
-    kind: type[TopicConfigureOptions] | type[ChannelConfigureOptions],
-    policy: Policy,
-    argv: Sequence[str],
-    names: list[str],
-) -> int:
+def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> int:
+    kind = _PLACES[what]
     flags, others = tool.split(kind, argv)
-    told = [word for word in others if "=" in word]
+    settings = [word for word in others if "=" in word]
     named = [word for word in others if "=" not in word]
-    options = tool.options(
+    options: TopicOptions | ChannelOptions = tool.options(
         f"{what} configure",
         _description(what, policy),
         kind,
@@ -104,14 +52,42 @@ def _run(
     if stray := named[len(names) :]:
         _fail(f"what is to become of {stray[0]!r}? Write NAME=VALUE, such as {stray[0]}=default")
     try:
-        changes = read(policy, told)
+        changes = read(policy, settings)
         policy.changed(changes)
     except BadPolicy as error:
         _fail(str(error))
+    place = {name: str(getattr(options, name)) for name in names}
     return tool.run_at_each(
-        Configuration(options, changes).run,
-        lambda answer: f"{what} {_name(options)}: {_shown(answer)}",
+        lambda: configure(options, place, changes),
+        lambda answer: f"{what} {'/'.join(place.values())}: {_shown(answer)}",
     )
+
+
+async def configure(
+    options: BrokerHttpOptions, place: Mapping[str, str], changes: Mapping[str, object]
+) -> list[tuple[str, Fields | NoHttpAnswer]]:
+    """Set fields of a policy on each broker; return the policy that it has there then.
+
+    Args:
+        options: which brokers.
+        place: the names of the topic and, for its policy, of the channel.
+        changes: the fields to set, to None for the default; without any, nothing is set.
+
+    Raises:
+        NoHttpAnswer: no broker was found.
+    """
+    method = "channel.configure" if "channel" in place else "topic.configure"
+
+    async def ask(url: str) -> Fields:
+        try:
+            answer = await client.call(url, method, {**place, "policy": changes})
+        except NoHttpAnswer as error:
+            raise with_way_out(error, url, place) from None
+        policy: Fields = answer["policy"]
+        return policy
+
+    async with BrokerHttpClient(options) as client:
+        return await client.each(await client.brokers(place["topic"]), ask)
 
 
 def _fail(text: str) -> NoReturn:
@@ -119,11 +95,11 @@ def _fail(text: str) -> NoReturn:
     raise SystemExit(start.WRONG)
 
 
-def read(policy: Policy, told: Sequence[str]) -> dict[str, object]:
-    """The fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
+def read(policy: Policy, words: Sequence[str]) -> dict[str, object]:
+    """Read the fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
     known = {each.name: each.metadata for each in policy.settable()}
     changes: dict[str, object] = {}
-    for word in told:
+    for word in words:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
         if name not in known:
@@ -146,16 +122,16 @@ def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
 
 
 def _listed(name: str, text: str) -> list[object]:
-    """A list in JSON, as calls have it; else its brackets would belong to the words."""
+    """Read a list in JSON, as calls have it; else its brackets would belong to the words."""
     try:
-        told: list[object] = json.loads(text)
+        values: list[object] = json.loads(text)
     except ValueError:
         raise BadPolicy(f"{name}={text}: no list; write its parts with commas, as a,b") from None
-    return told
+    return values
 
 
 def _number(name: str, text: str) -> int:
-    """A whole number; where the name says so, also a duration such as 72h, or a size."""
+    """Read a whole number, by the name's ending also a duration such as 72h or a size."""
     try:
         return int(text)
     except ValueError:
@@ -171,7 +147,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _description(what: str, policy: Policy) -> str:
-    said = [
+    texts = [
         f"Set what a {what} does beyond NSQ's rules, on each broker named, or on all that a lookup"
         " daemon knows; without any NAME=VALUE, show what is set. It counts at once, and after a"
         " restart. The value 'default' takes back what was set. There are",
@@ -179,13 +155,8 @@ def _description(what: str, policy: Policy) -> str:
     for each in policy.settable():
         choices = each.metadata.get("choices", ())
         one_of = f" ({', '.join(choices)})" if choices else ""
-        said.append(f"{each.name}{one_of}: {each.metadata['help']};")
-    return " ".join(said).rstrip(";") + "."
-
-
-def _name(options: LogOptions) -> str:
-    names = [getattr(options, name, "") for name in ("topic", "channel")]
-    return "/".join(name for name in names if name)
+        texts.append(f"{each.name}{one_of}: {each.metadata['help']};")
+    return " ".join(texts).rstrip(";") + "."
 
 
 def _shown(policy: Mapping[str, object]) -> str:
@@ -195,7 +166,7 @@ def _shown(policy: Mapping[str, object]) -> str:
 
 
 def _written(value: object) -> str:
-    """A value as it is typed."""
+    """Write a value as it is typed."""
     if not isinstance(value, list):
         return str(value)
     texts = [str(each) for each in value]

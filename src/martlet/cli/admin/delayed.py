@@ -1,30 +1,25 @@
-"""``martlet delayed``: the messages that wait for their time, listed and cancelled."""
+"""``martlet delayed``: list and cancel the messages that wait for their time."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions, Fields
 from martlet.cli.standard_output import StandardOutput
+from martlet.cli.text import json_line, local_time
+from martlet.options.checks import require_action, require_ids, require_names
 from martlet.options.flag import OptionError, option
-from martlet.options.options import require_names
 from martlet.plural import counted
 
 ACTIONS = ("list", "cancel")
-_ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelayedOptions(DoorOptions):
+class DelayedOptions(BrokerHttpOptions):
     """What ``martlet delayed`` is started with.
 
     Raises:
@@ -42,117 +37,92 @@ class DelayedOptions(DoorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.action not in ACTIONS:
-            told = f"{self.action!r} is none of them" if self.action else "none is given"
-            raise OptionError(f"what to do is one of {', '.join(ACTIONS)}: {told}")
+        require_action(self.action, ACTIONS)
         if not self.topic:
             raise OptionError(f"which topic is it? martlet delayed {self.action} TOPIC")
         require_names("topic", [self.topic])
-        for id in self.ids:
-            if not _ID.fullmatch(id):
-                raise OptionError(f"--id={id}: an id has 16 hexadecimal digits")
+        require_ids(self.ids)
         if self.action == "cancel" and bool(self.ids) == self.all:
             raise OptionError(
                 "which ones are meant? Name their ids, as martlet delayed list tells them, or --all"
             )
 
 
-Fields = dict[str, Any]
 _PAGE = 1000
 _ALL = 1 << 62
-_NOT_THERE = 404
 
 
-class DelayedTool:
-    """Does what the flags say.
+async def pages(options: DelayedOptions) -> AsyncIterator[tuple[str, int, list[Fields]]]:
+    """List delayed messages; yield of each broker its URL, how many wait, and the next of them.
 
-    Args:
-        options: as the flags give them.
+    Raises:
+        NoHttpAnswer: a broker does not answer, or none has the topic.
     """
+    async with BrokerHttpClient(options) as client:
+        async for url in _urls(client, options.topic):
+            left = options.limit or _ALL
+            start: str | None = ""
+            while start is not None and left > 0:
+                page = await _page(client, url, options.topic, start, min(left, _PAGE))
+                messages = page["messages"][:left]
+                left -= len(messages)
+                start = page["next"] or None
+                yield url, page["pending_count"], messages
 
-    def __init__(self, options: DelayedOptions) -> None:
-        self._options = options
 
-    async def pages(self) -> AsyncIterator[tuple[str, int, list[Fields]]]:
-        """Of each broker its URL, how many wait, and those that do by their time, page by page.
+async def cancel(options: DelayedOptions) -> AsyncIterator[tuple[str, list[str]]]:
+    """Cancel messages; yield of each broker its URL and ids it has cancelled. As `pages`."""
+    async with BrokerHttpClient(options) as client:
 
-        Raises NoHttpAnswer.
-        """
-        async with BrokerHttpClients(self._options) as doors:
-            async for url in self._urls(doors):
-                left = self._options.limit or _ALL
-                place: str | None = ""
-                while place is not None and left > 0:
-                    fields = {"topic": self._options.topic, "from": place}
-                    told = await doors.call(url, "delay.list", fields | {"limit": min(left, _PAGE)})
-                    messages = told["messages"][:left]
-                    left -= len(messages)
-                    place = told["next"] or None
-                    yield url, told["pending_count"], messages
+        async def cancel_at(url: str, ids: list[str]) -> tuple[str, list[str]]:
+            done = await client.call(url, "delay.cancel", {"topic": options.topic, "ids": ids})
+            return url, done["cancelled"]
 
-    async def cancel(self) -> AsyncIterator[tuple[str, list[str]]]:
-        """Of each broker its URL and the ids that it has cancelled. Raises NoHttpAnswer."""
-        async with BrokerHttpClients(self._options) as doors:
-            async for url in self._urls(doors):
-                fields = {"topic": self._options.topic}
-                if not self._options.all:
-                    ids = list(self._options.ids)
-                    done = await doors.call(url, "delay.cancel", fields | {"ids": ids})
-                    yield url, done["cancelled"]
-                    continue
-                place = ""
-                while True:
-                    told = await doors.call(
-                        url, "delay.list", fields | {"from": place, "limit": _PAGE}
-                    )
-                    ids = [message["id"] for message in told["messages"]]
-                    if ids:
-                        done = await doors.call(url, "delay.cancel", fields | {"ids": ids})
-                        yield url, done["cancelled"]
-                    place = told["next"]
-                    if not place:
-                        break
-
-    async def _urls(self, doors: BrokerHttpClients) -> AsyncIterator[str]:
-        """The brokers that have the topic."""
-        missing: NoHttpAnswer | None = None
-        some = False
-        for url in await doors.brokers(self._options.topic):
-            try:
-                await doors.call(url, "delay.list", {"topic": self._options.topic, "limit": 1})
-            except NoHttpAnswer as error:
-                if error.status != _NOT_THERE:
-                    raise
-                missing = error
+        async for url in _urls(client, options.topic):
+            if not options.all:
+                yield await cancel_at(url, list(options.ids))
                 continue
-            some = True
-            yield url
-        if missing is not None and not some:
-            raise missing
+            start = ""
+            while True:
+                page = await _page(client, url, options.topic, start, _PAGE)
+                if ids := [message["id"] for message in page["messages"]]:
+                    yield await cancel_at(url, ids)
+                start = page["next"]
+                if not start:
+                    break
+
+
+async def _urls(client: BrokerHttpClient, topic: str) -> AsyncIterator[str]:
+    """Yield the brokers that have the topic."""
+    fields = {"topic": topic, "limit": 1}
+    async for url, _ in client.in_turn(topic, lambda url: client.call(url, "delay.list", fields)):
+        yield url
+
+
+async def _page(client: BrokerHttpClient, url: str, topic: str, start: str, limit: int) -> Fields:
+    page: Fields = await client.call(
+        url, "delay.list", {"topic": topic, "from": start, "limit": limit}
+    )
+    return page
 
 
 def lines(messages: Iterable[Fields]) -> list[str]:
-    """Messages for people."""
+    """Describe messages for people, a line each."""
     return [
-        f"{message['id']}  due {_when(message['deliver_at_ms'])}  published"
-        f" {_when(message['stored_at_ms'])}  {counted(message['size_bytes'], 'byte')}"
+        f"{message['id']}  due {_time(message['deliver_at_ms'])}  published"
+        f" {_time(message['stored_at_ms'])}  {counted(message['size_bytes'], 'byte')}"
         + _properties(message)
         for message in messages
     ]
 
 
-def line(url: str, message: Fields) -> str:
-    """A message as a line of JSON."""
-    return json.dumps({"broker": url} | message, ensure_ascii=False)
+def _time(time_ms: int) -> str:
+    return local_time(time_ms, "milliseconds")
 
 
 def _properties(message: Fields) -> str:
     told = f"  tag {message['tag']}" if message["tag"] else ""
     return told + (f"  keys {', '.join(message['keys'])}" if message["keys"] else "")
-
-
-def _when(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(timespec="milliseconds")
 
 
 DESCRIPTION = (
@@ -165,48 +135,44 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do it; the result is the exit code of the process."""
-    found = _named(argv)
-    options = tool.options("delayed", DESCRIPTION, DelayedOptions, found, "ACTION TOPIC [ID ...]")
-    work = DelayedTool(options)
+    """List or cancel messages; the result is the exit code of the process."""
+    operands = ("action", "topic", *["id"] * len(argv))
+    options = tool.options(
+        "delayed", DESCRIPTION, DelayedOptions, argv, "ACTION TOPIC [ID ...]", operands
+    )
     not_waiting: list[str] = []
 
     async def show() -> None:
-        output = StandardOutput(sys.stdout.fileno())
+        output = StandardOutput()
         shown: Counter[str] = Counter()
         pending: dict[str, int] = {}
-        async for url, count, page in work.pages():
+        async for url, count, page in pages(options):
             shown[url] += len(page)
             pending[url] = count
-            text = [line(url, each) for each in page] if options.json else lines(page)
-            if text:
-                await output.show([f"{each}\n".encode() for each in text])
+            await output.print(
+                [json_line({"broker": url} | each) for each in page]
+                if options.json
+                else lines(page)
+            )
         for url, count in pending.items():
-            told = f"{url}: {counted(count, 'message')} waiting, {shown[url]} listed"
+            text = f"{url}: {counted(count, 'message')} waiting, {shown[url]} listed"
             if options.json:
-                log.info("%s", told)
+                log.info("%s", text)
             else:
-                await tool.show([told])
+                await output.print([text])
 
-    async def cancel() -> None:
+    async def give_up() -> None:
         counts: Counter[str] = Counter()
         cancelled: set[str] = set()
-        async for url, ids in work.cancel():
+        async for url, ids in cancel(options):
             counts[url] += len(ids)
             cancelled.update(ids)
         await tool.show(
             f"{url}: {counted(count, 'message')} cancelled" for url, count in counts.items()
         )
-        not_waiting.extend(id for id in options.ids if id not in cancelled)
-        for id in not_waiting:
-            log.error("%s does not wait: it is unknown, delivered, or cancelled already", id)
+        not_waiting.extend(each for each in options.ids if each not in cancelled)
+        for each in not_waiting:
+            log.error("%s does not wait: it is unknown, delivered, or cancelled already", each)
 
-    code = tool.run_alone(show if options.action == "list" else cancel)
+    code = tool.run_alone(show if options.action == "list" else give_up)
     return 1 if not_waiting else code
-
-
-def _named(argv: Sequence[str]) -> list[str]:
-    """The command line with what stands without a flag as the values of flags."""
-    found, others = tool.split(DelayedOptions, argv)
-    names = ["action", "topic", *["id"] * len(others)]
-    return found + [f"--{name}={value}" for name, value in zip(names, others, strict=False)]

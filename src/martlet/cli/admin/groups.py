@@ -1,33 +1,28 @@
-"""``martlet groups``: the groups whose members fetch from allocated queues, looked at and reset.
+"""``martlet groups``: list, describe and reset the groups whose members fetch from assigned queues.
 
 Each broker is asked by calls (see `martlet.server.rpc.groups`), and has groups of its own.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.admin.replay import time_ns
-from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
-from martlet.cli.standard_output import StandardOutput
-from martlet.cli.text import laid_out, printable
+from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions, Fields
+from martlet.cli.text import json_line, laid_out, printable
 from martlet.durations import MILLISECOND_NS
+from martlet.options.checks import parse_time, require_action, require_names
 from martlet.options.flag import OptionError, option
-from martlet.options.options import require_names
 from martlet.plural import counted
 
 ACTIONS = ("list", "describe", "reset")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupOptions(DoorOptions):
+class GroupOptions(BrokerHttpOptions):
     """What ``martlet groups`` is started with.
 
     Raises:
@@ -57,9 +52,7 @@ class GroupOptions(DoorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.action not in ACTIONS:
-            told = f"{self.action!r} is none of them" if self.action else "none is given"
-            raise OptionError(f"what to do is one of {', '.join(ACTIONS)}: {told}")
+        require_action(self.action, ACTIONS)
         for flag in ("topic", "group"):
             value = getattr(self, flag)
             if value:
@@ -76,14 +69,14 @@ class GroupOptions(DoorOptions):
                 "say where to, with one of --to-first, --to-last, --to-time and --to-offset"
             )
         if self.to_time:
-            time_ns("to-time", self.to_time, 0)
+            parse_time("to-time", self.to_time, 0)
         if self.to_offset >= 0 and len(self.nsqd_http_addresses) != 1:
             raise OptionError(
                 "--to-offset needs one --nsqd-http-address: each broker counts offsets of its own"
             )
 
     def fields(self, now_ns: int) -> dict[str, object]:
-        """Those of the call."""
+        """Return the fields of the call."""
         fields: dict[str, object] = {}
         if self.topic:
             fields["topic"] = self.topic
@@ -95,7 +88,7 @@ class GroupOptions(DoorOptions):
             if self.queue >= 0:
                 fields["queue"] = self.queue
             if self.to_time:
-                time_ms = time_ns("to-time", self.to_time, now_ns) // MILLISECOND_NS
+                time_ms = parse_time("to-time", self.to_time, now_ns) // MILLISECOND_NS
                 fields |= {"to": "time", "time_ms": time_ms}
             elif self.to_offset >= 0:
                 fields |= {"to": "offset", "offset": self.to_offset}
@@ -104,47 +97,20 @@ class GroupOptions(DoorOptions):
         return fields
 
 
-Fields = dict[str, Any]
-_NOT_THERE = 404
-
-
-class GroupTool:
-    """Does what the flags say.
-
-    Args:
-        options: as the flags give them.
-        clock: nanoseconds since 1970.
-    """
-
-    def __init__(self, options: GroupOptions, clock: Callable[[], int] = time.time_ns) -> None:
-        self._options = options
-        self._clock = clock
-
-    async def run(self) -> list[Fields]:
-        """What each broker answers, with ``broker`` in it; one that has no such group is passed
-        over, if another has. Raises NoHttpAnswer.
-        """
-        options = self._options
-        found: list[Fields] = []
-        missing: NoHttpAnswer | None = None
-        async with BrokerHttpClients(options) as doors:
-            for url in await doors.brokers(options.topic):
-                try:
-                    fields = options.fields(self._clock())
-                    answer = await doors.call(url, f"group.{options.action}", fields)
-                except NoHttpAnswer as error:
-                    if error.status != _NOT_THERE:
-                        raise
-                    missing = error
-                else:
-                    found.append({"broker": url} | answer)
-        if missing is not None and not found:
-            raise missing
-        return found
+async def ask(options: GroupOptions) -> list[Fields]:
+    """Make the call of an action; return each broker's answer. Raises NoHttpAnswer."""
+    fields = options.fields(time.time_ns())
+    async with BrokerHttpClient(options) as client:
+        return [
+            {"broker": url} | answer
+            async for url, answer in client.in_turn(
+                options.topic, lambda url: client.call(url, f"group.{options.action}", fields)
+            )
+        ]
 
 
 def list_lines(answers: Iterable[Fields]) -> list[str]:
-    """Groups for people, a line each."""
+    """Lay groups out for people, a line each."""
     rows: list[tuple[str, ...]] = [("TOPIC", "GROUP", "MEMBERS", "QUEUES", "LAG", "BROKER")]
     for answer in answers:
         for group in answer["groups"]:
@@ -155,7 +121,7 @@ def list_lines(answers: Iterable[Fields]) -> list[str]:
 
 
 def describe_lines(answer: Fields, now_ms: int) -> list[str]:
-    """A group for people."""
+    """Describe a group for people."""
     paused = ", paused" if answer["paused"] else ""
     who = _follows(answer).strip(" ()") or (
         f"{counted(len(answer['members']), 'member')}, {answer['strategy']}"
@@ -187,14 +153,14 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
 
 
 def _follows(group: Fields) -> str:
-    """Whether a group stands for a reader that keeps its own place."""
+    """Mark a group that stands for a reader with offsets of its own."""
     if group.get("kind") != "follower":
         return ""
     return " (follower, retains)" if group["retain"] else " (follower)"
 
 
 def reset_lines(answer: Fields) -> list[str]:
-    """What became of a reset, for people."""
+    """Describe a reset for people."""
     names = ("queue", "before", "offset", "lag")
     rows: list[tuple[str, ...]] = [("QUEUE", "WAS AT", "IS AT", "LAG")]
     rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
@@ -213,15 +179,17 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do it; the result is the exit code of the process."""
-    found = tool.named(GroupOptions, argv, "action", "topic", "group")
-    options = tool.options("groups", DESCRIPTION, GroupOptions, found, "ACTION [TOPIC GROUP]")
+    """List, describe or reset groups; the result is the exit code of the process."""
+    operands = ("action", "topic", "group")
+    options = tool.options(
+        "groups", DESCRIPTION, GroupOptions, argv, "ACTION [TOPIC GROUP]", operands
+    )
 
     async def run() -> None:
-        answers = await GroupTool(options).run()
+        answers = await ask(options)
         lines: list[str] = []
         if options.json:
-            lines = [json.dumps(answer, ensure_ascii=False) for answer in answers]
+            lines = [json_line(answer) for answer in answers]
         elif options.action == "list":
             lines = list_lines(answers)
             if not lines:
@@ -232,9 +200,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             for number, answer in enumerate(answers):
                 lines += [""] * bool(number)
-                lines += describe_lines(answer, time.time_ns() // 1_000_000)
-        if lines:
-            output = StandardOutput(sys.stdout.fileno())
-            await output.show([f"{line}\n".encode() for line in lines])
+                lines += describe_lines(answer, time.time_ns() // MILLISECOND_NS)
+        await tool.show(lines)
 
     return tool.run_alone(run)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from martlet.cli.admin import manage
-from martlet.cli.admin.inventory import Inventory, InventoryOptions, health_lines
+from martlet.cli.admin.inventory import Inventory, InventoryOptions, show_inventory
+from martlet.cli.broker_http import BrokerHttpClient, Fields, NoHttpAnswer
 
 DESCRIPTION = (
     "Ask each broker that is named, or each lookup daemon and all brokers that it knows, whether"
@@ -15,7 +15,31 @@ DESCRIPTION = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask them; the result is the exit code of the process."""
-    return manage.inventory(
-        "health", "brokers", DESCRIPTION, InventoryOptions, Inventory.health, health_lines, argv
+    """Ask for health; the result is the exit code of the process."""
+    return show_inventory(
+        "health", "brokers", DESCRIPTION, InventoryOptions, health, health_lines, argv
     )
+
+
+async def health(inventory: Inventory) -> list[Fields]:
+    """Ask each broker, and each lookup daemon that is named, for its health."""
+    async with BrokerHttpClient(inventory.options) as client:
+
+        async def ask(url: str) -> Fields:
+            try:
+                answer = (await client.text(url, "/ping")).strip()
+            except NoHttpAnswer as error:
+                answer = error.why
+            return {"server": url, "is_healthy": answer == "OK", "health": answer}
+
+        urls = client.daemons()
+        try:
+            urls = urls + await client.brokers("")
+        except NoHttpAnswer as error:
+            inventory.failed.append(error)
+        return await inventory.answers(list(dict.fromkeys(urls)), ask)
+
+
+def health_lines(found: Iterable[Fields]) -> list[str]:
+    """Write a line of each server's health."""
+    return [f"{each['server']}: {each['health']}" for each in found]

@@ -1,44 +1,62 @@
-"""What ``martlet topic`` and ``martlet channel`` share: the words that may follow, as a table.
+"""The actions of ``martlet topic`` and ``martlet channel``: create, pause, empty, delete.
 
-The paths are nsqd's, and so are the answers.  What a lookup daemon keeps of a topic whose brokers
-have deleted it goes too, where lookup daemons are named; and a channel that is made is told to
-them, so that brokers which get the topic later make it at once.
+The paths and the answers are nsqd's.  Where lookup daemons are named, a deleted topic is deleted
+there too, and a created channel is registered, so that brokers that get the topic later make it at
+once.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from martlet.cli import tool
-from martlet.cli.admin.inventory import (
+from martlet.cli.admin.inventory import channel_of, look, topic_of
+from martlet.cli.broker_http import (
+    NOT_FOUND,
+    BrokerHttpClient,
+    ChannelOptions,
     Fields,
-    Inventory,
-    InventoryOptions,
-    channel_of,
-    line,
-    look,
-    topic_of,
+    NoHttpAnswer,
+    TopicOptions,
 )
-from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions, NoHttpAnswer, TopicOptions
+from martlet.options.flag import option
 from martlet.plural import counted
+
+
+def _force() -> Any:
+    return option(
+        False,
+        "do it: messages are lost; without it, what would be lost is shown and nothing is done",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicDropOptions(TopicOptions):
+    """What ``martlet topic delete`` and ``empty`` are started with."""
+
+    force: bool = _force()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelDropOptions(ChannelOptions):
+    """What ``martlet channel delete`` and ``empty`` are started with."""
+
+    force: bool = _force()
 
 
 @dataclass(frozen=True)
 class Verb:
-    """What can be done to a topic or a channel.
+    """An action on a topic or a channel.
 
     Attributes:
-        name: as it is typed, and as the path has it.
-        done: what the topic or channel is then.
+        name: as it is typed, and in the path.
+        done: the state of the topic or channel afterwards.
         drops: whether messages are lost.
-        is_registered: whether lookup daemons are told too.
+        is_registered: whether it is done at lookup daemons too.
     """
 
     name: str
@@ -55,7 +73,7 @@ EMPTY = Verb("empty", "is emptied", drops=True)
 
 
 class ManageRefused(NoHttpAnswer):
-    """Nothing was done there, as messages would be lost and nobody has said that they may."""
+    """Nothing was done at a broker, as messages would be lost and --force is missing."""
 
 
 class Change:
@@ -73,85 +91,82 @@ class Change:
         if isinstance(options, ChannelOptions):
             self._names["channel"] = options.channel
         self._path = f"/{'channel' if 'channel' in self._names else 'topic'}/{verb.name}"
+        self._is_forced = bool(getattr(options, "force", False))
 
     @property
     def what(self) -> str:
-        """The topic or channel, as it is named in lines for people."""
+        """The topic or channel, in words."""
         return " of ".join(f"{kind} {name!r}" for kind, name in reversed(self._names.items()))
 
     async def run(self) -> list[tuple[str, NoHttpAnswer | None]]:
-        """Do it on each broker, then at each lookup daemon; what was wrong there, if anything was.
+        """Do it on each broker, then at each lookup daemon; return what went wrong there.
 
         Nothing is done at lookup daemons unless all brokers have done it.
 
         Raises:
             NoHttpAnswer: no broker was found.
         """
-        async with BrokerHttpClients(self._options) as doors:
-            urls = await self._brokers(doors)
-            if self._verb.drops and not getattr(self._options, "force", False):
-                return list(
-                    zip(
-                        urls,
-                        await asyncio.gather(*(self._loss(doors, u) for u in urls)),
-                        strict=True,
-                    )
-                )
-            outcomes = await self._at(doors, urls)
+        async with BrokerHttpClient(self._options) as client:
+            urls = await self._brokers(client)
+            if self._verb.drops and not self._is_forced:
+                return await client.each(urls, lambda url: self._refuse(client, url))
+            outcomes = await client.each(urls, lambda url: self._change(client, url))
             if self._verb.is_registered and not any(error for _, error in outcomes):
-                outcomes += await self._at(doors, doors.daemons(), forgiving=True)
+                outcomes += await client.each(
+                    client.daemons(), lambda url: self._register(client, url)
+                )
             return outcomes
 
-    async def _brokers(self, doors: BrokerHttpClients) -> list[str]:
-        """Those that have the topic; none where lookup daemons alone know it."""
+    async def _brokers(self, client: BrokerHttpClient) -> list[str]:
+        """Find those that have the topic; none where lookup daemons alone know it."""
         try:
-            return await doors.brokers(self._options.topic)
+            return await client.brokers(self._options.topic)
         except NoHttpAnswer as error:
-            forced = not self._verb.drops or getattr(self._options, "force", False)
-            if error.status == HTTPStatus.NOT_FOUND and self._verb.is_registered and forced:
+            may_do = not self._verb.drops or self._is_forced
+            if error.status == NOT_FOUND and self._verb.is_registered and may_do:
                 return []
             raise
 
-    async def _at(
-        self, doors: BrokerHttpClients, urls: list[str], *, forgiving: bool = False
-    ) -> list[tuple[str, NoHttpAnswer | None]]:
-        async def ask(url: str) -> NoHttpAnswer | None:
-            try:
-                await doors.post(url, self._path, self._names)
-            except NoHttpAnswer as error:
-                if forgiving and error.status == HTTPStatus.NOT_FOUND:
-                    return None  # A lookup daemon never knew it, or has forgotten it already.
-                return with_way_out(error, url, self._names) if self._verb is CREATE else error
-            return None
-
-        return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))
-
-    async def _loss(self, doors: BrokerHttpClients, url: str) -> NoHttpAnswer:
-        """What would be lost at a broker."""
+    async def _change(self, client: BrokerHttpClient, url: str) -> None:
         try:
-            stats = await look(doors, url, self._options.topic)
+            await client.post(url, self._path, self._names)
+        except NoHttpAnswer as error:
+            if self._verb is CREATE:
+                raise with_way_out(error, url, self._names) from None
+            raise
+
+    async def _register(self, client: BrokerHttpClient, url: str) -> None:
+        """Tell a lookup daemon; one that never knew the topic, or forgot it, is fine."""
+        try:
+            await self._change(client, url)
+        except NoHttpAnswer as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    async def _refuse(self, client: BrokerHttpClient, url: str) -> None:
+        """Raise what would be lost at a broker."""
+        try:
+            stats = await look(client, url, self._options.topic)
             topic = topic_of(stats, self._options.topic)
             if topic is None:
-                return NoHttpAnswer(url, f"there is no topic {self._options.topic!r}", 404)
+                raise NoHttpAnswer(url, f"there is no topic {self._options.topic!r}", NOT_FOUND)
             if "channel" not in self._names:
                 found = [topic, *(topic["channels"] if self._verb is DELETE else ())]
             else:
                 channel = channel_of(topic, self._names["channel"])
                 if channel is None:
-                    return NoHttpAnswer(url, f"there is no {self.what}", 404)
+                    raise NoHttpAnswer(url, f"there is no {self.what}", NOT_FOUND)
                 found = [channel]
-        except NoHttpAnswer as error:
-            return error
         except (KeyError, TypeError, AttributeError) as error:
-            return NoHttpAnswer(url, f"no /stats that could be understood: {error!r}")
-        return ManageRefused(
+            raise NoHttpAnswer(url, f"no /stats that could be understood: {error!r}") from None
+        raise ManageRefused(
             url, f"nothing is done without --force: {self.what} has {_describe(found)} there"
         )
 
 
 def with_way_out(error: NoHttpAnswer, url: str, names: Mapping[str, str]) -> NoHttpAnswer:
-    """An error of a topic or channel that is not there, with the command that makes it."""
-    if error.status != HTTPStatus.NOT_FOUND:
+    """Add the command that makes a topic or channel to an error that it is not there."""
+    if error.status != NOT_FOUND:
         return error
     words = ["channel", "create", names["topic"], names.get("channel", "")]
     if "there is no topic" in error.why:
@@ -161,7 +176,7 @@ def with_way_out(error: NoHttpAnswer, url: str, names: Mapping[str, str]) -> NoH
 
 
 def _describe(found: list[Fields]) -> str:
-    """The messages and clients of a topic and its channels, or of a channel."""
+    """Count the messages and clients of a topic and its channels, or of a channel."""
     messages = sum(
         each["depth"] + each.get("in_flight_count", 0) + each.get("deferred_count", 0)
         for each in found
@@ -172,9 +187,6 @@ def _describe(found: list[Fields]) -> str:
     if channels:
         parts.insert(0, counted(channels, "channel"))
     return " and ".join([", ".join(parts[:-1]), parts[-1]])
-
-
-log = logging.getLogger(__name__)
 
 
 class ManageAction(NamedTuple):
@@ -235,35 +247,6 @@ def _change(
         f"{help[0].upper()}{help[1:]}: on each broker named, or on all that a lookup daemon knows"
         f" to have the topic. The names may stand without their flags: martlet {command} {places}."
     )
-    options = tool.options(command, text, kind, tool.named(kind, argv, *names), places)
+    options = tool.options(command, text, kind, argv, places, names)
     asked = Change(verb, options)
     return tool.run_at_each(asked.run, lambda _done: f"{asked.what} {verb.done}")
-
-
-def inventory(
-    command: str,
-    nouns: str,
-    help: str,
-    kind: type[InventoryOptions],
-    find: Callable[[Inventory], Awaitable[list[Fields]]],
-    lines: Callable[[list[Fields]], list[str]],
-    argv: Sequence[str],
-) -> int:
-    """Show what there is, such as topics; 1 where not all that were asked have told."""
-    names = ["topic"] if "topic" in kind.flags() else []
-    found = tool.named(kind, argv, *names)
-    options = tool.options(command, help, kind, found, "[TOPIC]" if names else "")
-    asked = Inventory(options)
-    answers: list[Fields] = []
-
-    async def work() -> None:
-        answers.extend(await find(asked))
-        await tool.show(map(line, answers) if options.json else lines(answers))
-        for error in asked.failed:
-            log.error("%s", error)
-        if not (answers or asked.failed or options.json):
-            log.info("there are no %s", nouns)
-
-    code = tool.run_alone(work)
-    is_well = all(each.get("is_healthy", True) for each in answers)
-    return code or int(bool(asked.failed) or not is_well)

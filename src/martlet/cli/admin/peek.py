@@ -1,23 +1,20 @@
-"""``martlet peek``: shows what a channel has yet to finish, and takes nothing.
+"""``martlet peek``: show what a channel has yet to finish, and take nothing.
 
-Each broker is asked page by page; what is shown changes while it is looked at, as a queue does.
+Each broker is asked page by page, while the channel goes on.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions
+from martlet.cli.broker_http import BrokerHttpClient, ChannelOptions, Fields
 from martlet.cli.standard_output import StandardOutput
-from martlet.cli.text import printable
+from martlet.cli.text import body_text, json_line, printable
 from martlet.extras import how_to_install
 from martlet.options.flag import OptionError, Size, option
 
@@ -56,67 +53,45 @@ class PeekOptions(ChannelOptions):
                 raise OptionError(f"--state={state} is none of {', '.join(STATES)}")
 
 
-Message = dict[str, Any]
-"""As a broker tells it, and ``broker``, which of them it is."""
 _PAGE = 500
 
 
-class Peek:
-    """Looks into a channel.
+async def pages(options: PeekOptions) -> AsyncIterator[list[Fields]]:
+    """Yield a channel's messages of each broker, by queue and offset, a few hundred at a time.
 
-    Args:
-        options: as the flags give them.
+    Each has ``broker``, the broker's URL. Raises NoHttpAnswer.
     """
-
-    def __init__(self, options: PeekOptions) -> None:
-        self._options = options
-
-    async def pages(self) -> AsyncIterator[list[Message]]:
-        """The messages of each broker, queue by queue and by offset, a few hundred at a time.
-
-        Raises NoAnswer.
-        """
-        options = self._options
-        async with BrokerHttpClients(options) as doors:
-            for url in await doors.brokers(options.topic):
-                left = options.limit or None
-                offset, queue = options.offset, 0
-                while left != 0:
-                    page = await doors.get(
-                        url,
-                        "/channel/peek",
-                        {
-                            "topic": options.topic,
-                            "channel": options.channel,
-                            "state": ",".join(options.states),
-                            "queue": str(queue),
-                            "offset": str(offset),
-                            "limit": str(min(_PAGE, left or _PAGE)),
-                            "max_body_bytes": str(options.max_body_bytes),
-                        },
-                    )
-                    told = {"broker": url, "now_ns": page["now_ns"]}
-                    queues = page.get("queue_count", 1)
-                    if queues > 1:
-                        told["queue"] = queue
-                    yield [told | message for message in page["messages"]]
-                    left = None if left is None else left - len(page["messages"])
-                    if page["next_offset"] is not None:
-                        offset = page["next_offset"]
-                    elif queue + 1 < queues:
-                        offset, queue = options.offset, queue + 1
-                    else:
-                        break
+    arguments = {
+        "topic": options.topic,
+        "channel": options.channel,
+        "state": ",".join(options.states),
+        "max_body_bytes": str(options.max_body_bytes),
+    }
+    async with BrokerHttpClient(options) as client:
+        for url in await client.brokers(options.topic):
+            left = options.limit or None
+            offset, queue = options.offset, 0
+            while left != 0:
+                start = {"queue": queue, "offset": offset, "limit": min(_PAGE, left or _PAGE)}
+                page = await client.get(
+                    url, "/channel/peek", arguments | {key: str(start[key]) for key in start}
+                )
+                origin = {"broker": url, "now_ns": page["now_ns"]}
+                queues = page.get("queue_count", 1)
+                if queues > 1:
+                    origin["queue"] = queue
+                yield [origin | message for message in page["messages"]]
+                left = None if left is None else left - len(page["messages"])
+                if page["next_offset"] is not None:
+                    offset = page["next_offset"]
+                elif queue + 1 < queues:
+                    offset, queue = options.offset, queue + 1
+                else:
+                    break
 
 
-def line(message: Message) -> str:
-    """A message as a line of JSON."""
-    told = {key: value for key, value in message.items() if key != "now_ns"}
-    return json.dumps(told, ensure_ascii=False)
-
-
-def table(messages: list[Message]) -> Table:
-    """Messages for people."""
+def table(messages: list[Fields]) -> Table:
+    """Lay messages out for people."""
     from rich.table import Table
     from rich.text import Text
 
@@ -159,18 +134,14 @@ def _seconds(later_ns: int | None, earlier_ns: int | None) -> str:
     return f"{max(0, later_ns - earlier_ns) / 1e9:.1f} s"
 
 
-def _carried(message: Message) -> str:
+def _carried(message: Fields) -> str:
     properties = message.get("properties", {})
-    told = [properties.get("tag", ""), *properties.get("keys", ())]
-    return ", ".join(printable(each) for each in told if each)
+    texts = [properties.get("tag", ""), *properties.get("keys", ())]
+    return ", ".join(printable(each) for each in texts if each)
 
 
-def _body(message: Message) -> str:
-    if message["body_bytes"] is None:
-        return "(cannot be read)"
-    if message["body"] is None:
-        return repr(b64decode(message["body_base64"]))[2:-1]
-    return printable(message["body"])
+def _body(message: Fields) -> str:
+    return "(cannot be read)" if message["body_bytes"] is None else body_text(message)
 
 
 DESCRIPTION = (
@@ -184,19 +155,18 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Show messages; the result is the exit code of the process."""
-    found = tool.named(PeekOptions, argv, "topic", "channel")
-    options = tool.options("peek", DESCRIPTION, PeekOptions, found, "TOPIC CHANNEL")
+    operands = ("topic", "channel")
+    options = tool.options("peek", DESCRIPTION, PeekOptions, argv, "TOPIC CHANNEL", operands)
     if not options.json and find_spec("rich") is None:
         log.critical("needs the package rich: %s; or use --json", how_to_install("cli"))
         return 1
-    peek = Peek(options)
 
     async def show() -> None:
-        output = StandardOutput(sys.stdout.fileno())
-        messages: list[Message] = []
-        async for page in peek.pages():
+        output = StandardOutput()
+        messages: list[Fields] = []
+        async for page in pages(options):
             if options.json:
-                await output.show([f"{line(message)}\n".encode() for message in page])
+                await output.print(_line(message) for message in page)
             else:
                 messages += page
         if messages:
@@ -207,8 +177,12 @@ def main(argv: Sequence[str]) -> int:
     return tool.run_alone(show)
 
 
-def drawn(messages: list[Message]) -> str:
-    """Messages for people, as they are drawn on what standard output is."""
+def _line(message: Fields) -> str:
+    return json_line({key: value for key, value in message.items() if key != "now_ns"})
+
+
+def drawn(messages: list[Fields]) -> str:
+    """Draw messages for people, as wide as the terminal."""
     from rich.console import Console
 
     console = Console()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions, NoHttpAnswer
-from martlet.durations import SECOND_NS, parse_duration
+from martlet.cli.broker_http import BrokerHttpClient, ChannelOptions, Fields, NoHttpAnswer
+from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError, option
 from martlet.plural import counted
-
-_SECONDS = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,77 +53,35 @@ class ReplayOptions(ChannelOptions):
                 "--to-offset needs one --nsqd-http-address: each broker counts offsets of its own"
             )
         if self.to_time:
-            self.time_ns(0)
-
-    def time_ns(self, now_ns: int) -> int:
-        """What --to-time stands for, in nanoseconds since 1970. Raises OptionError."""
-        return time_ns("to-time", self.to_time, now_ns)
+            parse_time("to-time", self.to_time, 0)
 
 
-def time_ns(flag: str, text: str, now_ns: int) -> int:
-    """What a flag says of a time, in nanoseconds since 1970. Raises OptionError."""
-    if _SECONDS.fullmatch(text):
-        return round(float(text) * SECOND_NS)
-    try:
-        return max(0, now_ns - abs(parse_duration(text)))
-    except ValueError:
-        pass
-    try:
-        return max(0, round(datetime.fromisoformat(text).timestamp() * SECOND_NS))
-    except (ValueError, OverflowError):
-        raise OptionError(
-            f"--{flag}={text} is no time; write 2026-01-31T12:00:00, or how long ago, as 90m"
-        ) from None
+async def rewind(options: ReplayOptions) -> list[tuple[str, Fields | NoHttpAnswer]]:
+    """Set the channel back on each broker; return each one's answer. Raises NoHttpAnswer."""
+    arguments = {
+        "topic": options.topic,
+        "channel": options.channel,
+        "new": "true" if options.new_channel else "false",
+    }
+    if options.queue >= 0:
+        arguments["queue"] = str(options.queue)
+    if options.to_offset >= 0:
+        arguments["offset"] = str(options.to_offset)
+    elif options.to_time:
+        arguments["timestamp_ns"] = str(parse_time("to-time", options.to_time, time.time_ns()))
+    else:
+        arguments["beginning"] = "true"
+
+    async def ask(url: str) -> Fields:
+        answer: Fields = await client.post(url, "/channel/replay", arguments)
+        return answer
+
+    async with BrokerHttpClient(options) as client:
+        return await client.each(await client.brokers(options.topic), ask)
 
 
-class RewindTool:
-    """Sets a channel back.
-
-    Args:
-        options: as the flags give them.
-        clock: nanoseconds since 1970.
-    """
-
-    def __init__(self, options: ReplayOptions, clock: Callable[[], int] = time.time_ns) -> None:
-        self._options = options
-        self._clock = clock
-
-    async def run(self) -> list[tuple[str, dict[str, Any] | NoHttpAnswer]]:
-        """Do it on each broker; what each of them answered.
-
-        Raises:
-            NoHttpAnswer: no broker was found.
-        """
-        options = self._options
-        arguments = {
-            "topic": options.topic,
-            "channel": options.channel,
-            "new": "true" if options.new_channel else "false",
-        }
-        if options.queue >= 0:
-            arguments["queue"] = str(options.queue)
-        if options.to_offset >= 0:
-            arguments["offset"] = str(options.to_offset)
-        elif options.to_time:
-            arguments["timestamp_ns"] = str(options.time_ns(self._clock()))
-        else:
-            arguments["beginning"] = "true"
-        async with BrokerHttpClients(options) as doors:
-            urls = await doors.brokers(options.topic)
-
-            async def ask(url: str) -> dict[str, Any] | NoHttpAnswer:
-                try:
-                    answer: dict[str, Any] = await doors.post(url, "/channel/replay", arguments)
-                    return answer
-                except NoHttpAnswer as error:
-                    return error
-
-            answers = await asyncio.gather(*map(ask, urls))
-        return list(zip(urls, answers, strict=True))
-
-
-def describe(options: ReplayOptions, answer: dict[str, Any]) -> str:
-    """A line about what a broker has done."""
+def describe(options: ReplayOptions, answer: Fields) -> str:
+    """Describe what a broker has done."""
     what = "begins at" if options.new_channel else "is set back to"
     name = f"channel {options.channel} of topic {options.topic} {what}"
     if "queues" not in answer:
@@ -154,6 +106,6 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Set the channel back; the result is the exit code of the process."""
-    found = tool.named(ReplayOptions, argv, "topic", "channel")
-    options = tool.options("replay", DESCRIPTION, ReplayOptions, found, "TOPIC CHANNEL")
-    return tool.run_at_each(RewindTool(options).run, lambda answer: describe(options, answer))
+    operands = ("topic", "channel")
+    options = tool.options("replay", DESCRIPTION, ReplayOptions, argv, "TOPIC CHANNEL", operands)
+    return tool.run_at_each(lambda: rewind(options), lambda answer: describe(options, answer))

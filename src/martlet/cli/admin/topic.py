@@ -1,64 +1,63 @@
-"""``martlet topic``: topics, looked at and changed."""
+"""``martlet topic``: list topics and change them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from martlet.cli import tool
 from martlet.cli.admin import configure, manage
-from martlet.cli.admin.inventory import (
-    Inventory,
-    ListOptions,
-    TopicCreateOptions,
+from martlet.cli.admin.inventory import Inventory, ListOptions, paused_name, show_inventory
+from martlet.cli.admin.manage import (
+    DELETE,
+    EMPTY,
+    PAUSE,
+    UNPAUSE,
+    ManageAction,
     TopicDropOptions,
-    topic_lines,
+    change,
 )
-from martlet.cli.admin.manage import DELETE, EMPTY, PAUSE, UNPAUSE, ManageAction, change
-from martlet.cli.broker_http import BrokerHttpClients, NoHttpAnswer, TopicOptions
+from martlet.cli.broker_http import BrokerHttpClient, Fields, NoHttpAnswer, TopicOptions
+from martlet.cli.text import laid_out
+from martlet.options.flag import option
 from martlet.plural import counted
 
+MAX_QUEUES = 1024
 
-class TopicCreation:
-    """Makes a topic.
 
-    Args:
-        options: as the flags give them.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TopicCreateOptions(TopicOptions):
+    """What ``martlet topic create`` is started with."""
 
-    def __init__(self, options: TopicCreateOptions) -> None:
-        self._options = options
+    queues: int = option(
+        1,
+        "how many queues it has on each broker; a topic that is there gets more, and never fewer",
+        limits=(1, MAX_QUEUES),
+    )
 
-    async def run(self) -> list[tuple[str, int | NoHttpAnswer]]:
-        """Do it on each broker; how many queues the topic has there.
 
-        Raises:
-            NoHttpAnswer: no broker was found.
-        """
-        async with BrokerHttpClients(self._options) as doors:
-            urls = await doors.brokers("")
-            return list(
-                zip(urls, await asyncio.gather(*(self._at(doors, u) for u in urls)), strict=True)
-            )
+async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoHttpAnswer]]:
+    """Make a topic on each broker; return how many queues it has there. Raises NoHttpAnswer."""
+    topic, queues = options.topic, options.queues
+    # Without a number, a topic that has more queues is as good as a new one.
+    wanted = {"queues": str(queues)} if queues > 1 else {}
 
-    async def _at(self, doors: BrokerHttpClients, url: str) -> int | NoHttpAnswer:
-        topic, queues = self._options.topic, self._options.queues
-        # Without a number, a topic that has more queues is as well as one that has to be made.
-        wanted = {"queues": str(queues)} if queues > 1 else {}
+    async def create_at(url: str) -> int:
+        await client.post(url, "/topic/create", {"topic": topic, **wanted})
+        stats = await client.get(
+            url, "/stats", {"topic": topic, "format": "json", "include_clients": "false"}
+        )
         try:
-            await doors.post(url, "/topic/create", {"topic": topic, **wanted})
-            report = await doors.get(
-                url, "/stats", {"topic": topic, "format": "json", "include_clients": "false"}
-            )
-            found = next(each for each in report["topics"] if each["topic_name"] == topic)
+            found = next(each for each in stats["topics"] if each["topic_name"] == topic)
             count = len(found.get("queues", [None]))
-        except NoHttpAnswer as error:
-            return error
         except (StopIteration, KeyError, TypeError):
-            return NoHttpAnswer(url, f"it does not say what became of topic {topic!r}")
+            raise NoHttpAnswer(url, f"it does not say what became of topic {topic!r}") from None
         if count < queues:
-            return NoHttpAnswer(url, f"topic {topic!r} has one queue there: nsqd knows no others")
+            raise NoHttpAnswer(url, f"topic {topic!r} has one queue there: nsqd knows no others")
         return count
+
+    async with BrokerHttpClient(options) as client:
+        return await client.each(await client.brokers(""), create_at)
 
 
 CREATE = (
@@ -71,10 +70,9 @@ CREATE = (
 
 def create(argv: Sequence[str]) -> int:
     """Make a topic; the result is the exit code of the process."""
-    found = tool.named(TopicCreateOptions, argv, "topic")
-    options = tool.options("topic create", CREATE, TopicCreateOptions, found, "TOPIC")
+    options = tool.options("topic create", CREATE, TopicCreateOptions, argv, "TOPIC", ["topic"])
     return tool.run_at_each(
-        TopicCreation(options).run,
+        lambda: create_topic(options),
         lambda queues: f"topic {options.topic!r} has {counted(queues, 'queue')}",
     )
 
@@ -84,9 +82,32 @@ LIST = "list the topics of each broker with their counts, or one of them"
 
 def list_all(argv: Sequence[str]) -> int:
     """List topics; the result is the exit code of the process."""
-    return manage.inventory(
-        "topic list", "topics", LIST, ListOptions, Inventory.topics, topic_lines, argv
-    )
+    return show_inventory("topic list", "topics", LIST, ListOptions, _list, topic_lines, argv)
+
+
+async def _list(inventory: Inventory) -> list[Fields]:
+    return await inventory.from_stats(_topics)
+
+
+def _topics(stats: Fields) -> Iterator[Fields]:
+    for topic in stats["topics"] or ():
+        yield {
+            "topic": topic["topic_name"],
+            "queues": len(topic.get("queues", [None])),
+            "channels": [each["channel_name"] for each in topic["channels"]],
+            "depth": topic["depth"],
+            "messages": topic["message_count"],
+            "paused": topic["paused"],
+        }
+
+
+def topic_lines(found: Iterable[Fields]) -> list[str]:
+    """Lay topics out for people."""
+    rows: list[tuple[str, ...]] = [("TOPIC", "QUEUES", "CHANNELS", "DEPTH", "MESSAGES", "BROKER")]
+    for each in found:
+        counts = each["queues"], len(each["channels"]), each["depth"], each["messages"]
+        rows.append((paused_name(each, "topic"), *map(str, counts), each["broker"]))
+    return laid_out(rows, (1, 2, 3, 4))
 
 
 ACTIONS = {

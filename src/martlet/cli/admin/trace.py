@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +25,13 @@ from typing import Any
 from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.broker.tracing.model import fields_of
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.broker_http import (
+    NOT_FOUND,
+    BrokerHttpClient,
+    BrokerHttpOptions,
+    Fields,
+    NoHttpAnswer,
+)
 from martlet.cli.standard_output import StandardOutput
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.folder import Folder, NoLog
@@ -36,7 +41,7 @@ from martlet.plural import counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions(DoorOptions):
+class TraceOptions(BrokerHttpOptions):
     """What ``martlet trace`` is started with.
 
     Raises:
@@ -96,63 +101,45 @@ _DELAYED = {
 }
 
 
-class Tracing:
-    """Finds messages.
+async def answers(options: TraceOptions, since_ns: int, errors: list[str]) -> list[Fields]:
+    """Find messages at brokers; return the answer of the call ``trace.find`` of each that has any.
 
     Args:
-        options: as the flags give them.
-        clock: nanoseconds since 1970.
-
-    Attributes:
-        errors: what brokers answered that did not find any, or could not be asked.
+        options: which messages, and which brokers.
+        since_ns: look only at what was stored then or later, for a search by key.
+        errors: filled with why brokers did not answer and, if none has found any, did not find it.
     """
-
-    def __init__(self, options: TraceOptions, clock: Callable[[], int] = time.time_ns) -> None:
-        self._options = options
-        self.since_ns = clock() - options.since_ns if options.since_ns else 0
-        """Only what was stored then or later is looked at, if it is looked for by a key."""
-        self.errors: list[str] = []
-
-    async def answers(self) -> list[dict[str, Any]]:
-        """What was found: as the call ``trace.find`` answers, of each broker that found any.
-
-        What was not found anywhere stands in `errors`; where one broker has found it, others need
-        not.
-        """
-        options = self._options
-        found: list[dict[str, Any]] = []
-        unknown: list[str] = []
-        limit_ns = options.time_limit_ns
-        asked = options.replace(
-            request_timeout_ns=max(options.request_timeout_ns, limit_ns + _GRACE_S * 10**9)
-        )
-        async with BrokerHttpClients(asked) as doors:
-            for url in await doors.brokers(options.topic):
-                try:
-                    found.append(await doors.call(url, "trace.find", self._fields()))
-                except NoHttpAnswer as error:
-                    (unknown if error.status == 404 else self.errors).append(str(error))
-        if not found:
-            self.errors += unknown
-        return found
-
-    def _fields(self) -> dict[str, object]:
-        options = self._options
-        fields: dict[str, object] = {"limit_ms": options.time_limit_ns // 1_000_000}
-        if options.topic:
-            fields["topic"] = options.topic
-        if options.id:
-            return {**fields, "id": options.id}
-        return {**fields, "key": options.key, "since_ns": self.since_ns, "most": options.limit}
+    found: list[Fields] = []
+    unknown: list[str] = []
+    limit_ns = options.time_limit_ns
+    fields: Fields = {"limit_ms": limit_ns // MILLISECOND_NS}
+    if options.topic:
+        fields["topic"] = options.topic
+    if options.id:
+        fields["id"] = options.id
+    else:
+        fields |= {"key": options.key, "since_ns": since_ns, "most": options.limit}
+    patient = options.replace(
+        request_timeout_ns=max(options.request_timeout_ns, limit_ns + _GRACE_S * SECOND_NS)
+    )
+    async with BrokerHttpClient(patient) as client:
+        for url in await client.brokers(options.topic):
+            try:
+                found.append(await client.call(url, "trace.find", fields))
+            except NoHttpAnswer as error:
+                (unknown if error.status == NOT_FOUND else errors).append(str(error))
+    if not found:
+        errors += unknown
+    return found
 
 
 def line(message: Message) -> bytes:
-    """A message as a line of JSON."""
+    """Write a message as a line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def text(message: Message, answer: Mapping[str, Any]) -> bytes:
-    """A message for people."""
+    """Describe a message for people."""
     return "\n".join([*_lines(message, answer), ""]).encode()
 
 
@@ -184,31 +171,33 @@ def _channel(
     name: str, standing: Mapping[str, Any] | None, message: Message, answer: Mapping[str, Any]
 ) -> Iterator[str]:
     stored_ns = message["stored_at_ns"]
-    told: list[tuple[int, str]] = [
+    happened: list[tuple[int, str]] = [
         (event["time_ns"], _happened(event))
         for event in message["events"]
         if event["channel"] == name
     ]
-    if told:
-        first_ns = told[0][0]
+    if happened:
+        first_ns = happened[0][0]
         starts = [(at_ns, "the broker was started") for at_ns in message["starts_ns"]]
-        told = sorted([*told, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0])
+        happened = sorted(
+            [*happened, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0]
+        )
     if standing is None:
         yield f"channel {name}: it is not there any more"
     elif standing.get("is_group"):
         state = _GROUP_STATES.get(standing["state"], standing["state"])
-        if standing["state"] == "done" and answer["traced"] and not told:
+        if standing["state"] == "done" and answer["traced"] and not happened:
             state += ": it was made later, or went past it before it was traced"
         yield f"group {name}: {state}"
     else:
         due_ns = standing["due_ns"]
         due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
         attempts = standing["attempts"]
-        if standing["state"] == "done" and answer["traced"] and not told:
+        if standing["state"] == "done" and answer["traced"] and not happened:
             due = ": it was made later, or emptied, or went past it before it was traced"
         tried = f", {attempts} attempts" if attempts > 1 else ""
         yield f"channel {name}: {_STATES.get(standing['state'], standing['state'])}{due}{tried}"
-    for time_ns, what in told:
+    for time_ns, what in happened:
         yield f"  {_time(time_ns, stored_ns)}  {'+' + _span(time_ns - stored_ns):>9}  {what}"
 
 
@@ -282,15 +271,19 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show it; the result is the exit code of the process."""
-    found = tool.named(TraceOptions, argv, "id")
-    options = tool.options("trace", DESCRIPTION, TraceOptions, found, "ID")
-    tracing = Tracing(options)
+    """Show where messages have been; the result is the exit code of the process."""
+    options = tool.options("trace", DESCRIPTION, TraceOptions, argv, "ID", ["id"])
+    since_ns = time.time_ns() - options.since_ns if options.since_ns else 0
+    errors: list[str] = []
 
     async def show() -> None:
-        output = StandardOutput(sys.stdout.fileno())
-        answers = [read(options, tracing)] if options.data_path else await tracing.answers()
-        for answer in answers:
+        output = StandardOutput()
+        found = (
+            [read(options, since_ns)]
+            if options.data_path
+            else await answers(options, since_ns, errors)
+        )
+        for answer in found:
             messages = answer["messages"]
             shown = map(line, messages) if options.json else (text(m, answer) for m in messages)
             await output.show(list(shown))
@@ -299,7 +292,7 @@ def main(argv: Sequence[str]) -> int:
                     "not all was looked at: there are more, or the time was over (--limit, --since,"
                     " --time-limit)"
                 )
-        for error in tracing.errors:
+        for error in errors:
             log.error("%s", error)
 
     try:
@@ -307,14 +300,14 @@ def main(argv: Sequence[str]) -> int:
     except (TraceNotFound, NoLog) as error:
         log.error("%s", error)
         return 1
-    return code or (1 if tracing.errors else 0)
+    return code or int(bool(errors))
 
 
-def read(options: TraceOptions, tracing: Tracing) -> dict[str, Any]:
-    """What a data folder says. Raises TraceNotFound and NoLog."""
-    ends_s = time.monotonic() + options.time_limit_ns / 1e9
+def read(options: TraceOptions, since_ns: int) -> Fields:
+    """Search a data folder. Raises TraceNotFound and NoLog."""
+    ends_s = time.monotonic() + options.time_limit_ns / SECOND_NS
     folder = Folder(Path(options.data_path))
     search = Search(folder, lambda: time.monotonic() >= ends_s, options.topic)
     if options.id:
         return fields_of(search.by_id(options.id))
-    return fields_of(search.by_key(options.key, tracing.since_ns, options.limit))
+    return fields_of(search.by_key(options.key, since_ns, options.limit))

@@ -6,19 +6,24 @@ broker; where several are named, those that do not know it are passed over.
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.broker_http import (
+    NOT_FOUND,
+    BrokerHttpClient,
+    BrokerHttpOptions,
+    Fields,
+    NoHttpAnswer,
+)
 from martlet.cli.standard_output import StandardOutput
-from martlet.cli.text import laid_out, printable
+from martlet.cli.text import age, json_line, laid_out, local_time, printable
+from martlet.durations import MILLISECOND_NS
+from martlet.options.checks import require_action
 from martlet.options.flag import OptionError, Size, option
 from martlet.plural import counted
 
@@ -27,7 +32,7 @@ _STATES = ("open", "silent", "prepared", "in-doubt", "set-aside")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransactionToolOptions(DoorOptions):
+class TransactionToolOptions(BrokerHttpOptions):
     """What ``martlet transactions`` is started with.
 
     Raises:
@@ -51,9 +56,7 @@ class TransactionToolOptions(DoorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.action not in ACTIONS:
-            told = f"{self.action!r} is none of them" if self.action else "none is given"
-            raise OptionError(f"what to do is one of {', '.join(ACTIONS)}: {told}")
+        require_action(self.action, ACTIONS)
         if self.state and self.state not in _STATES:
             raise OptionError(f"--state is {self.state!r}; it must be one of {', '.join(_STATES)}")
         if self.action == "list" and self.ids:
@@ -64,87 +67,78 @@ class TransactionToolOptions(DoorOptions):
             )
 
 
-Fields = dict[str, Any]
-_NOT_THERE = 404
 _DONE = {"commit": "committed", "rollback": "rolled back"}
 
 
-class TransactionTool:
-    """Does what the flags say.
+async def open_transactions(options: TransactionToolOptions) -> list[Fields]:
+    """List the transactions of all brokers, with ``broker`` in each. Raises NoHttpAnswer."""
+    wanted = {"state": options.state, "group": options.group, "limit": options.limit}
+    fields = {name: value for name, value in wanted.items() if value}
+    found: list[Fields] = []
+    async with BrokerHttpClient(options) as client:
+        for url in await client.brokers(""):
+            answer = await client.call(url, "transaction.list", fields)
+            found += [{"broker": url} | each for each in answer["transactions"]]
+    return found
 
-    Args:
-        options: as the flags give them.
+
+async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | NoHttpAnswer]:
+    """Show or decide the transactions named; yield each broker's answer, or why there is none.
+
+    A transaction is at one broker: those that do not know it are passed over, if another does.
     """
-
-    def __init__(self, options: TransactionToolOptions) -> None:
-        self._options = options
-
-    async def found(self) -> list[Fields]:
-        """The transactions of all brokers, with ``broker`` in each. Raises NoHttpAnswer."""
-        options = self._options
-        wanted = {"state": options.state, "group": options.group}
-        fields = {name: value for name, value in wanted.items() if value}
-        found: list[Fields] = []
-        async with BrokerHttpClients(options) as doors:
-            for url in await doors.brokers(""):
-                told = await doors.call(url, "transaction.list", {**fields, "limit": options.limit})
-                found += [{"broker": url} | each for each in told["transactions"]]
-        return found
-
-    async def act(self) -> AsyncIterator[Fields | NoHttpAnswer]:
-        """What each broker tells of each transaction that is named, or that none knows it."""
-        options = self._options
-        fields: Fields = {}
-        if options.action == "show":
-            fields = {"limit": options.limit, "max_body_bytes": options.max_body_bytes}
-        async with BrokerHttpClients(options) as doors:
-            urls = await doors.brokers("")
-            for id in options.ids:
-                missing: list[NoHttpAnswer] = []
-                for url in urls:
-                    try:
-                        told = await doors.call(
-                            url, f"transaction.{options.action}", {"id": id, **fields}
-                        )
-                        yield {"broker": url, "id": id} | told
-                    except NoHttpAnswer as error:
-                        if error.status == _NOT_THERE:
-                            missing.append(error)
-                        else:
-                            yield error
-                if len(missing) == len(urls):
-                    yield missing[0]
+    fields: Fields = {}
+    if options.action == "show":
+        fields = {"limit": options.limit, "max_body_bytes": options.max_body_bytes}
+    async with BrokerHttpClient(options) as client:
+        urls = await client.brokers("")
+        for each in options.ids:
+            missing: list[NoHttpAnswer] = []
+            for url in urls:
+                try:
+                    answer = await client.call(
+                        url, f"transaction.{options.action}", {"id": each, **fields}
+                    )
+                    yield {"broker": url, "id": each} | answer
+                except NoHttpAnswer as error:
+                    if error.status == NOT_FOUND:
+                        missing.append(error)
+                    else:
+                        yield error
+            if len(missing) == len(urls):
+                yield missing[0]
 
 
-def rows(transactions: Iterable[Fields], now: datetime) -> list[str]:
-    """Transactions for people, a line each."""
+def rows(transactions: Iterable[Fields], now_ms: int) -> list[str]:
+    """Lay transactions out for people, a line each."""
     table = [("ID", "STATE", "GROUP", "AGE", "CHECKS", "MESSAGES", "TOPICS")]
-    for told in transactions:
-        topics = ", ".join(f"{name} {count}" for name, count in sorted(told["topics"].items()))
+    for transaction in transactions:
+        topics = ", ".join(
+            f"{name} {count}" for name, count in sorted(transaction["topics"].items())
+        )
         table.append(
             (
-                printable(told["id"]),
-                told["state"],
-                printable(told["group"]) or "-",
-                _age(told, now),
-                str(told["checks"]),
-                str(told["messages"]),
+                printable(transaction["id"]),
+                transaction["state"],
+                printable(transaction["group"]) or "-",
+                _age(transaction, now_ms),
+                str(transaction["checks"]),
+                str(transaction["messages"]),
                 topics,
             )
         )
     return laid_out(table, (3, 4, 5))
 
 
-def shown(told: Fields, now: datetime) -> list[str]:
-    """One transaction for people, with its messages."""
-    lines = [f"{printable(told['id'])}  {told['state']}  at {told['broker']}"]
-    if "messages" not in told:
-        ended = datetime.fromtimestamp(told["ended_at_ms"] / 1000, UTC).astimezone()
-        return [*lines, f"  ended at {ended.isoformat(timespec='seconds')}"]
-    checks = counted(told["checks"], "time")
-    group = f"group {printable(told['group'])}" if told["group"] else "no group"
-    lines.append(f"  {group}, begun {_age(told, now)} ago, asked about {checks}")
-    for message in told["messages"]:
+def shown(transaction: Fields, now_ms: int) -> list[str]:
+    """Describe a transaction for people, with its messages."""
+    lines = [f"{printable(transaction['id'])}  {transaction['state']}  at {transaction['broker']}"]
+    if "messages" not in transaction:
+        return [*lines, f"  ended at {local_time(transaction['ended_at_ms'])}"]
+    checks = counted(transaction["checks"], "time")
+    group = f"group {printable(transaction['group'])}" if transaction["group"] else "no group"
+    lines.append(f"  {group}, begun {_age(transaction, now_ms)} ago, asked about {checks}")
+    for message in transaction["messages"]:
         if "lost" in message:
             lines.append(f"  {message['topic']}: lost: {message['lost']}")
             continue
@@ -158,16 +152,6 @@ def shown(told: Fields, now: datetime) -> list[str]:
     return lines
 
 
-def done(action: str, told: Fields) -> str:
-    """What became of one that was decided."""
-    return f"{printable(told['id'])} is {_DONE[action]} at {told['broker']}"
-
-
-def line(told: Fields) -> str:
-    """As a line of JSON."""
-    return json.dumps(told, ensure_ascii=False)
-
-
 def _text(body: bytes) -> str:
     try:
         return printable(body.decode())
@@ -175,12 +159,8 @@ def _text(body: bytes) -> str:
         return repr(body)[2:-1]
 
 
-def _age(told: Fields, now: datetime) -> str:
-    seconds = max(0, int(now.timestamp() - told["begun_at_ms"] / 1000))
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
+def _age(transaction: Fields, now_ms: int) -> str:
+    return age((now_ms - transaction["begun_at_ms"]) / 1000)
 
 
 DESCRIPTION = (
@@ -193,39 +173,38 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do it; the result is the exit code of the process."""
-    found = tool.named(TransactionToolOptions, argv, "action", "id")
+    """List, show or decide transactions; the result is the exit code of the process."""
     options = tool.options(
-        "transactions", DESCRIPTION, TransactionToolOptions, found, "ACTION [ID]"
+        "transactions", DESCRIPTION, TransactionToolOptions, argv, "ACTION [ID]", ("action", "id")
     )
-    work = TransactionTool(options)
     failed: list[NoHttpAnswer] = []
 
     async def list_all(output: StandardOutput) -> None:
-        transactions = await work.found()
-        now = datetime.now(UTC)
-        lines = [line(t) for t in transactions] if options.json else rows(transactions, now)
-        if lines:
-            await output.show([f"{each}\n".encode() for each in lines])
-        elif not options.json:
+        found = await open_transactions(options)
+        lines = list(map(json_line, found)) if options.json else rows(found, _now_ms())
+        await output.print(lines)
+        if not (lines or options.json):
             log.info("there are no such transactions")
 
-    async def act(output: StandardOutput) -> None:
-        async for told in work.act():
-            if isinstance(told, NoHttpAnswer):
-                failed.append(told)
-                log.error("%s", told)
+    async def show_each(output: StandardOutput) -> None:
+        async for answer in act(options):
+            if isinstance(answer, NoHttpAnswer):
+                failed.append(answer)
+                log.error("%s", answer)
             elif options.json:
-                await output.show([f"{line(told)}\n".encode()])
+                await output.print([json_line(answer)])
             elif options.action == "show":
-                lines = shown(told, datetime.now(UTC))
-                await output.show([f"{each}\n".encode() for each in lines])
+                await output.print(shown(answer, _now_ms()))
             else:
-                await tool.show([done(options.action, told)])
+                what = f"is {_DONE[options.action]} at {answer['broker']}"
+                await output.print([f"{printable(answer['id'])} {what}"])
 
     async def run() -> None:
-        output = StandardOutput(sys.stdout.fileno())
-        await (list_all(output) if options.action == "list" else act(output))
+        await (list_all if options.action == "list" else show_each)(StandardOutput())
 
     code = tool.run_alone(run)
     return 1 if failed else code
+
+
+def _now_ms() -> int:
+    return time.time_ns() // MILLISECOND_NS

@@ -38,8 +38,8 @@ from martlet.client import (
     Producer,
     PublishRefused,
 )
+from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
-from martlet.options.options import require_addresses, require_names
 from martlet.outage import Outage
 from martlet.plural import counted
 

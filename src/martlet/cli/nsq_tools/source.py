@@ -13,8 +13,9 @@ from martlet.cli.nsq_tools.client_options import (
 )
 from martlet.client import Consumer
 from martlet.durations import SECOND_NS
+from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
-from martlet.options.options import LogOptions, require_addresses, require_names
+from martlet.options.options import LogOptions
 
 _KEEPS = {"max_attempts": "a message comes again until it is finished"}
 

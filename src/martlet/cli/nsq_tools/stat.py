@@ -24,7 +24,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Self
 
 from martlet.cli import start, tool
-from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions, NoHttpAnswer
 from martlet.cli.standard_output import StandardOutput
 from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, option
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatOptions(DoorOptions):
+class StatOptions(BrokerHttpOptions):
     """What ``martlet stat`` is started with.
 
     Raises:
@@ -127,12 +127,12 @@ class Stat:
                 tell of it.
         """
         interval_s = self._options.interval_ns / 1e9
-        async with BrokerHttpClients(self._options) as doors:
+        async with BrokerHttpClient(self._options) as client:
             next_s = self._clock()
             look: Look | None = None
             while True:
                 try:
-                    look = await self._look(doors)
+                    look = await self._look(client)
                 except NoHttpAnswer as error:
                     if look is None:
                         raise
@@ -141,16 +141,16 @@ class Stat:
                 next_s = max(next_s + interval_s, self._clock())
                 await asyncio.sleep(next_s - self._clock())
 
-    async def _look(self, doors: BrokerHttpClients) -> Look:
+    async def _look(self, client: BrokerHttpClient) -> Look:
         options = self._options
         arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
         if options.topic:
             arguments["topic"] = options.topic
         if options.channel:
             arguments["channel"] = options.channel
-        urls = await doors.brokers(options.topic)
+        urls = await client.brokers(options.topic)
         told = await asyncio.gather(
-            *(doors.get(url, "/stats", arguments) for url in urls), return_exceptions=True
+            *(client.get(url, "/stats", arguments) for url in urls), return_exceptions=True
         )
         channels: dict[tuple[str, str], StatCounts] = {}
         paused: set[tuple[str, str]] = set()
@@ -265,7 +265,7 @@ async def print_lines(options: StatOptions) -> None:
     name = (options.topic, options.channel)
     before: Look | None = None
     number = 0
-    output = StandardOutput(sys.stdout.fileno())
+    output = StandardOutput()
     async with aclosing(Stat(options).looks()) as looks:
         async for look in looks:
             if look.failed:
@@ -292,7 +292,7 @@ async def show_table(options: StatOptions) -> None:
     from rich.live import Live
 
     screen = StringIO()
-    output = StandardOutput(sys.stdout.fileno())
+    output = StandardOutput()
 
     async def draw() -> None:
         text = screen.getvalue()

@@ -11,7 +11,7 @@ import os
 import socket
 
 READY = "READY=1"
-"""All doors are open."""
+"""All client are open."""
 STOPPING = "STOPPING=1"
 """It was asked to stop, and is stopping."""
 

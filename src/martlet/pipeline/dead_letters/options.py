@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from martlet.options.checks import require_names
 from martlet.options.flag import OptionError, option
-from martlet.options.options import require_names
 from martlet.pipeline.options import JobOptions
 
 _QUOTES = "'\"`"

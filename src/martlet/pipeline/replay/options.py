@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.durations import SECOND_NS
+from martlet.options.checks import require_names
 from martlet.options.flag import OptionError, option
-from martlet.options.options import require_names
 from martlet.pipeline.options import JobOptions
 
 TOPIC_PLACE = "{topic}"

@@ -1,0 +1,66 @@
+"""Checks of values that several commands have in common; each raises OptionError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from datetime import datetime
+
+from martlet.addresses import Address
+from martlet.durations import SECOND_NS, parse_duration
+from martlet.names import is_valid_name
+from martlet.options.flag import OptionError
+
+_SECONDS = re.compile(r"\d+(\.\d+)?")
+_ID = re.compile("[0-9a-f]{16}")
+
+
+def require_name(flag: str, name: str) -> None:
+    """Check the name of a topic or a channel. Raises OptionError."""
+    if not is_valid_name(name):
+        raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
+
+
+def require_names(flag: str, names: Iterable[str]) -> None:
+    """Check the names of topics or channels. Raises OptionError."""
+    for name in names:
+        require_name(flag, name)
+
+
+def require_addresses(flag: str, addresses: Iterable[str]) -> None:
+    """Check the addresses of brokers. Raises OptionError."""
+    for address in addresses:
+        try:
+            Address.parse(address)
+        except ValueError as error:
+            raise OptionError(f"--{flag}={address}: {error}") from None
+
+
+def require_ids(ids: Iterable[str]) -> None:
+    """Check the ids of messages. Raises OptionError."""
+    for message_id in ids:
+        if not _ID.fullmatch(message_id):
+            raise OptionError(f"--id={message_id}: an id has 16 hexadecimal digits")
+
+
+def require_action(action: str, actions: Collection[str]) -> None:
+    """Check that an action is given, and is one of those there are. Raises OptionError."""
+    if action not in actions:
+        why = f"{action!r} is none of them" if action else "none is given"
+        raise OptionError(f"what to do is one of {', '.join(actions)}: {why}")
+
+
+def parse_time(flag: str, text: str, now_ns: int) -> int:
+    """Read a time, or how long ago it was, in nanoseconds since 1970. Raises OptionError."""
+    if _SECONDS.fullmatch(text):
+        return round(float(text) * SECOND_NS)
+    try:
+        return max(0, now_ns - abs(parse_duration(text)))
+    except ValueError:
+        pass
+    try:
+        return max(0, round(datetime.fromisoformat(text).timestamp() * SECOND_NS))
+    except (ValueError, OverflowError):
+        raise OptionError(
+            f"--{flag}={text} is no time; write 2026-01-31T12:00:00, or how long ago, as 90m"
+        ) from None
