@@ -96,7 +96,7 @@ _MISSING = {
     "CHANNEL_NOT_FOUND": "there is no channel '{channel}' of topic '{topic}'",
 }
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
-"""What an answer of another shape raises."""
+"""Raised by an answer of another shape."""
 
 
 Fields = dict[str, Any]

@@ -1,7 +1,7 @@
-"""``martlet import-nsqd``: takes nsqd's topics, channels and messages over into a broker's log.
+"""``martlet import-nsqd``: take nsqd's topics, channels and messages over into a broker's log.
 
 Exit codes: 0 when everything was imported, or had been before; 3 when it was, but some files could
-not be read in full, which the report tells; 1 when the import is refused or could not be ended, so
+not be read in full, which the report lists; 1 when the import is refused or could not be ended, so
 that it has to be run again; 2 when the command line is wrong.
 """
 

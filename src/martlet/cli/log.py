@@ -1,4 +1,4 @@
-"""``martlet log``: looks at the commit log of a data folder, also while a broker runs on it.
+"""``martlet log``: look at the commit log of a data folder, also while a broker runs on it.
 
 ``verify`` reads everything and says whether it holds together; ``dump`` prints records or, of one
 topic, messages.  Nothing is written and nothing locked.
@@ -57,7 +57,7 @@ from martlet.properties.block import Block
 from martlet.properties.model import Properties
 
 _MAX_SHOWN = 120
-"""How many characters of a body or of JSON are shown to a person."""
+"""The characters of a body or of JSON that are shown without ``--json``."""
 Fields = dict[str, Any]
 
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"martlet log: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has seen enough; nor may the interpreter's last flush fail.
+        # The reader has seen enough; nor may the interpreter's last flush fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
@@ -155,10 +155,10 @@ class TopicNames:
 
 
 def _verify(folder: Folder, given: argparse.Namespace) -> int:
-    def progress(done: int, whole: int) -> None:
-        if sys.stderr.isatty() and whole:
-            end = "\r" if done < whole else "\r\033[K"
-            print(f"{100 * done // whole:3d} % of {_size(whole)}", end=end, file=sys.stderr)
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty() and total:
+            end = "\r" if done < total else "\r\033[K"
+            print(f"{100 * done // total:3d} % of {_size(total)}", end=end, file=sys.stderr)
 
     found = verify(folder, progress, needed_by)
     names = _all_names(folder)
@@ -294,12 +294,12 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
     return fields
 
 
-def _account(told: ChannelCounters) -> Fields:
-    """What a channel has done, by the names of its counts; finishes add up over the buckets."""
-    counts = {count.name.lower(): int(told.counts[count]) for count in ChannelCount}
-    counts["finished"] = int(told.counts[FIRST_BUCKET:].sum())
+def _account(counters: ChannelCounters) -> Fields:
+    """Name a channel's counts; finishes add up over the buckets."""
+    counts = {count.name.lower(): int(counters.counts[count]) for count in ChannelCount}
+    counts["finished"] = int(counters.counts[FIRST_BUCKET:].sum())
     done = {name: count for name, count in counts.items() if count}
-    return {"topic_id": told.topic, "channel_id": told.channel, **done}
+    return {"topic_id": counters.topic, "channel_id": counters.channel, **done}
 
 
 def _messages(

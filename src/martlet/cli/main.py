@@ -1,7 +1,7 @@
 """The `martlet` command: hands each sub-command to its module, which is imported only then.
 
 So `martlet --help` answers at once, `martlet broker` never imports Spark, and a command whose
-extra is not installed stands in nobody's way.
+extra is not installed hinders no other.
 """
 
 import difflib
@@ -89,7 +89,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-    """What `martlet --help` prints."""
+    """Return what `martlet --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; the result is the exit code of the process.
 
     `argv` is `sys.argv[1:]` when not given. A command that does not exist, or none at all, is
-    told on standard error and gives 2. Where nobody reads the output any more, as behind
+    reported on standard error and gives 2. Where the output is not read to its end, as behind
     ``| head -1``, the command ends without a word, and the result is 141.
     """
     try:
@@ -155,7 +155,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
-        # A module of our own that is missing is a bug, and is told as one.
+        # A module of our own that is missing is a bug, and is reported as one.
         if command.extra is None or error.name is None or error.name.startswith("martlet"):
             raise
         print(

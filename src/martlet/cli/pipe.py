@@ -9,13 +9,13 @@ import sys
 from contextlib import suppress
 
 EXIT_CODE = 128 + signal.SIGPIPE
-"""What a shell tells of a command that wrote to such a pipe."""
+"""A shell's exit code of a command that wrote to such a pipe."""
 
 
 def is_closed() -> bool:
-    """Whether nobody reads standard output any more.
+    """Check whether standard output is a pipe without a reader.
 
-    A BrokenPipeError alone does not tell: it may as well be some other connection that broke.
+    A BrokenPipeError alone does not say so: another connection may have broken.
     """
     with suppress(OSError, ValueError):  # it may be no file at all
         poll = select.poll()
@@ -25,7 +25,7 @@ def is_closed() -> bool:
 
 
 def discard() -> None:
-    """Write no more, or the interpreter tells of what could not be written when it ends."""
+    """Drop what is written from now on, so that the interpreter's last flush succeeds."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """What ``martlet pipeline --help`` prints."""
+    """Return what ``martlet pipeline --help`` prints."""
     width = max(map(len, JOBS))
     return "\n".join(
         [

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TextIO
 
 Advance = Callable[[int], None]
-"""Told of steps that were done."""
+"""Called with the number of steps that were done."""
 
 _LINE_EACH_S = 10.0
 
@@ -55,7 +55,7 @@ class Lines:
         self._due_s = self._began_s + _LINE_EACH_S
 
     def advance(self, count: int) -> None:
-        """So many steps were done."""
+        """Count steps as done."""
         self._done += count
         now_s = self._clock()
         if now_s < self._due_s or not 0 < self._done < self._total:

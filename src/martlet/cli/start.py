@@ -1,31 +1,45 @@
-"""What every command with flags begins with: reading them, log lines, and an event loop."""
+"""The start of every command with flags: its options, its log lines, and an event loop.
+
+Log lines are nsqd's, so that what people grep and ship goes on working::
+
+    [martlet] 2026/11/21 12:00:00.000000 INFO: TCP: listening on 127.0.0.1:4150
+
+The package logs through ``logging``, to loggers below ``martlet``; an application that embeds it
+sees the same records through handlers of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from martlet import __version__
-from martlet.cli import log_line
-from martlet.options import LogOptions, OptionError
+from martlet.options import LogLevel, LogOptions, OptionError
 from martlet.options.command_line import ParsedArguments
 
 T = TypeVar("T", bound=LogOptions)
+ROOT = "martlet"
+"""The logger above all others of the package."""
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), 127)}
+"""For what a client may have sent to make one line look like two, or like another one."""
 WRONG = 2
 """The exit code where the command line or the config file is wrong: another try would not help."""
 
 
 def version() -> str:
-    """What ``--version`` prints, in the shape of nsqd's."""
+    """Return what ``--version`` prints, in the shape of nsqd's."""
     return f"martlet v{__version__} (on python {sys.version.split()[0]})"
 
 
 def arguments(
     command: str, description: str, kind: type[LogOptions], others: str = ""
 ) -> ParsedArguments:
-    """The command line of a command."""
+    """Make the command line of a command."""
     return ParsedArguments(f"martlet {command}", version(), description, kind, others)
 
 
@@ -35,26 +49,26 @@ def options(
     argv: Sequence[str],
     hello: Callable[[T], Iterable[str]] = lambda _options: (),
 ) -> T:
-    """What a command line and its config file set.  From then on the package logs as they say.
+    """Read the options of a command line and its config file, and set up logging by them.
 
     Args:
         command: the command line.
         kind: which options.
-        argv: what was typed behind the command's name.
+        argv: the words behind the command's name.
         hello: the lines to log before any warning.
 
     Raises:
         SystemExit: after ``--help`` or ``--version``, and with `WRONG` where they are wrong, which
-            has been told then.
+            is logged then.
     """
     try:
         values, warnings = command.read(argv)
         found = kind(**values)
     except OptionError as error:
         default = LogOptions()
-        log_line.set_up(default.log_level, default.log_prefix).critical("%s", error)
+        set_up_logging(default.log_level, default.log_prefix).critical("%s", error)
         raise SystemExit(WRONG) from None
-    log = log_line.set_up(found.log_level, found.log_prefix)
+    log = set_up_logging(found.log_level, found.log_prefix)
     for line in hello(found):
         log.info("%s", line)
     for warning in warnings:
@@ -65,9 +79,48 @@ def options(
 
 
 def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """uvloop's, where there is one for this system."""
+    """Return uvloop's event loop, if there is one for this system."""
     try:
         import uvloop
     except ModuleNotFoundError:  # not made for every system
         return None
     return uvloop.Loop
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as nsqd's logger would, local time to the microsecond."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._second = -1
+        self._shown_second = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and below it the traceback if the record has one."""
+        second, microseconds = divmod(int(record.created * 1e6), 1_000_000)
+        if second != self._second:
+            moment = time.localtime(second)
+            self._second, self._shown_second = second, time.strftime("%Y/%m/%d %H:%M:%S", moment)
+        level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
+        text = record.getMessage()
+        if not text.isprintable():
+            text = text.translate(_ESCAPES)
+        line = f"{self._prefix}{self._shown_second}.{microseconds:06d} {level}: {text}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def set_up_logging(level: LogLevel, prefix: str, stream: TextIO | None = None) -> logging.Logger:
+    """Send what the package logs to a stream (standard error); return its logger."""
+    # What no line shows is not looked up: that takes a third of the time of a line.
+    logging._srcfile = None  # as the documentation of logging says
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logger = logging.getLogger(ROOT)
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(prefix))
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level.for_logging)
+    return logger

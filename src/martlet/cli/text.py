@@ -34,7 +34,7 @@ def json_line(fields: Mapping[str, Any]) -> str:
 
 
 def body_text(message: Mapping[str, Any]) -> str:
-    """Show the body of a message that a broker told, as text where it is text."""
+    """Show the body of a message in a broker's answer, as text where it is text."""
     if message["body"] is None:
         return repr(b64decode(message["body_base64"]))[2:-1]
     return printable(message["body"])
@@ -42,11 +42,11 @@ def body_text(message: Mapping[str, Any]) -> str:
 
 def age(seconds: float) -> str:
     """Write an age in its largest unit of which there are two."""
-    whole = max(0, int(seconds))
+    count = max(0, int(seconds))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if whole >= 2 * length:
-            return f"{whole // length}{unit}"
-    return f"{whole}s"
+        if count >= 2 * length:
+            return f"{count // length}{unit}"
+    return f"{count}s"
 
 
 def local_time(time_ms: int, timespec: str = "seconds") -> str:

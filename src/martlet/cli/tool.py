@@ -1,4 +1,4 @@
-"""What commands share that are no servers: they read their flags here, and end on a signal."""
+"""Run commands that are no servers: read their flags, and end on a signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from martlet.cli import log_line, pipe, start
+from martlet.cli import pipe, start
 from martlet.cli.standard_output import StandardOutput
 from martlet.client import ClientError
 from martlet.options import LogOptions
@@ -17,7 +17,7 @@ from martlet.options.flag import FlagKind
 
 T = TypeVar("T", bound=LogOptions)
 A = TypeVar("A")
-_log = logging.getLogger(log_line.ROOT)
+_log = logging.getLogger(start.ROOT)
 
 
 def options(

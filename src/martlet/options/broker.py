@@ -29,7 +29,7 @@ class BrokerOptions(
     StorageOptions,
     NetworkOptions,
 ):
-    """What a broker is started with.
+    """The options of a broker.
 
     Raises:
         OptionError: a value is out of its limits, or two do not go together.
@@ -44,8 +44,8 @@ class BrokerOptions(
                 f" which is {MIN_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
             )
         marks = (self.disk_clean_percent, self.disk_force_percent, self.disk_refuse_percent)
-        told = [mark for mark in marks if mark]
-        if told != sorted(told):
+        given = [mark for mark in marks if mark]
+        if given != sorted(given):
             raise OptionError(
                 f"--disk-clean-percent={marks[0]}, --disk-force-percent={marks[1]} and"
                 f" --disk-refuse-percent={marks[2]} must rise, those aside that are 0"
@@ -76,27 +76,27 @@ class BrokerOptions(
 
     @property
     def prefers_near(self) -> bool:
-        """Whether consumers in the broker's zone, then its region, are preferred."""
+        """True if consumers in the broker's zone, then its region, are preferred."""
         return _PREFER_NEAR in self.experiments
 
     @property
     def drops_oldest(self) -> bool:
-        """Whether a full disk loses the oldest messages; else it refuses new ones."""
+        """True if a full disk loses the oldest messages; else it refuses new ones."""
         return self.disk_full_policy == "drop-oldest"
 
     def topology_warnings(self) -> list[str]:
-        """What of zones, regions and experiments is set to no effect."""
-        told = [
+        """List the options of zones, regions and experiments that have no effect."""
+        warnings = [
             f"--enable-experiment={name} is ignored: the only one here is {_PREFER_NEAR}"
             for name in self.experiments
             if name != _PREFER_NEAR
         ]
         if self.prefers_near and not (self.topology_zone or self.topology_region):
-            told.append(
+            warnings.append(
                 f"--enable-experiment={_PREFER_NEAR} has no effect: give --topology-zone or"
                 " --topology-region too"
             )
-        return told
+        return warnings
 
     @property
     def segment_bytes(self) -> int:
@@ -105,6 +105,6 @@ class BrokerOptions(
 
     @property
     def latency_window_ns(self) -> int:
-        """Over how long latencies are measured; 0 where nobody wants to know them."""
+        """The window of latencies; 0 if they are not measured."""
         wanted = self.e2e_processing_latency_percentiles
         return self.e2e_processing_latency_window_time_ns if wanted else 0

@@ -225,7 +225,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _means_true(flag: Flag) -> bool:
-    """Whether the flag means true when it has no value."""
+    """Check whether the flag means true when it has no value."""
     return flag.kind is FlagKind.BOOL or any(text == "true" for text, _ in flag.choices)
 
 

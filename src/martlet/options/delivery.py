@@ -14,7 +14,7 @@ _NO_BUFFER = "a client's wish is checked and answered, but messages are always s
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryOptions(Options):
-    """What messages and clients may ask for."""
+    """Limits and defaults of messages and clients."""
 
     msg_timeout_ns: int = option(
         MINUTE_NS,

@@ -12,7 +12,7 @@ from martlet.options.options import LogOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOptions(LogOptions):
-    """What a lookup daemon is started with.
+    """The options of a lookup daemon.
 
     Raises:
         OptionError: a value is out of its limits.

@@ -19,7 +19,7 @@ def default_node_id(hostname: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(LogOptions):
-    """What a broker tells about itself."""
+    """Options of logs and metrics."""
 
     node_id: int = option(
         lambda: default_node_id(socket.gethostname()),

@@ -14,7 +14,7 @@ from martlet.options.options import Options
 def connect_timeout(
     help: str = "how long connecting over HTTP may take", min_value: int = 1
 ) -> Any:
-    """``--http-client-connect-timeout``, two seconds unless told otherwise."""
+    """``--http-client-connect-timeout``, two seconds by default."""
     name = "http-client-connect-timeout"
     return option(2 * SECOND_NS, help, name=name, limits=(min_value, None))
 
@@ -22,14 +22,14 @@ def connect_timeout(
 def request_timeout(
     help: str = "how long an HTTP request may take", seconds: int = 5, min_value: int = 1
 ) -> Any:
-    """``--http-client-request-timeout``, so many seconds unless told otherwise."""
+    """``--http-client-request-timeout``, with a default in seconds."""
     name = "http-client-request-timeout"
     return option(seconds * SECOND_NS, help, name=name, limits=(min_value, None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(Options):
-    """Where a broker listens, and how others reach it."""
+    """The addresses of a broker, and those of its lookup daemons."""
 
     tcp_address: str = option(
         "0.0.0.0:4150",

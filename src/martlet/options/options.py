@@ -18,7 +18,7 @@ from martlet.options.flag import Flag, option
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a command is started with.
+    """The options of a command.
 
     Raises:
         OptionError: a value is out of its limits.
@@ -39,7 +39,7 @@ class Options:
 
     @classmethod
     def defaults(cls) -> dict[str, object]:
-        """What each option is when nobody sets it, by field."""
+        """The default of each option, by field."""
         kind: Any = cls
         return _defaults_of(kind)
 
@@ -77,7 +77,7 @@ def _defaults_of(kind: type[Options]) -> dict[str, object]:
 
 
 class LogLevel(IntEnum):
-    """How much is logged; the numbers are nsqd's."""
+    """A level of logging; the numbers are nsqd's."""
 
     DEBUG = 1
     INFO = 2
@@ -93,7 +93,7 @@ class LogLevel(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions(Options):
-    """What a command logs."""
+    """Options of log lines."""
 
     log_level: LogLevel = option(
         LogLevel.INFO,

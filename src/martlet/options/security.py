@@ -10,7 +10,7 @@ from martlet.options.options import Options
 
 
 class TlsRequired(IntEnum):
-    """Whether clients must use TLS; the numbers are nsqd's."""
+    """Clients that must use TLS; the numbers are nsqd's."""
 
     NO = 0
     EXCEPT_HTTP = 1
@@ -46,7 +46,7 @@ _TLS_VERSIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityOptions(Options):
-    """Who may connect, and how."""
+    """Options of TLS and authorization."""
 
     tls_cert: str = option("", "the file of the certificate", section="TLS")
     tls_key: str = option("", "the file of the certificate's key")
@@ -84,7 +84,7 @@ class SecurityOptions(Options):
 
     @property
     def tls_demanded(self) -> TlsRequired:
-        """Whether clients must use TLS: as asked, or because something is asked of certificates."""
+        """The clients that must use TLS: as set, or all where certificates are asked for."""
         if self.tls_client_auth_policy and self.tls_required is TlsRequired.NO:
             return TlsRequired.YES
         return self.tls_required

@@ -14,7 +14,7 @@ _NO_SCAN = "nothing is scanned: timeouts fire from exact timers"
 
 @dataclass(frozen=True, kw_only=True)
 class StorageOptions(Options):
-    """Where the log is kept, and when it reaches the disk."""
+    """Options of storage: the log's folder, its limits, and when it reaches the disk."""
 
     data_path: str = option(
         "", "the folder that the log is kept in (default: the current folder)", section="storage"

@@ -13,7 +13,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionOptions(Options):
-    """What holds for all transactions."""
+    """Options of all transactions."""
 
     transaction_check_after_ns: int = option(
         6 * SECOND_NS,

@@ -1,4 +1,4 @@
-"""What all jobs of ``martlet pipeline`` are started with."""
+"""The options that all jobs of ``martlet pipeline`` have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from martlet.options.options import LogOptions
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(LogOptions):
-    """Where a job finds brokers, and where it runs.
+    """The brokers of a job, and where it runs.
 
     Raises:
         OptionError: an address or a setting is none.
@@ -113,7 +113,7 @@ class JobOptions(LogOptions):
         return {name: value for name, value in found.items() if value}
 
     def require_brokers(self) -> None:
-        """See that it is said where the brokers are. Raises OptionError."""
+        """Check that brokers are named. Raises OptionError."""
         if not (self.addresses or self.lookupd_http_addresses):
             raise OptionError(
                 "no brokers: name them with --addresses=HOST:PORT, or a lookup that knows them with"
@@ -150,7 +150,7 @@ class StreamJobOptions(JobOptions):
 
 
 def _require_place(flag: str, text: str, like: str) -> None:
-    """See that this is a host and a port; a port that is left out is none of HTTP."""
+    """Check that a text is a host and a port, which has no default."""
     try:
         place = text.removeprefix("https://").removeprefix("http://")
         Address.parse(place)

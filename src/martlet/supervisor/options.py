@@ -10,14 +10,14 @@ from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
 
 PORT_STEP = 100
-"""How far a broker's ports are from those of the one before: 4150, 4250, 4350."""
+"""The distance of a broker's ports from those of the one before: 4150, 4250, 4350."""
 EVERYWHERE = frozenset({"", "0.0.0.0", "::", "[::]"})
 _HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(LogOptions):
-    """What ``martlet up`` is started with.
+    """The options of ``martlet up``.
 
     Raises:
         OptionError: a value is out of its limits, an address is none, or two servers would have the
@@ -96,7 +96,7 @@ class UpOptions(LogOptions):
         return self.broadcast_address or (socket.gethostname() if host in EVERYWHERE else host)
 
     def _ports(self) -> list[tuple[str, int]]:
-        """What would listen where, by the flag that says so."""
+        """List the ports to listen on, each with its flag."""
         found = []
         if self.lookup:
             found = [

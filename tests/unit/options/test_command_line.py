@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from martlet.cli import log_line
+from martlet.cli import start
 from martlet.cli.servers.broker import arguments, main
 from martlet.durations import SECOND_NS
 from martlet.options import BrokerOptions, LogLevel, OptionError, TlsRequired
@@ -221,7 +221,7 @@ def test_help_says_what_a_flag_without_meaning_does_instead(
 
 @pytest.fixture
 def quiet_logger() -> Iterator[None]:
-    logger = logging.getLogger(log_line.ROOT)
+    logger = logging.getLogger(start.ROOT)
     before = (logger.handlers[:], logger.propagate, logger.level)
     yield
     logger.handlers[:], logger.propagate, level = before
@@ -243,7 +243,7 @@ def test_an_option_that_cannot_be_ends_the_command_with_2(
 @pytest.mark.usefixtures("quiet_logger")
 def test_a_log_line_looks_like_nsqds() -> None:
     stream = io.StringIO()
-    log_line.set_up(LogLevel.INFO, "[me] ", stream)
+    start.set_up_logging(LogLevel.INFO, "[me] ", stream)
     log = logging.getLogger("martlet.server.tcp")
     log.debug("unheard")
     log.info("TCP: listening on %s", "127.0.0.1:4150")
@@ -258,7 +258,7 @@ def test_a_log_line_looks_like_nsqds() -> None:
 @pytest.mark.usefixtures("quiet_logger")
 def test_what_a_client_sent_makes_no_second_log_line() -> None:
     stream = io.StringIO()
-    log_line.set_up(LogLevel.INFO, "", stream)
+    start.set_up_logging(LogLevel.INFO, "", stream)
     log = logging.getLogger("martlet.server.tcp")
     log.error("invalid command %s", "A\r\n2026/11/21 INFO: fine\x1b[2K")
     assert stream.getvalue().endswith(

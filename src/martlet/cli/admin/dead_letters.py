@@ -33,7 +33,7 @@ REASONS = ("max_attempts", "timeout", "disconnected", "rejected", "given_up")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterOptions(BrokerHttpOptions):
-    """What ``martlet dead-letters`` is started with.
+    """The options of ``martlet dead-letters``.
 
     Raises:
         OptionError: there is no such action, or it is not said whose letters, or which.

@@ -20,7 +20,7 @@ ACTIONS = ("list", "cancel")
 
 @dataclass(frozen=True, kw_only=True)
 class DelayedOptions(BrokerHttpOptions):
-    """What ``martlet delayed`` is started with.
+    """The options of ``martlet delayed``.
 
     Raises:
         OptionError: there is no such action, no topic, or it is not said what to cancel.
@@ -121,8 +121,8 @@ def _time(time_ms: int) -> str:
 
 
 def _properties(message: Fields) -> str:
-    told = f"  tag {message['tag']}" if message["tag"] else ""
-    return told + (f"  keys {', '.join(message['keys'])}" if message["keys"] else "")
+    tag = f"  tag {message['tag']}" if message["tag"] else ""
+    return tag + (f"  keys {', '.join(message['keys'])}" if message["keys"] else "")
 
 
 DESCRIPTION = (

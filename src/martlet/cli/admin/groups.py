@@ -23,7 +23,7 @@ ACTIONS = ("list", "describe", "reset")
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions(BrokerHttpOptions):
-    """What ``martlet groups`` is started with.
+    """The options of ``martlet groups``.
 
     Raises:
         OptionError: there is no such action, or it is not said which group, or where to.

@@ -23,14 +23,14 @@ from martlet.options.flag import option
 
 @dataclass(frozen=True, kw_only=True)
 class InventoryOptions(BrokerHttpOptions):
-    """What ``martlet nodes`` and ``martlet health`` are started with."""
+    """The options of ``martlet nodes`` and ``martlet health``."""
 
     json: bool = option(False, "lines of JSON", section="output")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions(InventoryOptions):
-    """What ``martlet topic list`` and ``martlet channel list`` are started with.
+    """The options of ``martlet topic list`` and ``martlet channel list``.
 
     Raises:
         OptionError: the topic's name is not valid.

@@ -36,14 +36,14 @@ def _force() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicDropOptions(TopicOptions):
-    """What ``martlet topic delete`` and ``empty`` are started with."""
+    """The options of ``martlet topic delete`` and ``empty``."""
 
     force: bool = _force()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelDropOptions(ChannelOptions):
-    """What ``martlet channel delete`` and ``empty`` are started with."""
+    """The options of ``martlet channel delete`` and ``empty``."""
 
     force: bool = _force()
 
@@ -190,7 +190,7 @@ def _describe(found: list[Fields]) -> str:
 
 
 class ManageAction(NamedTuple):
-    """What the first word behind ``martlet topic`` or ``martlet channel`` does."""
+    """An action of ``martlet topic`` or ``martlet channel``: the first word behind it."""
 
     run: Callable[[Sequence[str]], int]
     arguments: str
@@ -208,7 +208,7 @@ def main(what: str, actions: Mapping[str, ManageAction], argv: Sequence[str]) ->
 
 
 def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
-    """What ``martlet topic --help`` prints."""
+    """Return what ``martlet topic --help`` prints."""
     forms = [f"martlet {what} {name} {each.arguments}" for name, each in actions.items()]
     width = max(map(len, actions))
     return "\n".join(

@@ -27,7 +27,7 @@ STATES = ("in_flight", "deferred", "due", "waiting")
 
 @dataclass(frozen=True, kw_only=True)
 class PeekOptions(ChannelOptions):
-    """What ``martlet peek`` is started with."""
+    """The options of ``martlet peek``."""
 
     states: tuple[str, ...] = option(
         (),

@@ -1,4 +1,4 @@
-"""``martlet replay``: sets a channel back, or makes one that begins in the past."""
+"""``martlet replay``: set a channel back, or makes one that begins in the past."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from martlet.plural import counted
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(ChannelOptions):
-    """What ``martlet replay`` is started with.
+    """The options of ``martlet replay``.
 
     Raises:
         OptionError: it is not said where to, or in more than one way.

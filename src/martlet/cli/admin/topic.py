@@ -27,7 +27,7 @@ MAX_QUEUES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TopicCreateOptions(TopicOptions):
-    """What ``martlet topic create`` is started with."""
+    """The options of ``martlet topic create``."""
 
     queues: int = option(
         1,

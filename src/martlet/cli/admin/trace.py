@@ -1,4 +1,4 @@
-"""``martlet trace``: shows where a message has been.
+"""``martlet trace``: show where a message has been.
 
 ::
 
@@ -42,7 +42,7 @@ from martlet.plural import counted
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions(BrokerHttpOptions):
-    """What ``martlet trace`` is started with.
+    """The options of ``martlet trace``.
 
     Raises:
         OptionError: it does not say which message, or where to look.
@@ -81,7 +81,7 @@ class TraceOptions(BrokerHttpOptions):
 
 
 _GRACE_S = 5
-"""So much longer than the search may take the answer may."""
+"""The answer may take this much longer than the search."""
 Message = Mapping[str, Any]
 _STATES = {
     "waiting": "waits for its first delivery",

@@ -33,7 +33,7 @@ _STATES = ("open", "silent", "prepared", "in-doubt", "set-aside")
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionToolOptions(BrokerHttpOptions):
-    """What ``martlet transactions`` is started with.
+    """The options of ``martlet transactions``.
 
     Raises:
         OptionError: there is no such action or state, or it is not said which transaction.

@@ -145,7 +145,7 @@ class ClientOptions(Options):
 
 
 def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
-    """What is given by ``--consumer-opt`` or ``--producer-opt``.
+    """Read the values of ``--consumer-opt`` or ``--producer-opt``.
 
     Args:
         flag: which of them, for errors.
@@ -177,7 +177,7 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
 def without_effect(
     flag: str, options: ClientOptions, also: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[Flag, object]]:
-    """See `Options.without_effect`; the flags are named as they are given.
+    """List options without effect as `Options` does, named as they are given.
 
     Args:
         flag: ``consumer-opt`` or ``producer-opt``.
@@ -205,7 +205,7 @@ _VERSIONS = {"tls1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def consumer_settings(options: ClientOptions) -> dict[str, Any]:
-    """The arguments of a Consumer."""
+    """Return the arguments of a Consumer."""
     seconds = _seconds_of(options)
     return {
         **producer_settings(options),
@@ -226,7 +226,7 @@ def consumer_settings(options: ClientOptions) -> dict[str, Any]:
 
 
 def producer_settings(options: ClientOptions) -> dict[str, Any]:
-    """The arguments of a Producer."""
+    """Return the arguments of a Producer."""
     return {
         "identity": _identity(options),
         "connect_timeout_s": options.dial_timeout_ns / SECOND_NS,
@@ -234,7 +234,7 @@ def producer_settings(options: ClientOptions) -> dict[str, Any]:
 
 
 def retry(options: ClientOptions) -> Delay:
-    """How long what failed waits: as in NSQ's client, where its options are given."""
+    """Return the delay of failed messages, as in NSQ's client where its options are given."""
     seconds = _seconds_of(options)
     step_s, max_s = seconds["default_requeue_delay"], seconds["max_requeue_delay"]
     if step_s < 0 and max_s < 0:

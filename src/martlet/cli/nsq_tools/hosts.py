@@ -57,11 +57,11 @@ class _Host:
     dead_until_s: float = 0.0
     delay_s: float = 0.0
     seconds: float = _MIN_S
-    """How long it takes, the latest weighing most."""
+    """The mean time of a request, the latest weighing most."""
 
 
 class HostPool:
-    """Some hosts.
+    """Hosts to choose from.
 
     Args:
         names: theirs.
@@ -84,7 +84,7 @@ class HostPool:
         self._next = 0
 
     def order(self) -> list[str]:
-        """Those to be tried now, one after the other until one does it."""
+        """Return the hosts to try now, in order."""
         hosts = self._hosts
         turn = hosts[self._next :] + hosts[: self._next]
         if self._mode != "round-robin":
@@ -102,13 +102,13 @@ class HostPool:
         return self.order()[0]
 
     def succeeded(self, name: str, seconds: float) -> None:
-        """One has done it, in so many seconds."""
+        """Note that a host succeeded, and how long it took."""
         host = self._host(name)
         host.dead_until_s = host.delay_s = 0.0
         host.seconds += (max(seconds, _MIN_S) - host.seconds) * _LATEST_WEIGHS
 
     def failed(self, name: str) -> None:
-        """One has not: leave it alone for a while."""
+        """Note that a host failed: leave it alone for a while."""
         host = self._host(name)
         now_s = self._clock()
         if host.dead_until_s <= now_s:  # what fails at once fails once
@@ -136,7 +136,7 @@ class Timing:
         self._seconds: list[float] = []
 
     def note(self, seconds: float, count: int = 1) -> None:
-        """So many requests took so many seconds each."""
+        """Note how long requests took, each."""
         if not self._every:
             return
         while count:
@@ -165,7 +165,7 @@ class Timings:
 
     Args:
         every: after how many requests to log; 0 for never.
-        hosts: whose times are told apart, where there are several.
+        hosts: the hosts; several have log lines of their own.
     """
 
     def __init__(self, every: int, hosts: tuple[str, ...]) -> None:
@@ -174,9 +174,9 @@ class Timings:
         self._all = Timing(every, "[aggregate]:")
 
     def note_host(self, host: str, seconds: float, count: int = 1) -> None:
-        """One host has done so many requests, in so many seconds each."""
+        """Note requests that one host has done."""
         self._each[host].note(seconds, count)
 
     def note(self, seconds: float, count: int = 1) -> None:
-        """So many are done, by whichever host, or by all that it takes."""
+        """Note requests for the log line of all hosts."""
         self._all.note(seconds, count)

@@ -3,12 +3,12 @@
 A file's name is made from the topic, the host and the time; when that makes another name, when the
 file is old or large enough, the next one is begun.  ``<REV>`` counts files that would have the
 same name, so none is ever written over.  Files may be written in one folder and moved to another
-when they are whole.
+when they are complete.
 
 A compressed file is a row of gzip members, or of zstd frames, and each is closed before its
-messages are finished: what a broker was told is done can be read, however the writer ended.  Where
+messages are finished: what is finished can be read, however the writer ended.  Where
 one cannot be written, as on a full disk, what there is of it is cut off again, since readers stop
-at what is torn.  So it is with lines of a plain file that nobody else may write.  Any other that is
+at what is torn.  So it is with lines of a plain file that has no other writer.  Any other that is
 gone on with, and ends within a line, gets the line's end first.
 """
 
@@ -88,22 +88,22 @@ class OutputOptions(Options):
 
     @property
     def work_path(self) -> str:
-        """Where files are written."""
+        """The folder in which files are written."""
         return self.work_dir or self.output_dir
 
     @property
     def compresses(self) -> bool:
-        """Whether files are compressed."""
+        """True if files are compressed."""
         return self.gzip or self.zstd
 
     @property
     def suffix(self) -> str:
-        """What the names of compressed files end in."""
+        """The end of the names of compressed files."""
         return ".gz" if self.gzip else ".zst" if self.zstd else ""
 
     @property
     def counts_files(self) -> bool:
-        """Whether several files may want one name."""
+        """True if several files may want one name."""
         rotates = self.rotate_size > 0 or self.rotate_interval_ns > 0
         return self.compresses or rotates or self.work_path != self.output_dir
 
@@ -112,10 +112,10 @@ class OutputMember(Protocol):
     """A stretch of a compressed file that can be read by itself."""
 
     def compress(self, data: bytes) -> bytes:
-        """What is to be written for some more bytes, or a part of that."""
+        """Take more bytes in; return what is to be written for them, as far as it is ready."""
 
     def flush(self) -> bytes:
-        """What is left to be written."""
+        """End the member; return what is left to be written."""
 
 
 class ZstdFrame:
@@ -134,7 +134,7 @@ class ZstdFrame:
         return b""
 
     def flush(self) -> bytes:
-        """The whole frame."""
+        """End the frame and return it."""
         return bytes(self._compressor.finish())
 
 
@@ -143,9 +143,9 @@ class Output:
 
     Args:
         options: how they are named, rotated and compressed.
-        topic: whose messages they hold.
+        topic: the topic whose messages they hold.
         clock: seconds since 1970.
-        log: told which files are opened and moved.
+        log: called with a text for each file that is opened or moved.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Output:
         self._whole_bytes = 0
         self._is_torn = False
         self._is_alone = bool(options.compresses or options.rotate_interval_ns)
-        """Nobody else writes its files."""
+        """Its files have no other writer."""
 
     # names
 
@@ -182,7 +182,7 @@ class Output:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next message belongs into another file."""
+        """True if the next message belongs into another file."""
         options = self._options
         if self._file is None or self._wanted_name() != self._name:
             return True

@@ -1,4 +1,4 @@
-"""``martlet pub``: publishes what comes from a pipe or files, a message for each line.
+"""``martlet pub``: publish what comes from a pipe or files, a message for each line.
 
 Each of the brokers named gets every message, as from to_nsq.
 
@@ -18,20 +18,78 @@ from binascii import a2b_base64
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass
 from io import FileIO
 from threading import Thread
 
 from martlet.cli import progress, tool
-from martlet.cli.nsq_tools.client_options import producer_settings
-from martlet.cli.nsq_tools.source import PublishOptions
+from martlet.cli.nsq_tools.client_options import (
+    ClientOptions,
+    client_options,
+    producer_settings,
+    without_effect,
+)
 from martlet.client import Producer
 from martlet.client.errors import ClientError
 from martlet.client.names import check_name
+from martlet.durations import SECOND_NS
+from martlet.options.checks import require_addresses, require_names
+from martlet.options.flag import Flag, OptionError, option
+from martlet.options.options import LogOptions
 from martlet.plural import counted
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions(LogOptions):
+    """The options of ``martlet pub``."""
+
+    topic: str = option("", "the topic to publish to", section="messages")
+    nsqd_tcp_addresses: tuple[str, ...] = option(
+        (),
+        "<addr>:<port> of a broker; may be given several times: each gets every message",
+        name="nsqd-tcp-address",
+    )
+    delimiter: str = option("\n", "one character, which ends each message of the input")
+    dead_letters: bool = option(
+        False,
+        "the input is what an earlier version kept of a full disk in --dead-letter-path:"
+        " lines of JSON",
+    )
+    timeout_ns: int = option(
+        10 * SECOND_NS, "how long a broker may be out of reach", limits=(1, None)
+    )
+    rate: int = option(0, "at most so many messages a second (0: no limit)", limits=(0, None))
+    producer_opts: tuple[str, ...] = option(
+        (),
+        "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
+        " several times, and an unknown key lists all",
+        name="producer-opt",
+    )
+
+    @property
+    def client(self) -> ClientOptions:
+        """The options that ``--producer-opt`` sets."""
+        return client_options("producer-opt", self.producer_opts)
+
+    def without_effect(self) -> list[tuple[Flag, object]]:
+        """List options without effect, as `Options` does."""
+        return super().without_effect() + without_effect("producer-opt", self.client)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.client
+        if not self.topic:
+            raise OptionError("--topic is missing: where are the messages to go?")
+        if not self.nsqd_tcp_addresses:
+            raise OptionError("--nsqd-tcp-address is missing: which broker is to have them?")
+        require_names("topic", [self.topic])
+        require_addresses("nsqd-tcp-address", self.nsqd_tcp_addresses)
+        if len(self.delimiter.encode()) != 1:
+            raise OptionError(f"--delimiter={self.delimiter!r} must be one byte")
+
+
 def body_of(line: bytes) -> bytes:
-    """The body of the message that a line tells. Raises ClientError where it is no such line."""
+    """Read the body from a line of dead letters. Raises ClientError if it is none."""
     try:
         return a2b_base64(json.loads(line)["body_base64"], strict_mode=True)
     except (ValueError, KeyError, TypeError) as error:
@@ -40,7 +98,7 @@ def body_of(line: bytes) -> bytes:
 
 _READ_BYTES = 1 << 18
 _FLYING = 8
-"""How many batches may be on their way."""
+"""The most batches in flight."""
 
 
 class PublishTool:
@@ -48,7 +106,7 @@ class PublishTool:
 
     Args:
         options: as the flags give them.
-        on_stored: told how many more bytes of the input are stored.
+        on_stored: called with how many more bytes of the input are stored.
         clock: seconds.
     """
 
@@ -114,23 +172,23 @@ class PublishTool:
                 yield some
 
     async def _messages(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
-        """What is read, cut into messages; empty ones are left out, as nobody may publish them."""
+        """Cut what is read into messages; empty ones are left out, as they cannot be published."""
         unpack: Callable[[bytes], bytes] = body_of if self._options.dead_letters else bytes
         for file in files:
             rest = b""
             async for data in _pieces(file):
-                *whole, rest = (rest + data).split(self._delimiter)
-                if bodies := [body for body in map(unpack, filter(None, whole)) if body]:
+                *lines, rest = (rest + data).split(self._delimiter)
+                if bodies := [body for body in map(unpack, filter(None, lines)) if body]:
                     yield bodies
             if rest:
                 yield [unpack(rest)]
 
 
 async def _pieces(file: FileIO) -> AsyncIterator[bytes]:
-    """What is read, piece by piece.
+    """Yield what is read, piece by piece.
 
-    A thread of its own reads, which nobody waits for: a pipe may never say anything again.  So the
-    file has no buffer: the thread would hold its lock, and Python ends badly where somebody does.
+    A thread reads, which is never waited for: a pipe may stay silent for ever.  The file has no
+    buffer: the thread would hold its lock, with which Python crashes at its end.
     """
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
@@ -140,7 +198,7 @@ async def _pieces(file: FileIO) -> AsyncIterator[bytes]:
         return piece
 
     def reader() -> None:
-        with suppress(CancelledError, RuntimeError):  # nobody listens any more
+        with suppress(CancelledError, RuntimeError):  # the loop has ended
             try:
                 while hand(file.read(_READ_BYTES)):
                     pass

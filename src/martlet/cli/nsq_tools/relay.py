@@ -1,4 +1,4 @@
-"""``martlet relay``: passes the messages of topics on to other brokers.
+"""``martlet relay``: pass the messages of topics on to other brokers.
 
 Messages go as they come, many in one command.  Where a destination does not take them the next one
 that works is tried; where none does they are requeued, for longer with each attempt, and the
@@ -46,7 +46,7 @@ from martlet.plural import counted
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(SourceOptions):
-    """What ``martlet relay`` is started with.
+    """The options of ``martlet relay``.
 
     Raises:
         OptionError: no topic, no destination, a name that is none, or a circle.
@@ -82,16 +82,16 @@ class RelayOptions(SourceOptions):
 
     @property
     def producer(self) -> ClientOptions:
-        """What ``--producer-opt`` says."""
+        """The options that ``--producer-opt`` sets."""
         return client_options("producer-opt", self.producer_opts)
 
     def without_effect(self) -> list[tuple[Flag, object]]:
-        """See `Options`."""
+        """List options without effect, as `Options` does."""
         return super().without_effect() + without_effect("producer-opt", self.producer)
 
     @property
     def filters(self) -> bool:
-        """Whether messages are read as JSON."""
+        """True if messages are read as JSON."""
         return bool(self.require_json_field or self.whitelist_json_fields)
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class JsonFilter:
         self._number = _number(value)
 
     def passes(self, body: bytes) -> bytes | None:
-        """What passes of a message; None where nothing does.
+        """Return what passes of a message; None where nothing does.
 
         Raises:
             ValueError: it is no JSON object.
@@ -163,7 +163,7 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A value as nsq_to_nsq writes it: a whole number without a point."""
+    """Return a value as nsq_to_nsq writes it: a whole number without a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -181,10 +181,10 @@ def _number(text: str) -> float | None:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""How long a destination may take to store messages, connecting included."""
+"""The time that a destination has to store messages, connecting included."""
 _MAX_AT_ONCE = 2000
 _OWN_FAULT = ("E_BAD_MESSAGE", "E_BAD_BODY")
-"""What is refused for itself, and not because the destination can not store anything."""
+"""Refusals of a message itself, by a destination that may well store others."""
 
 
 class Destination:
@@ -281,7 +281,7 @@ class Relay:
                 passing.create_task(self._pass(to, batch))
 
     async def _pass(self, topic: str, batch: Batch) -> None:
-        """See what becomes of the messages of a batch, and answer each for it."""
+        """Publish the messages of a batch; finish those that are stored, and requeue the others."""
         places, bodies = self._filtered(batch)
         stored = np.ones(len(batch), np.bool_)
         if bodies:
@@ -297,7 +297,7 @@ class Relay:
             await batch.requeue(delay_ms, backoff=True)
 
     def _filtered(self, batch: Batch) -> tuple[list[int], list[bytes]]:
-        """What passes the filter, and its places in the batch."""
+        """Return the bodies that pass the filter, and their places in the batch."""
         if not self._options.filters:
             return list(range(len(batch))), batch.bodies
         places: list[int] = []
@@ -314,7 +314,7 @@ class Relay:
         return places, bodies
 
     async def _publish(self, topic: str, bodies: list[bytes]) -> list[bool]:
-        """Publish to the first destination that takes messages; which of them are stored."""
+        """Publish to the first destination that takes messages; return which of them are stored."""
         for address in self._pool.order():
             began_s = time.monotonic()
             try:

@@ -7,7 +7,7 @@
         512     498 |     140       0     140    20     0 |       3       1        90214       4
 
 A line is laid out as nsq_stat's, for scripts; a person at a terminal gets a table of all channels.
-What comes in and goes out is told per second.
+What comes in and goes out is shown per second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StatOptions(BrokerHttpOptions):
-    """What ``martlet stat`` is started with.
+    """The options of ``martlet stat``.
 
     Raises:
         OptionError: a channel without its topic.
@@ -76,9 +76,9 @@ class StatCounts:
     client_count: int = 0
 
     @classmethod
-    def read(cls, told: dict[str, Any]) -> Self:
-        """The counts that an entry of ``/stats`` tells."""
-        return cls(**{field.name: int(told[field.name]) for field in fields(cls)})
+    def read(cls, entry: dict[str, Any]) -> Self:
+        """Read the counts of an entry of ``/stats``."""
+        return cls(**{field.name: int(entry[field.name]) for field in fields(cls)})
 
     def __add__(self, other: StatCounts) -> StatCounts:
         return StatCounts(
@@ -91,7 +91,7 @@ class StatCounts:
 
 @dataclass(frozen=True)
 class Look:
-    """What all brokers counted at one moment.
+    """The counts of all brokers at one moment.
 
     Attributes:
         at_s: when, in seconds of some clock.
@@ -119,12 +119,10 @@ class Stat:
         self._clock = clock
 
     async def looks(self) -> AsyncGenerator[Look]:
-        """One look after the other, each an interval after the one before.
+        """Yield one look after the other, each an interval after the one before.
 
         Raises:
-            NoHttpAnswer: no broker was found, or none of them answered, at the first look; later
-            ones
-                tell of it.
+            NoHttpAnswer: no broker was found or answered at the first look; later ones say so.
         """
         interval_s = self._options.interval_ns / 1e9
         async with BrokerHttpClient(self._options) as client:
@@ -149,13 +147,13 @@ class Stat:
         if options.channel:
             arguments["channel"] = options.channel
         urls = await client.brokers(options.topic)
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(client.get(url, "/stats", arguments) for url in urls), return_exceptions=True
         )
         channels: dict[tuple[str, str], StatCounts] = {}
         paused: set[tuple[str, str]] = set()
         failed = []
-        for answer in told:
+        for answer in answers:
             if isinstance(answer, NoHttpAnswer):
                 failed.append(answer)
             elif isinstance(answer, BaseException):
@@ -189,7 +187,7 @@ def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], StatCounts, b
 
 
 def rates(before: StatCounts, after: StatCounts, seconds: float) -> tuple[int, int]:
-    """How many messages came in and went out, per second."""
+    """Return the messages that came in and went out, per second."""
     came = after.message_count - before.message_count
     return int(came / seconds), int((came - (after.depth - before.depth)) / seconds)
 
@@ -219,15 +217,15 @@ def table(before: Look | None, now: Look) -> Table:
         shown.add_column(title, justify="right", no_wrap=True)
     for name, counts in sorted(now.channels.items()):
         earlier = before.channels.get(name) if before is not None else None
-        told = ["", ""]
+        per_second = ["", ""]
         if before is not None and earlier is not None:
-            told = [str(rate) for rate in rates(earlier, counts, now.at_s - before.at_s)]
+            per_second = [str(rate) for rate in rates(earlier, counts, now.at_s - before.at_s)]
         topic, channel = name
         mark = " (paused)" if name in now.paused else ""
         shown.add_row(
             topic,
             (channel or "(none yet)") + mark,
-            *told,
+            *per_second,
             str(counts.depth),
             str(counts.in_flight_count),
             str(counts.deferred_count),

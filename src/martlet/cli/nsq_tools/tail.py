@@ -1,23 +1,46 @@
-"""``martlet tail``: shows the messages of topics as they come.
+"""``martlet tail``: show the messages of topics as they come.
 
-Without a channel of its own choosing it makes an ephemeral one, which goes when it ends: it sees
-what is published from now on, and takes nothing from anybody.  What is finished has been written;
-what the pipe behind it did not take before the end is given back.
+Without ``--channel`` it makes an ephemeral one, which goes when it ends: it sees what is published
+from now on, and takes nothing from other consumers.  Messages are finished once they are written;
+what the pipe behind it did not take before the end is requeued.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from martlet.cli import tool
-from martlet.cli.nsq_tools.source import TailOptions, consumer
+from martlet.cli.nsq_tools.source import SourceOptions, consumer
 from martlet.cli.standard_output import StandardOutput
+from martlet.cli.text import json_line
 from martlet.client import Batch, Consumer
+from martlet.options.flag import OptionError, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailOptions(SourceOptions):
+    """The options of ``martlet tail``."""
+
+    channel: str = option("", "the channel (default: an ephemeral one of its own)")
+    count: int = option(
+        0,
+        "show so many messages and end (0: until it is stopped)",
+        name="n",
+        limits=(0, None),
+        section="output",
+    )
+    print_topic: bool = option(False, "put the topic's name before each message")
+    print_properties: bool = option(False, "put the properties of each message before it, as JSON")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topics:
+            raise OptionError("--topic is missing: which topics are to be shown?")
 
 
 class Tail:
@@ -40,7 +63,7 @@ class Tail:
 
     @staticmethod
     def _share(options: TailOptions) -> int:
-        """No more than will be shown, so that the rest stays where it is."""
+        """Fetch no more than will be shown, so that the rest stays in its channel."""
         return min(options.max_in_flight, options.count or options.max_in_flight)
 
     async def run(self) -> None:
@@ -75,12 +98,12 @@ class Tail:
                     self._take_no_more()
 
     def _shown(self, batch: Batch, count: int) -> list[bytes]:
-        """The first bodies of a batch, each behind its properties, where those are wanted."""
+        """Return the first bodies of a batch, behind their properties where those are wanted."""
         bodies = batch.bodies[:count]
         if not self._options.print_properties:
             return bodies
-        told = [json.dumps(each.to_json(), ensure_ascii=False) for each in batch.properties[:count]]
-        return [each.encode() + b" " + body for each, body in zip(told, bodies, strict=True)]
+        texts = [json_line(each.to_json()) for each in batch.properties[:count]]
+        return [each.encode() + b" " + body for each, body in zip(texts, bodies, strict=True)]
 
 
 DESCRIPTION = "Show the messages of topics as they come; takes the flags of nsq_tail."

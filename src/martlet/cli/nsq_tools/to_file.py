@@ -1,4 +1,4 @@
-"""``martlet to-file``: writes the messages of topics into files.
+"""``martlet to-file``: write the messages of topics into files.
 
 Messages are finished after they were flushed to disk: when as many are in hand as may be, or when
 no more come for a moment.  So none is lost whenever this or the broker ends; one may be written
@@ -56,7 +56,7 @@ class _TopicsOptions(SourceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(OutputOptions, _TopicsOptions):
-    """What ``martlet to-file`` is started with."""
+    """The options of ``martlet to-file``."""
 
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class TopicWriter:
             raise
 
     async def _tick(self) -> None:
-        """See that files end in time, though no message comes."""
+        """End files in time though no message comes."""
         while True:
             await asyncio.sleep(self._options.sync_interval_ns / 1e9)
             async with self._lock:

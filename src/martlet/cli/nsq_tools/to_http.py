@@ -1,8 +1,8 @@
-"""``martlet to-http``: sends the messages of topics over HTTP.
+"""``martlet to-http``: send the messages of topics over HTTP.
 
-Whatever else happens, another status, no answer in time, nobody there, the message is requeued for
-a while that grows with its attempts, and the consumer backs off (see
-`martlet.client.consumer.handling.backoff`).  So a message may be sent twice, and none is lost.
+After another status, no answer in time or no connection, the message is requeued for a time that
+grows with its attempts, and the consumer backs off (see
+`martlet.client.consumer.handling.backoff`).  A message may be sent twice, and none is lost.
 
 Redirects are followed, but for those that make a GET without a body of a POST (301, 302 and 303):
 whatever a URL answers that, it has not got the message.
@@ -39,7 +39,7 @@ DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 @dataclass(frozen=True, kw_only=True)
 class ToHttpOptions(SourceOptions):
-    """What ``martlet to-http`` is started with.
+    """The options of ``martlet to-http``.
 
     Raises:
         OptionError: no topic, no URL, or both kinds of them; a header or a URL that is none.
@@ -93,12 +93,12 @@ class ToHttpOptions(SourceOptions):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where messages go."""
+        """The URLs that get messages."""
         return tuple(dict.fromkeys(self.post_urls or self.get_urls))
 
     @property
     def header_fields(self) -> dict[str, str]:
-        """What ``--header`` says. Raises OptionError."""
+        """The fields that ``--header`` sets. Raises OptionError."""
         fields = {}
         for header in self.headers:
             name, _, value = map(str.strip, header.partition(":"))
@@ -124,12 +124,12 @@ class BoundedAnswers(ResponseHandler):
         self._answer_count = 0
 
     def set_response_params(self, **params: Any) -> None:
-        """A request is made: what comes from now on answers it."""
+        """Begin a request: what comes from now on answers it."""
         self._answer_count = 0
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """One more answer has come, at least its head."""
+        """Count one more answer, of which at least the head has come."""
         self._answer_count += 1
         if self._answer_count <= MAX_ANSWERS:
             super().feed_data(data, size)
@@ -152,15 +152,15 @@ class BoundedConnector(aiohttp.TCPConnector):
 log = logging.getLogger(__name__)
 
 _MAX_DRAINED_BYTES = 1 << 20
-"""So much of an answer is read for the connection's sake; of a longer one it is closed."""
+"""The bytes of an answer that are read to keep the connection; after more it is closed."""
 _DROPS_BODY = frozenset({301, 302, 303})
 """Redirects after which a POST is made a GET, as browsers do."""
 _MAX_TOLD = 200
-"""So many characters of an error are logged: it may quote what came."""
+"""The characters of an error that are logged: it may quote an answer."""
 
 
 class NotTaken(Exception):
-    """A URL did not take a message; the text says which and why."""
+    """A URL did not take a message; the text names it and says why."""
 
 
 class _Unreachable(NotTaken):

@@ -1,4 +1,4 @@
-"""``martlet broker``: runs a broker until it is told to stop.
+"""``martlet broker``: run a broker until SIGTERM or SIGINT.
 
 Exit codes: 0 after a clean stop (SIGTERM or SIGINT), 2 when the command line or the config file
 is wrong, 1 for everything else, with the reason as the last log line.
@@ -13,12 +13,12 @@ import os
 import signal
 from collections.abc import Sequence
 
-from martlet.cli import log_line, start
+from martlet.cli import start
 from martlet.cli.servers import service
 from martlet.options import BrokerOptions
 from martlet.options.command_line import ParsedArguments
 
-log = logging.getLogger(log_line.ROOT)
+log = logging.getLogger(start.ROOT)
 
 _COLLECT_AFTER = 50_000
 """New objects before the garbage collector looks at them: a broker makes few cycles, and most of

@@ -1,4 +1,4 @@
-"""``martlet lookup``: runs a lookup daemon until it is told to stop.
+"""``martlet lookup``: run a lookup daemon until SIGTERM or SIGINT.
 
 Exit codes: as those of ``martlet broker``.
 """
@@ -10,12 +10,12 @@ import logging
 import signal
 from collections.abc import Sequence
 
-from martlet.cli import log_line, start
+from martlet.cli import start
 from martlet.cli.servers import service
 from martlet.lookup.daemon import Lookup
 from martlet.options import LookupOptions
 
-log = logging.getLogger(log_line.ROOT)
+log = logging.getLogger(start.ROOT)
 
 DESCRIPTION = (
     "Run a lookup daemon: brokers tell it what they have, consumers ask it. Takes the flags and"

@@ -1,8 +1,8 @@
-"""The service manager: what it is told of a server that it has started.
+"""Notify the service manager that started a server of its state.
 
-systemd waits with what needs a server until that has said it is ready (``Type=notify``), and so
-does ``martlet up``.  What is told is a datagram to the Unix socket that ``NOTIFY_SOCKET`` names; a
-name that begins with ``@`` has no file.  Where the variable is not set nobody wants to know.
+systemd starts what needs a server once that has said it is ready (``Type=notify``), and so does
+``martlet up``.  A notification is a datagram to the Unix socket that ``NOTIFY_SOCKET`` names; a
+name that begins with ``@`` has no file.  Without the variable there is no service manager.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import os
 import socket
 
 READY = "READY=1"
-"""All client are open."""
+"""The server listens on all its addresses."""
 STOPPING = "STOPPING=1"
-"""It was asked to stop, and is stopping."""
+"""The server is stopping."""
 
 VARIABLE = "NOTIFY_SOCKET"
 
 
 def notify(state: str) -> None:
-    """Tell the service manager, if there is one.
-
-    One that cannot be reached is none: a server runs on without.
-    """
+    """Send a state to the service manager, if there is one; a server runs on without."""
     address = os.environ.get(VARIABLE, "")
     if not address.startswith(("/", "@")):
         return

@@ -34,23 +34,23 @@ from typing import TextIO, cast
 from martlet.cli import main as martlet
 
 PATIENCE_S = 0.5
-"""How long room is waited for, before lines are dropped."""
+"""The time that a line waits for room before it is dropped."""
 CAPACITY_BYTES = 1 << 20
-"""How much the pipe is to hold, if it may: the most that Linux gives to all users."""
+"""The capacity of the pipe, if allowed: Linux's maximum for ordinary users."""
 
 
 class LogPipe(io.TextIOBase):
     """The writing end of a pipe, which never blocks for long.
 
     Args:
-        descriptor: of the pipe; nobody else may write to it.
+        descriptor: of the pipe, which has no other writer.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._rest = b""
-        """What did not fit of a line that was begun."""
+        """The rest of a line that was begun and did not fit."""
         self._dropped_lines = 0
         os.set_blocking(descriptor, False)
         if hasattr(fcntl, "F_SETPIPE_SZ"):
@@ -69,10 +69,10 @@ class LogPipe(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write, or drop what there is no room for."""
-        told = ""
+        notice = ""
         if self._dropped_lines:
-            told = f"({self._dropped_lines} lines were dropped here, as nobody read them)\n"
-        data = (told + text).encode(errors="backslashreplace")
+            notice = f"({self._dropped_lines} lines were dropped here, as nobody read them)\n"
+        data = (notice + text).encode(errors="backslashreplace")
         if self._written(data):
             self._dropped_lines = 0
         else:
@@ -80,7 +80,7 @@ class LogPipe(io.TextIOBase):
         return len(text)
 
     def _written(self, data: bytes) -> bool:
-        """Write the rest of the line before, and this, or nothing of this."""
+        """Write the rest of the line before, and then this one or nothing of it."""
         may_wait = not self._dropped_lines
         rest, self._rest = self._rest, b""
         if rest:
@@ -94,7 +94,7 @@ class LogPipe(io.TextIOBase):
         return True
 
     def _left(self, data: bytes, may_wait: bool) -> bytes:
-        """What there was no room for."""
+        """Write; return the rest that there was no room for."""
         view = memoryview(data)
         try:
             while view:
@@ -104,7 +104,7 @@ class LogPipe(io.TextIOBase):
                     if not (may_wait and self._has_room_soon()):
                         break
         except OSError:
-            return b""  # nobody will ever read it
+            return b""  # it has no reader
         return bytes(view)
 
     def _has_room_soon(self) -> bool:
@@ -114,7 +114,7 @@ class LogPipe(io.TextIOBase):
 
 
 def set_up() -> None:
-    """Have standard error, and output with it, never block from now on, where that is a pipe."""
+    """Keep standard error and output from blocking, where they are pipes."""
     descriptor = sys.stderr.fileno()
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     parent_id = int(argv[0])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent_id:  # it ended before it could be told of
+    if os.getppid() != parent_id:  # it ended before the kernel was asked to signal its end
         return 1
     set_up()
     return martlet.main(argv[1:])

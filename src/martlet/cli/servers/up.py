@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from martlet.cli import log_line, start, tool
+from martlet.cli import start, tool
 from martlet.cli.servers import broker, lookup, service
 from martlet.options import BrokerOptions, LookupOptions, OptionError
 from martlet.server.data_folder import refusal
@@ -28,9 +28,9 @@ DESCRIPTION = (
     " martlet up --workers=2 --data-path=data -- --max-msg-size=4MiB"
 )
 _OURS = ("data-path", "tcp-address", "http-address", "https-address", "broadcast-address")
-"""What a broker is told by this command, and must not be told by others."""
+"""The flags of a broker that this command sets, and that must not stand behind ``--``."""
 
-_log = logging.getLogger(log_line.ROOT)
+_log = logging.getLogger(start.ROOT)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,14 +64,14 @@ def _make(folder: Path) -> None:
 
 def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervisor:
     width = max(len(server.name) for server in found.servers)
-    log_line.set_up(options.log_level, f"{'up':<{width}} | {options.log_prefix}")
+    start.set_up_logging(options.log_level, f"{'up':<{width}} | {options.log_prefix}")
 
     def show(name: str, line: bytes) -> None:
         try:
             sys.stderr.buffer.write(f"{name:<{width}} | ".encode() + line + b"\n")
             sys.stderr.buffer.flush()
         except OSError:
-            # Nobody reads the log any more. The servers must not wait for somebody who does.
+            # The log has no reader any more. The servers must not wait for one.
             return
 
     def child(server: Planned) -> Child:
@@ -105,7 +105,7 @@ def _print_ready(found: ServerPlan) -> None:
 
 
 def _check(found: ServerPlan, added: Sequence[str]) -> None:
-    """See that the servers will take their arguments, before any is started.
+    """Check the servers' arguments before any is started.
 
     Raises:
         OptionError: they will not.
@@ -130,7 +130,7 @@ def _name_of(argument: str) -> str:
 
 
 def _not_served(folder: Path, found: ServerPlan) -> list[Path]:
-    """The folders in which a broker has left its log, and none will run."""
+    """Find folders with the log of a broker that is not started."""
     served = {server.folder for server in found.brokers}
     folders = [folder, *sorted(folder.glob("broker-*"))]
     return [each for each in folders if each not in served and (each / "log").is_dir()]

@@ -1,6 +1,6 @@
 """The jobs for spark-submit, which wants a file: ``spark-submit martlet_pipeline.py NAME ...``.
 
-``martlet pipeline --submit-file`` tells where it is.
+``martlet pipeline --submit-file`` prints its path.
 """
 
 import sys

@@ -11,7 +11,7 @@ from martlet.pipeline.options import StreamJobOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(StreamJobOptions):
-    """What to archive, and where.
+    """The topics and the table of an archive.
 
     Raises:
         OptionError: it is not said what to archive, or where.

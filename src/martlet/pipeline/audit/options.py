@@ -11,7 +11,7 @@ from martlet.pipeline.options import JobOptions
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions(JobOptions):
-    """Whose logs to audit, and what to make of what is found.
+    """The logs to audit, and the use of the result.
 
     Raises:
         OptionError: it is not said whose logs, or what to do with what is found is none.

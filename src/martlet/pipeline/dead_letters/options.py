@@ -61,7 +61,7 @@ class DeadLetterJobOptions(JobOptions):
 
     @property
     def expressions(self) -> list[str]:
-        """What they are grouped by; commas in parentheses or quotes separate nothing."""
+        """The expressions to group by; commas in parentheses or quotes separate nothing."""
         found, depth, quote = [""], 0, ""
         for character in self.by:
             if quote or character in _QUOTES:

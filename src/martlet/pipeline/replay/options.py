@@ -14,7 +14,7 @@ TOPIC_PLACE = "{topic}"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayJobOptions(JobOptions):
-    """What to send again, and where to.
+    """The messages to send again, and their topic.
 
     Raises:
         OptionError: it is not said what, or where to.

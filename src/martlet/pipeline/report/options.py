@@ -11,7 +11,7 @@ from martlet.pipeline.options import StreamJobOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LiveReportOptions(StreamJobOptions):
-    """What to report of, and where to.
+    """The figures of a report, and where they go.
 
     Raises:
         OptionError: they do not go together.

@@ -14,7 +14,8 @@ from martlet.cli.nsq_tools.client_options import (
     retry,
     without_effect,
 )
-from martlet.cli.nsq_tools.source import PublishOptions, TailOptions
+from martlet.cli.nsq_tools.pub import PublishOptions
+from martlet.cli.nsq_tools.tail import TailOptions
 from martlet.cli.nsq_tools.to_file import FileOptions
 from martlet.cli.nsq_tools.to_http import ToHttpOptions
 from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
