@@ -6,7 +6,7 @@ the logs themselves, of brokers that run and of those that are stopped, so it ne
 a broker says of itself; what it finds lost it names: the topic, the channels, the offsets, the
 segment's file and the position.
 
-What each number is worth stands in ``docs/audit.md``.
+What each number is worth stands in ``docs/pipelines/audit.md``.
 """
 
 from __future__ import annotations

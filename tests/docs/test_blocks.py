@@ -1,0 +1,27 @@
+"""The blocks of code in the documents run as they stand, and print what stands behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.docs.page import Page, pages
+from tests.docs.runner import Runner, matches
+
+pytestmark = pytest.mark.interop
+
+PAGES = [page for page in pages() if page.blocks and not page.needs_spark]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_blocks_run(page: Page, tmp_path: Path) -> None:
+    with Runner(page, tmp_path) as runner:
+        for block in page.blocks:
+            runner.run(block)
+
+
+def test_output_is_compared_but_for_what_differs_from_run_to_run() -> None:
+    assert matches("id 7034abaf56382623 at 127.0.0.1:4150", "id 7034abaf56382624 at 127.0.0.1:9")
+    assert matches("one\n...\ntwo 3 ms", "one\n1\n2\ntwo 45 s\n")
+    assert not matches("1 message", "2 messages")
+    assert not matches("one\n...\ntwo", "one\nthree")
