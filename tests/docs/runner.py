@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.request
@@ -33,6 +34,7 @@ _ADDRESS = re.compile(r"(?<=127\.0\.0\.1:)(4[12]\d\d)\b|(?<=localhost:)(4[12]\d\
 _USES_BROKER = re.compile(r"127\.0\.0\.1:41\d\d|martlet_broker")
 _FOR_JAVA = re.compile(r'(checkpointLocation", |\.start\(|from_archive=)"([^"/]+)"')
 _NSQD = re.compile(r"[$(] ?nsqd -")
+_OF_THE_SHELL = set("|<>$;&")
 _SERVER = re.compile(r"(?:\./run|martlet) (broker|up|lookup)\b")
 
 _MASKS = [
@@ -198,7 +200,7 @@ class Runner:
         if server is not None and "--help" not in command:
             self._serve(command, server[1])
             return
-        if command.startswith("martlet pipeline "):
+        if command.startswith("martlet ") and not set(command) & _OF_THE_SHELL:
             code, printed = self._in_process(command)
         else:
             done = subprocess.run(
@@ -221,14 +223,23 @@ class Runner:
 
     def _environment(self) -> dict[str, str]:
         path = f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "COLUMNS": "120"}
+        source = str(ROOT / "src")
+        return {**os.environ, "PATH": path, "PYTHONPATH": source, "COLUMNS": "120"}
 
     def _in_process(self, command: str) -> tuple[int, str]:
-        """Run a job in the Spark session of the tests; each one's own would take ten seconds."""
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            code = main(shlex.split(command)[1:])
-        return int(code or 0), printed.getvalue()
+        """Run a command here: it starts sooner, and jobs share the Spark session of the tests."""
+        code: int | str | None
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8") as printed,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            try:
+                code = main(shlex.split(command)[1:])
+            except SystemExit as ended:
+                code = ended.code
+            printed.seek(0)
+            return int(code or 0), printed.read()
 
     def _serve(self, command: str, kind: str) -> None:
         """Start a server, and wait until it serves."""
