@@ -26,7 +26,7 @@ import pytest
 from tests.docs.page import ROOT, Block, Page
 from tests.interop.nsqd_process import NO_NSQD, NSQD
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 
