@@ -1,22 +1,33 @@
-"""Contestants in turns, and the table of what they did."""
+"""Contestants in turns, and the table of their medians."""
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rich.console import Console
 from rich.table import Table
+
+from bench.stopwatch import Stopwatch
+from martlet.client import Consumer, Message, PullConsumer, PulledMessage
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one client did in one run, once the broker has been asked whether it did."""
+    """One run of one client."""
 
     messages: int
     seconds: float
     processor_s: float
+
+    @classmethod
+    def of(cls, messages: int, watch: Stopwatch) -> Run:
+        """A run that ends now."""
+        result = watch.result()
+        return cls(messages, result["seconds"], result["processor_s"])
 
     @property
     def rate(self) -> float:
@@ -25,7 +36,7 @@ class Run:
 
     @property
     def processor_us(self) -> float:
-        """The microseconds of the client's processor for each message."""
+        """The microseconds of the client's processor a message."""
         return self.processor_s / self.messages * 1e6
 
 
@@ -34,9 +45,9 @@ class Contest:
     """One kind of work, done by several.
 
     Attributes:
-        title: what the work is.
-        contestants: by name what does the run of a number, from 0, or raises SystemExit.
-        first: the one that the others are set beside.
+        title: the work.
+        contestants: by name a function that does the run of a number, from 0, or raises SystemExit.
+        first: the one that the others are compared with.
         beside: the heading of that column.
     """
 
@@ -46,13 +57,19 @@ class Contest:
     beside: str = "martlet is"
 
     def take_turns(self, repeat: int) -> dict[str, list[Run]]:
-        """Let each do its run, so many times."""
+        """Let each do its run, `repeat` times."""
         runs: dict[str, list[Run]] = {name: [] for name in self.contestants}
         for number in range(repeat):
             for name, contestant in self.contestants.items():
                 run = contestant(number)
                 runs[name].append(run)
                 print(f"{self.title}, {name}: {run.rate:,.0f} msg/s", file=sys.stderr)
+        return runs
+
+    def hold(self, repeat: int) -> dict[str, list[Run]]:
+        """Take turns, and print the table."""
+        runs = self.take_turns(repeat)
+        Console().print(self.table(runs))
         return runs
 
     def table(self, runs: Mapping[str, list[Run]]) -> Table:
@@ -67,3 +84,46 @@ class Contest:
             ratio = f"{rates[self.first] / rate:.2f} x" if self.first in rates else ""
             table.add_row(name, f"{rate:,.0f}", f"{processor_us:.2f}", ratio)
         return table
+
+
+async def by_handler(consumer: Consumer | PullConsumer, messages: int, body_bytes: int) -> Run:
+    """Handle each message once."""
+    left = messages
+    done = asyncio.Event()
+
+    def take(message: Message | PulledMessage) -> None:
+        nonlocal left
+        assert len(message.body) == body_bytes
+        left -= 1
+        if not left:
+            done.set()
+
+    watch = Stopwatch()
+    async with consumer:
+        task = asyncio.create_task(consumer.run(take))
+        await done.wait()
+        if isinstance(consumer, PullConsumer):
+            await consumer.commit()
+        run = Run.of(messages, watch)
+    await task
+    return run
+
+
+async def by_batches(
+    consumer: Consumer | PullConsumer, messages: int, body_bytes: int, batch: int
+) -> Run:
+    """Take the messages in batches, each finished at once."""
+    left = messages
+    watch = Stopwatch()
+    async with consumer:
+        async for each in consumer.batches(max_messages=batch):
+            assert all(len(body) == body_bytes for body in each.bodies)
+            left -= len(each.bodies)
+            finishing = each.finish()
+            if finishing is not None:
+                await finishing
+            if not left:
+                break
+        if isinstance(consumer, PullConsumer):
+            await consumer.commit()
+        return Run.of(messages, watch)

@@ -1,6 +1,6 @@
 """Delayed messages: what millions of them cost a broker, and how exactly they come.
 
-    python bench/delays.py [--pending 5000000] [--sent 100000] [--due 20000] [--over 20]
+    ./run bench delays [--pending 5000000] [--sent 100000] [--due 20000] [--over 20]
         [--lead-ms 1] [--burst 200000] [--load 2000] [--json FILE]
 
 One broker, a process of its own, and this one beside it:
@@ -11,10 +11,10 @@ fill      the core alone, in a process of its own, publishes as many to its fold
 restart   the broker is started with all of them: until it listens
 exact     `--due` messages due at random within `--over` seconds, while those wait and `--load`
           messages a second are published to another topic and consumed from it: how late each came
-          here, in milliseconds. Early ones fail the script.
+          here, in milliseconds. An early one fails the benchmark.
 burst     `--burst` messages due at one time, until the last has come
 
-For the broker: resident memory (what is anonymous is its own; the rest are pages of the log and the
+For the broker: resident memory (anonymous memory is its own; the rest are pages of the log and the
 indexes, which the kernel takes back when it needs them), and microseconds of its processor for a
 message.
 """
@@ -27,8 +27,8 @@ import json
 import logging
 import random
 import struct
-import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,6 +38,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.flags import parse
 from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
@@ -118,7 +119,7 @@ async def subscribed(address: str, topic: str) -> Wire:
 
 async def consume(wire: Wire, count: int) -> list[float]:
     """How late each message comes, in milliseconds."""
-    late_ms = []
+    late_ms: list[float] = []
     while len(late_ms) < count:
         kind, content = await wire.frame()
         if kind == _MESSAGE:
@@ -150,10 +151,10 @@ async def load(address: str, rate: int) -> None:
 
 
 class Gauge:
-    """What the broker has used since."""
+    """The time, processor and memory that a process uses from now on."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._process = psutil.Process(broker.process_id)
+    def __init__(self, process_id: int | None = None) -> None:
+        self._process = psutil.Process(process_id)
         self._began = time.perf_counter()
         self._cpu = self._used()
 
@@ -162,7 +163,7 @@ class Gauge:
         return float(times.user + times.system)
 
     def row(self, count: int) -> dict[str, Any]:
-        """For so many messages."""
+        """The row of a table, for `count` messages."""
         memory = self._process.memory_info()
         return {
             "messages": count,
@@ -184,7 +185,7 @@ def fill(folder: Path, count: int) -> dict[str, Any]:
     storage, _ = open_folder(folder, options, logging.getLogger("martlet"))
     broker, _ = restore(storage, Clock(), random.Random(2), segment_bytes=options.segment_bytes)
     topic, chance = broker.topic("delayed"), random.Random(3)
-    began, cpu = time.perf_counter(), time.process_time()
+    gauge = Gauge()
     for number in range(count):
         at_ms = later_ms(chance)
         body = _DUE.pack(at_ms).ljust(BODY_BYTES, b".")
@@ -192,15 +193,9 @@ def fill(folder: Path, count: int) -> dict[str, Any]:
         if number % 100_000 == 0:
             checkpoint(broker)
     checkpoint(broker)
-    memory = psutil.Process().memory_info()
+    row = gauge.row(count)
     storage.close()
-    return {
-        "messages": count,
-        "seconds": round(time.perf_counter() - began, 2),
-        "cpu_us": round((time.process_time() - cpu) * 1e6 / max(1, count), 2),
-        "own_mb": round((memory.rss - memory.shared) / 1e6),
-        "resident_mb": round(memory.rss / 1e6),
-    }
+    return row
 
 
 def checkpoint(broker: BrokerCore) -> None:
@@ -216,9 +211,9 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     chance = random.Random(1)
     with BrokerProcess(None, "--log-level=warn") as broker:
-        rows["empty"] = Gauge(broker).row(0)
+        rows["empty"] = Gauge(broker.process_id).row(0)
         times = [later_ms(chance) for _ in range(given.sent)]
-        gauge = Gauge(broker)
+        gauge = Gauge(broker.process_id)
         await publish(broker.tcp_address, times)
         rows["publish"] = gauge.row(given.sent)
         broker.kill()
@@ -227,13 +222,15 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             rows["fill"] = job.result()
         began = time.perf_counter()
         broker.start()
-        rows["restart"] = Gauge(broker).row(0) | {"seconds": round(time.perf_counter() - began, 2)}
+        rows["restart"] = Gauge(broker.process_id).row(0) | {
+            "seconds": round(time.perf_counter() - began, 2)
+        }
 
         consumer = await subscribed(broker.tcp_address, "delayed")
         loading = asyncio.create_task(load(broker.tcp_address, given.load))
         soon_ms = time.time_ns() // 10**6 + 3000 + given.due * given.lead_ms
         times = [soon_ms + chance.randrange(given.over * 1000) for _ in range(given.due)]
-        gauge = Gauge(broker)
+        gauge = Gauge(broker.process_id)
         consuming = asyncio.create_task(consume(consumer, given.due))
         await publish(broker.tcp_address, times)
         if time.time_ns() // 10**6 > soon_ms:
@@ -242,7 +239,7 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         rows["exact"] = gauge.row(given.due) | {
             "late_ms": {
                 name: round(late_ms[min(len(late_ms) - 1, int(len(late_ms) * part))], 2)
-                for name, part in (("least", 0), ("p50", 0.5), ("p99", 0.99), ("most", 1))
+                for name, part in (("min", 0), ("p50", 0.5), ("p99", 0.99), ("max", 1))
             }
         }
         if late_ms[0] < 0:
@@ -253,7 +250,7 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         at_ms = time.time_ns() // 10**6 + 3000 + given.burst * given.lead_ms
         await publish(broker.tcp_address, [at_ms] * given.burst)
         await asyncio.sleep(max(0, at_ms / 1000 - time.time()))
-        gauge = Gauge(broker)
+        gauge = Gauge(broker.process_id)
         await consume(consumer, given.burst)
         rows["burst"] = gauge.row(given.burst)
         consumer.close()
@@ -261,19 +258,19 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def show(rows: dict[str, dict[str, Any]]) -> None:
-    """For people."""
+    """Print the table."""
     table = Table(
         "", "messages", "seconds", "a second", "CPU us", "own MB", "resident MB", "late ms"
     )
     for name, row in rows.items():
-        rate = f"{row['messages'] / row['seconds']:,.0f}" if row["messages"] else ""
+        count = row["messages"]
         late = row.get("late_ms", {})
         table.add_row(
             name,
-            f"{row['messages']:,}",
+            f"{count:,}",
             f"{row['seconds']:.2f}",
-            rate,
-            f"{row['cpu_us']:.1f}" if row["messages"] else "",
+            f"{count / row['seconds']:,.0f}" if count else "",
+            f"{row['cpu_us']:.1f}" if count else "",
             str(row["own_mb"]),
             str(row["resident_mb"]),
             ", ".join(f"{key} {value}" for key, value in late.items()),
@@ -281,24 +278,21 @@ def show(rows: dict[str, dict[str, Any]]) -> None:
     Console(width=120).print(table)
 
 
-def main() -> int:
-    """Measure, and print it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pending", type=int, default=5_000_000)
-    parser.add_argument("--sent", type=int, default=100_000)
-    parser.add_argument("--due", type=int, default=20_000)
-    parser.add_argument("--over", type=int, default=20, help="seconds")
-    parser.add_argument("--lead-ms", type=int, default=1, help="for each of them, to be published")
-    parser.add_argument("--burst", type=int, default=200_000)
-    parser.add_argument("--load", type=int, default=2000, help="messages a second")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+def main(arguments: Sequence[str]) -> None:
+    """Measure, and print it. `--over` is in seconds, `--load` in messages a second."""
+    given = parse(
+        __doc__,
+        arguments,
+        pending=5_000_000,
+        sent=100_000,
+        due=20_000,
+        over=20,
+        lead_ms=1,
+        burst=200_000,
+        load=2000,
+        json=None,
+    )
     rows = asyncio.run(run(given))
     show(rows)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,9 @@
 """TLS, snappy and deflate: what they cost a broker, and nsqd beside it.
 
-    NSQD=/path/to/nsqd python bench/features.py [--seconds 2] [--repeat 3] [--json FILE]
+    NSQD=/path/to/nsqd ./run bench features [--seconds 2] [--repeat 3] [--json FILE]
 
-One client drives each server in turns, on one connection with the feature. What it publishes has
-been compressed before, so that the server's work is measured and not the client's; a raw deflate
+One client drives each server in turns, on one connection with the feature. Its messages are
+compressed before, so that the server's work is measured and not the client's; a raw deflate
 stream may be sent again and again, since no block looks back beyond the first. Rows: MPUBs of 200
 messages of 200 bytes, and the same messages consumed and finished. For each: messages a second,
 and microseconds of the server's processor for a message, which tell more on a busy machine.
@@ -11,7 +11,6 @@ and microseconds of the server's processor for a message, which tell more on a b
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -19,11 +18,9 @@ import socket
 import ssl
 import statistics
 import struct
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,8 @@ import trustme
 from rich.console import Console
 from rich.table import Table
 
+from bench.flags import parse
+from bench.http_api import post
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import commands
@@ -52,7 +51,7 @@ class Nsqd(BrokerProcess):
 
     @property
     def command(self) -> list[str]:
-        """What is run."""
+        """The command line of nsqd."""
         return [NSQD or "nsqd", *super().command[4:]]
 
 
@@ -84,11 +83,11 @@ class Link:
         return data
 
     def wrap(self, data: bytes) -> bytes:
-        """What is to be sent for the data."""
+        """Return the bytes to send for the data."""
         return self.codec.encode([data]) if self.codec else data
 
     def receive(self) -> Iterator[memoryview]:
-        """What came, at least something."""
+        """Wait for bytes, and yield them decoded."""
         space = self._space
         if self.codec is None:
             yield space[: self.socket.recv_into(space)]
@@ -100,7 +99,7 @@ class Link:
             yield space[:count]
 
     def wait_oks(self, count: int) -> None:
-        """Wait for so many OKs and nothing else."""
+        """Wait for OKs and nothing else."""
         left = count * len(OK)
         while left > 0:
             for piece in self.receive():
@@ -145,19 +144,13 @@ def consume(link: Link, count: int) -> tuple[int, float]:
     return count, time.perf_counter() - started_s
 
 
-def post(server: BrokerProcess, path: str) -> None:
-    """Ask the HTTP door for something that is done when it answers."""
-    url = f"http://{server.http_address}/{path}"
-    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
-
-
 def measure(
     server: BrokerProcess, feature: str, authority: Path, seconds: float
 ) -> dict[str, tuple[float, float]]:
     """For each row the rate, and the processor's microseconds a message."""
     process = psutil.Process(server.process_id)
-    post(server, "topic/create?topic=bench")
-    post(server, "channel/create?topic=bench&channel=c")
+    post(server.http_address, "topic/create?topic=bench")
+    post(server.http_address, "channel/create?topic=bench&channel=c")
     results = {}
     stored = 0
     for row in ("publish", "consume"):
@@ -172,17 +165,13 @@ def measure(
         used_s = after.user + after.system - before.user - before.system
         results[row] = (count / took_s, used_s / count * 1e6)
         link.socket.close()
-    post(server, "topic/delete?topic=bench")
+    post(server.http_address, "topic/delete?topic=bench")
     return results
 
 
-def main() -> int:
-    """Let the servers take turns, and print what they did."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+def main(arguments: Sequence[str]) -> None:
+    """Let the servers take turns, and print their medians."""
+    given = parse(__doc__, arguments, seconds=2.0, repeat=3, json=None)
     runs: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -208,7 +197,6 @@ def main() -> int:
     show(runs)
     if given.json:
         given.json.write_text(json.dumps(runs, indent=1))
-    return 0
 
 
 def show(runs: dict[str, dict[str, Any]]) -> None:
@@ -220,8 +208,4 @@ def show(runs: dict[str, dict[str, Any]]) -> None:
             table.add_row(
                 row, name, f"{statistics.median(rates):,.0f}", f"{statistics.median(costs):.2f}"
             )
-    Console(file=sys.stdout).print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Console().print(table)

@@ -1,26 +1,26 @@
 """Fetching by offset beside the plain consumer: the same messages, one client, one broker.
 
-    python bench/groups.py [--messages=200000] [--repeat=3] [--batch=1000]
+    ./run bench groups [--messages=200000] [--repeat=3] [--batch=1000]
 
-Messages of 200 bytes are stored in a topic of one queue.  Then one client takes all of them in
+Messages of 200 bytes are stored in a topic of one queue. Then one client takes all of them in
 turns: as a consumer whose handler gets each message and finishes it, as one that takes and finishes
-batches, and as the member of a group: by bare calls, so many at a time, committing each time, the
-next fetch under way meanwhile; and as a `PullConsumer`, message by message with a handler, and in
-batches.  In each way all bodies are looked at.
+batches, and as the member of a group: by bare calls of `--batch` messages, with a commit for each,
+the next fetch under way meanwhile; and as a `PullConsumer`, message by message with a handler, and
+in batches. In each way all bodies are looked at.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
-from rich.console import Console
-
-from bench.contest import Contest, Run
+from bench.contest import Contest, Run, by_batches, by_handler
+from bench.flags import parse
 from bench.stopwatch import Stopwatch
 from martlet.addresses import Address
-from martlet.client import Consumer, Identity, Message, PullConsumer, PulledMessage
+from martlet.client import Consumer, Identity, PullConsumer
 from martlet.client.transport.calls import Answer
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands
@@ -33,76 +33,69 @@ BODY = b"x" * 200
 IN_FLIGHT = 2500
 STORED_AT_ONCE = 500
 
-Way = Callable[[BrokerProcess, argparse.Namespace, str], Awaitable[Run]]
+Way = Callable[[str, argparse.Namespace, str], Awaitable[Run]]
+"""Takes all messages from the broker of an address, through a channel."""
 
 
-async def store(broker: BrokerProcess, given: argparse.Namespace) -> None:
+async def store(address: str, given: argparse.Namespace) -> None:
     """Make channels and groups, and fill the topic."""
-    connection = await Connection.open(Address.parse(broker.tcp_address), Identity())
+    connection = await Connection.open(Address.parse(address), Identity())
     await connection.call("channel.want", topic=TOPIC, channel="all", policy={})
     for number in range(given.repeat):
-        for way in WAYS.values():
-            kind = "offsets" if way in GROUPS else "shared"
-            name = channel_of(way, number)
-            await connection.call("channel.want", topic=TOPIC, channel=name, policy={"kind": kind})
+        for name in WAYS:
+            kind = "shared" if name.startswith("a consumer") else "offsets"
+            channel = channel_of(name, number)
+            policy = {"kind": kind}
+            await connection.call("channel.want", topic=TOPIC, channel=channel, policy=policy)
     for _ in range(given.messages // STORED_AT_ONCE):
         await connection.ask(commands.publish_many(TOPIC, [BODY] * STORED_AT_ONCE))
     connection.close()
 
 
-def channel_of(way: Way, number: int) -> str:
+def channel_of(name: str, number: int) -> str:
     """A channel of its own for each turn."""
-    return f"{way.__name__}-{number}"
+    return f"{list(WAYS).index(name)}-{number}"
 
 
-async def handle(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
+def plain(address: str, channel: str) -> Consumer:
+    """A consumer of the channel."""
+    return Consumer(TOPIC, channel, address, max_in_flight=IN_FLIGHT)
+
+
+def puller(address: str, channel: str, batch: int) -> PullConsumer:
+    """A member of the group that has two fetches of a batch at most."""
+    return PullConsumer(
+        TOPIC,
+        channel,
+        address,
+        fetch_messages=batch,
+        max_messages=2 * batch,
+        max_span=4 * batch,
+    )
+
+
+async def handle(address: str, given: argparse.Namespace, channel: str) -> Run:
     """A handler for each message."""
-    left = given.messages
-    done = asyncio.Event()
-
-    def take(message: Message) -> None:
-        nonlocal left
-        assert len(message.body) == len(BODY)
-        left -= 1
-        if not left:
-            done.set()
-
-    watch = Stopwatch()
-    async with Consumer(TOPIC, channel, broker.tcp_address, max_in_flight=IN_FLIGHT) as consumer:
-        task = asyncio.create_task(consumer.run(take))
-        await done.wait()
-        result = watch.result()
-    await task
-    return Run(given.messages, result["seconds"], result["processor_s"])
+    return await by_handler(plain(address, channel), given.messages, len(BODY))
 
 
-async def batches(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
-    """Batches, each finished as a whole."""
-    left = given.messages
-    watch = Stopwatch()
-    async with Consumer(TOPIC, channel, broker.tcp_address, max_in_flight=IN_FLIGHT) as consumer:
-        async for batch in consumer.batches(max_messages=given.batch):
-            assert all(len(body) == len(BODY) for body in batch.bodies)
-            left -= len(batch.bodies)
-            await batch.finish()
-            if not left:
-                break
-        result = watch.result()
-    return Run(given.messages, result["seconds"], result["processor_s"])
+async def batches(address: str, given: argparse.Namespace, channel: str) -> Run:
+    """Batches, each finished at once."""
+    return await by_batches(plain(address, channel), given.messages, len(BODY), given.batch)
 
 
-async def fetch(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
+async def fetch(address: str, given: argparse.Namespace, channel: str) -> Run:
     """Fetches by offset, and commits."""
-    connection = await Connection.open(Address.parse(broker.tcp_address), Identity())
+    connection = await Connection.open(Address.parse(address), Identity())
     watch = Stopwatch()
-    place = {"topic": TOPIC, "group": channel}
-    joined = (await connection.call("group.join", client_id="bench", **place)).fields
-    place["member"] = joined["member"]
+    member = {"topic": TOPIC, "group": channel}
+    joined = (await connection.call("group.join", client_id="bench", **member)).fields
+    member["member"] = joined["member"]
     left = given.messages
 
     def ask(offset: int) -> asyncio.Task[Answer]:
         call = connection.call(
-            "group.fetch", **place, queue=0, offset=offset, max_messages=given.batch
+            "group.fetch", **member, queue=0, offset=offset, max_messages=given.batch
         )
         return asyncio.create_task(call)
 
@@ -118,63 +111,24 @@ async def fetch(broker: BrokerProcess, given: argparse.Namespace, channel: str) 
             assert all(len(body) == len(BODY) for body in bodies)
             left -= len(bodies)
         committed = {"generation": joined["generation"], "offsets": {"0": offset}}
-        await connection.call("group.commit", **place, **committed)
-    result = watch.result()
+        await connection.call("group.commit", **member, **committed)
+    run = Run.of(given.messages, watch)
     connection.close()
-    return Run(given.messages, result["seconds"], result["processor_s"])
+    return run
 
 
-async def pull(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
+async def pull(address: str, given: argparse.Namespace, channel: str) -> Run:
     """A pull consumer's handler gets each message."""
-    left = given.messages
-    done = asyncio.Event()
-
-    def take(message: PulledMessage) -> None:
-        nonlocal left
-        assert len(message.body) == len(BODY)
-        left -= 1
-        if not left:
-            done.set()
-
-    watch = Stopwatch()
-    async with puller(broker, given, channel) as consumer:
-        task = asyncio.create_task(consumer.run(take))
-        await done.wait()
-        await consumer.commit()
-        result = watch.result()
-    await task
-    return Run(given.messages, result["seconds"], result["processor_s"])
+    consumer = puller(address, channel, given.batch)
+    return await by_handler(consumer, given.messages, len(BODY))
 
 
-async def pull_batches(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
+async def pull_batches(address: str, given: argparse.Namespace, channel: str) -> Run:
     """A pull consumer's batches."""
-    left = given.messages
-    watch = Stopwatch()
-    async with puller(broker, given, channel) as consumer:
-        async for batch in consumer.batches(max_messages=given.batch):
-            assert all(len(body) == len(BODY) for body in batch.bodies)
-            left -= len(batch.bodies)
-            batch.finish()
-            if not left:
-                break
-        await consumer.commit()
-        result = watch.result()
-    return Run(given.messages, result["seconds"], result["processor_s"])
+    consumer = puller(address, channel, given.batch)
+    return await by_batches(consumer, given.messages, len(BODY), given.batch)
 
 
-def puller(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> PullConsumer:
-    """It has two fetches of a batch here at most."""
-    return PullConsumer(
-        TOPIC,
-        channel,
-        broker.tcp_address,
-        fetch_messages=given.batch,
-        max_messages=2 * given.batch,
-        max_span=4 * given.batch,
-    )
-
-
-GROUPS = (fetch, pull, pull_batches)
 WAYS: dict[str, Way] = {
     "a consumer, each message": handle,
     "a consumer, batches": batches,
@@ -184,31 +138,23 @@ WAYS: dict[str, Way] = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=1000)
-    given = parser.parse_args()
+    given = parse(__doc__, arguments, messages=200_000, repeat=3, batch=1000)
     given.messages -= given.messages % STORED_AT_ONCE
     with BrokerProcess(None) as broker:
-        asyncio.run(store(broker, given))
+        address = broker.tcp_address
+        asyncio.run(store(address, given))
 
-        def contestant(way: Way) -> Callable[[int], Run]:
-            async def run(number: int) -> Run:
-                return await way(broker, given, channel_of(way, number))
+        async def run(name: str, number: int) -> Run:
+            return await WAYS[name](address, given, channel_of(name, number))
 
-            return lambda number: asyncio.run(run(number))
+        def contestant(name: str, number: int) -> Run:
+            return asyncio.run(run(name, number))
 
-        contest = Contest(
+        Contest(
             f"{given.messages:,} messages of {len(BODY)} bytes, batches of {given.batch}",
-            {name: contestant(way) for name, way in WAYS.items()},
+            {name: partial(contestant, name) for name in WAYS},
             first="a consumer, each message",
             beside="a consumer is",
-        )
-        Console().print(contest.table(contest.take_turns(given.repeat)))
-
-
-if __name__ == "__main__":
-    main()
+        ).hold(given.repeat)

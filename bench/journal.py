@@ -1,58 +1,37 @@
-"""What it costs to write cursors down every so often: the server without sockets.
+"""The cost of writing moved cursors to the journal at an interval: the server without sockets.
 
-    python bench/journal.py [--channels 1,1000,10000] [--intervals 1s,100ms,10ms] [--repeat 5]
+    ./run bench journal [--channels 1,1000,10000] [--intervals 1s,100ms,10ms] [--repeat 5]
 
-So many channels, each of a topic of its own with one consumer, get a message and finish it, one
-channel after the other, as fast as the broker can.  Each interval is measured in turn, and that is
-repeated; shown are the medians of the processor time of a message (its PUB, delivery and FIN, with
-the two turns of the loop): the mean, the 99th percentile and the worst, and what the log grew by in
-cursors a second.  It is the processor's time, so whatever else the machine does counts little.
+Each channel, of a topic of its own with one consumer, gets a message and finishes it, one channel
+after the other, as fast as the broker can. Each interval is measured in turn, and that is repeated;
+shown are the medians of the processor time of a message (its PUB, delivery and FIN, with the two
+turns of the loop): the mean, the 99th percentile and the maximum, and what the log grew by in
+cursors a second. It is the processor's time, so whatever else the machine does counts little.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
-import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import uvloop
 
-from bench.hot_path import BODY, Client
+from bench.flags import parse
+from bench.inprocess import BODY, Client, serving
 from martlet.durations import parse_duration
 from martlet.log.single_record import lone_length
-from martlet.options import BrokerOptions
 from martlet.protocol.nsq import commands
-from martlet.server.server import Server
 
-
-class Measured(NamedTuple):
-    """One run."""
-
-    cost_us: float
-    p99_us: float
-    max_us: float
-    journal_bytes_s: float
+Measured = tuple[float, float, float, float]
+"""Mean, 99th percentile and maximum in microseconds, and bytes of the journal a second."""
 
 
 async def measure(channels: int, interval_ns: int, seconds: float) -> Measured:
-    """Run a server with so many busy channels for some seconds."""
-    with tempfile.TemporaryDirectory(prefix="martlet-journal-") as folder:
-        anywhere = "127.0.0.1:0"
-        options = BrokerOptions(
-            tcp_address=anywhere,
-            http_address=anywhere,
-            data_path=folder,
-            journal_interval_ns=interval_ns,
-            max_topics=0,
-        )
-        server = Server(options, logging.getLogger("journal"))
-        await server.start()
+    """Run a server with busy channels for some seconds."""
+    async with serving(journal_interval_ns=interval_ns, max_topics=0) as server:
         producer = Client(server)
         consumers = []
         for number in range(channels):
@@ -61,30 +40,25 @@ async def measure(channels: int, interval_ns: int, seconds: float) -> Measured:
             consumer.feed(commands.ready(1))
             consumer.taken()
             consumers.append(consumer)
-        log = server.broker.log
         publishes = [commands.publish(f"t{number}", BODY) for number in range(channels)]
         for number in range(channels):  # Each index and queue has begun by then.
-            await one(producer, consumers[number], publishes[number])
-        position, took_ns = log.position, []
+            await pass_one(producer, consumers[number], publishes[number])
+        position = server.broker.log.position
+        took_ns: list[int] = []
         began_s = time.monotonic()
-        number = 0
         while time.monotonic() < began_s + seconds:
             started_ns = time.thread_time_ns()
-            at = number % channels
-            await one(producer, consumers[at], publishes[at])
+            at = len(took_ns) % channels
+            await pass_one(producer, consumers[at], publishes[at])
             took_ns.append(time.thread_time_ns() - started_ns)
-            number += 1
-        grown = log.position - position - number * lone_length(len(BODY))
+        grown = server.broker.log.position - position - len(took_ns) * lone_length(len(BODY))
         elapsed_s = time.monotonic() - began_s
-        for connection in list(server.connections):
-            connection.connection_lost(None)
-        await server.stop()
     spent_us = np.array(took_ns) / 1000
     p99_us = float(np.percentile(spent_us, 99))
-    return Measured(spent_us.mean(), p99_us, spent_us.max(), max(0, grown) / elapsed_s)
+    return spent_us.mean(), p99_us, spent_us.max(), max(0, grown) / elapsed_s
 
 
-async def one(producer: Client, consumer: Client, publish: bytes) -> None:
+async def pass_one(producer: Client, consumer: Client, publish: bytes) -> None:
     """Publish a message, and finish it."""
     producer.wire.sent.clear()
     producer.feed(publish)
@@ -94,31 +68,27 @@ async def one(producer: Client, consumer: Client, publish: bytes) -> None:
     await asyncio.sleep(0)
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> None:
     """Measure all intervals in turn, several times."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--channels", default="1,1000,10000")
-    parser.add_argument("--intervals", default="1s,100ms,10ms")
-    parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--repeat", type=int, default=5)
-    given = parser.parse_args()
-    intervals = given.intervals.split(",")
+    given = parse(
+        __doc__,
+        arguments,
+        channels="1,1000,10000",
+        intervals="1s,100ms,10ms",
+        seconds=3.0,
+        repeat=5,
+    )
     for channels in map(int, given.channels.split(",")):
-        runs: dict[str, list[Measured]] = {interval: [] for interval in intervals}
+        runs: dict[str, list[Measured]] = {each: [] for each in given.intervals.split(",")}
         for _ in range(given.repeat):
-            for interval in intervals:
+            for interval, found in runs.items():
                 wanted_ns = parse_duration(interval)
-                runs[interval].append(uvloop.run(measure(channels, wanted_ns, given.seconds)))
+                found.append(uvloop.run(measure(channels, wanted_ns, given.seconds)))
         for interval, found in runs.items():
-            cost, p99, worst, grown = (median(column) for column in zip(*found, strict=True))
+            cost, p99, peak, grown = (median(column) for column in zip(*found, strict=True))
             print(
                 f"{channels:6} channels, each {interval:>6}: {cost:7.2f} us a message;"
-                f" p99 {p99:7.1f} us, max {worst / 1000:6.2f} ms;"
+                f" p99 {p99:7.1f} us, max {peak / 1000:6.2f} ms;"
                 f" {grown / 1e6:6.3f} MB of journal a second",
                 flush=True,
             )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

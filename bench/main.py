@@ -1,7 +1,6 @@
 """``./run bench``: measures a broker beside another NSQ server, or runs the benchmark named first.
 
-``./run bench hot-path --rows pub`` runs `bench.hot_path`; ``./run bench spark-read`` runs
-`bench.spark.read`. ``./run bench list`` prints all names.
+``./run bench hot-path --rows pub`` runs `bench.hot_path`; ``./run bench list`` prints all names.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ BENCHMARKS = {
     "spark-sink": "bench.spark.sink",
     "spark-stream": "bench.spark.stream",
 }
-"""The module of each benchmark; its first sentence says what it measures."""
+"""The module of each benchmark: its `main(arguments)` runs it."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a benchmark; the result is the exit code of the process."""
-    name, arguments = ("servers", argv)
+    name, arguments = "servers", argv
     if argv and not argv[0].startswith("-"):
         name, *arguments = argv
     if name == "list":
@@ -44,9 +43,4 @@ def main(argv: Sequence[str]) -> int:
         known = ", ".join(BENCHMARKS)
         print(f"martlet bench: no benchmark {name!r}; there are: {known}", file=sys.stderr)
         return 2
-    sys.argv[1:] = arguments
-    return importlib.import_module(BENCHMARKS[name]).main() or 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return importlib.import_module(BENCHMARKS[name]).main(arguments) or 0

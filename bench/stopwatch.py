@@ -1,4 +1,4 @@
-"""The time that a client's work took, on the wall and on the processor."""
+"""The time of a client's work, on the wall and on the processor."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
-"""How long a message is looked for: by its id and by a key, among so many in a log.
+"""How long a search for a message takes: by its id and by a key, in a log.
 
-    python bench/trace.py [--messages 1000000] [--batch 200] [--folder DIR]
+    ./run bench trace [--messages 1000000] [--batch 200] [--folder DIR]
 
 Writes messages of 200 bytes with a key each into a log, all of which a consumer finishes, and then
-looks for some of them as `martlet trace` does. The processor's time is shown beside the time that
-it took: what was just written is in memory, so both say little of a disk.
+searches for some of them as `martlet trace` does. The processor's time is shown beside the time it
+took: the log is still in memory, so both say little of a disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from random import Random
 
 import numpy as np
 
+from bench.flags import parse
 from martlet.broker.recovery.restore import restore
 from martlet.broker.recovery.trace_search import Search
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
@@ -34,16 +33,19 @@ BODY = b"x" * 200
 
 
 class Sink:
-    """A client that looks at nothing."""
+    """A client that reads nothing."""
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
-        """Messages come."""
+        """Drop them."""
 
     def channel_closed(self) -> None:
-        """Never."""
+        """Do nothing."""
 
     def channel_grown(self, channel: object, consumer: object) -> None:
-        """Never."""
+        """Do nothing."""
+
+    def failures_counted(self, *_arguments: object) -> None:
+        """Do nothing."""
 
 
 def write(folder: Path, messages: int, batch: int) -> Topic:
@@ -76,33 +78,24 @@ def write(folder: Path, messages: int, batch: int) -> Topic:
     return topic
 
 
-def measure(what: str, search: Callable[[], TraceResult]) -> None:
-    """Look once, and say how long it took."""
+def measure(what: str, search: Callable[[str], TraceResult], wanted: str) -> None:
+    """Search once, and print how long it took."""
     began, began_cpu = time.perf_counter(), time.process_time()
-    found = search()
+    found = search(wanted)
     took, cpu = time.perf_counter() - began, time.process_time() - began_cpu
     (trace,) = found.traces
     print(f"{what:36} {took:8.3f} s {cpu:8.3f} s of the processor, {len(trace.events)} events")
 
 
-def main() -> int:
-    """Write, and look."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--batch", type=int, default=200)
-    parser.add_argument("--folder", default=None)
-    given = parser.parse_args()
+def main(arguments: Sequence[str]) -> None:
+    """Write, and search."""
+    given = parse(__doc__, arguments, messages=1_000_000, batch=200, folder=None)
     with tempfile.TemporaryDirectory(prefix="martlet-trace-", dir=given.folder) as folder:
         path = Path(folder)
         topic = write(path, given.messages, given.batch)
-        ids = [topic.queue.message_id(n).decode() for n in (0, given.messages - 1)]
         last = given.messages - 1
-        measure("the journal and the first, by id", lambda: Search(Folder(path)).by_id(ids[0]))
-        measure("the last, by id", lambda: Search(Folder(path)).by_id(ids[1]))
-        measure("the first, by key", lambda: Search(Folder(path)).by_key("order-0"))
-        measure("the last, by key", lambda: Search(Folder(path)).by_key(f"order-{last}"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for name, number in (("the journal and the first", 0), ("the last", last)):
+            message_id = topic.queue.message_id(number).decode()
+            measure(f"{name}, by id", Search(Folder(path)).by_id, message_id)
+        for name, number in (("the first", 0), ("the last", last)):
+            measure(f"{name}, by key", Search(Folder(path)).by_key, f"order-{number}")

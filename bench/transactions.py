@@ -1,6 +1,6 @@
 """Transactions a second beside the plain path, by Martlet's client over a socket, in one run.
 
-    python bench/transactions.py [--seconds 2] [--tasks 50] [--flush async]
+    ./run bench transactions [--seconds 2] [--tasks 50] [--flush async]
 
 For each size of a transaction, and as many tasks as are told: so many messages published one by
 one and awaited together, the same by ``publish_many``, and the same in a transaction that is
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 import uvloop
 
+from bench.flags import parse
 from martlet.client import Producer
 from martlet.testing import BrokerProcess
 
@@ -98,17 +98,8 @@ async def measure(address: str, given: argparse.Namespace) -> None:
             print(f"{size:22,}{added_s:14.2f} s{committed_s * 1000:13.0f} ms")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measure; the result is the exit code of the process."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
-    parser.add_argument("--tasks", type=int, default=50, help="how many are at it at a time")
-    parser.add_argument("--flush", choices=("async", "sync"), default="async")
-    given = parser.parse_args(argv)
+def main(arguments: Sequence[str]) -> None:
+    """Measure."""
+    given = parse(__doc__, arguments, seconds=2.0, tasks=50, flush=("async", "sync"))
     with BrokerProcess(None, f"--flush={given.flush}", "--log-level=warn") as broker:
         uvloop.run(measure(broker.tcp_address, given))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

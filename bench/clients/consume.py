@@ -1,9 +1,9 @@
-"""One consumer with a handler for each message: what `clients.py` runs, a process for each run.
+"""One consumer with a handler for each message: a process for each run of `bench.clients.main`.
 
-    consume.py CLIENT HOST:PORT[,HOST:PORT]... TOPIC CHANNEL COUNT READY
+    python -m bench.clients.consume CLIENT HOST:PORT[,HOST:PORT]... TOPIC CHANNEL COUNT READY
 
-Handles COUNT messages, each by a function that looks at the body and returns, and prints as JSON
-the seconds from the first message to the last, and the processor's seconds in that time.
+Handles COUNT messages, each by a function that reads the length of the body, and prints as JSON the
+seconds from the first message to the last, and the processor's seconds in that time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Count:
         self._watch = Stopwatch()
 
     def handle(self, body: bytes) -> None:
-        """What each client's handler does."""
+        """Handle a message, as each client's handler does."""
         if self._left == self._messages:
             self._watch.begin()
         self._body_bytes += len(body)

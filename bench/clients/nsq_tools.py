@@ -22,16 +22,16 @@ MAX_EXTRA_S = 60.0
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a tool says of its run, and the processor's time that it used."""
+class ToolRun:
+    """The figures of a tool's run, and the processor's time that it used."""
 
     messages: int
     seconds: float
     processor_s: float
 
 
-def run_tool(path: Path, connections: int, seconds: float, arguments: list[str]) -> Told:
-    """Run a tool for so long, on so many connections and processors.
+def run_tool(path: Path, connections: int, seconds: float, arguments: list[str]) -> ToolRun:
+    """Run a tool for some seconds, on as many processors as connections.
 
     Raises:
         SystemExit: it failed, or printed something else.
@@ -51,7 +51,7 @@ def run_tool(path: Path, connections: int, seconds: float, arguments: list[str])
     if done.returncode or not found:
         raise SystemExit(f"{' '.join(command)} ended by {done.returncode}: {done.stderr.strip()}")
     took_s = parse_duration(found[1]) / 1e9
-    return Told(
+    return ToolRun(
         messages=round(float(found[2]) * took_s),
         seconds=took_s,
         processor_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,

@@ -1,6 +1,6 @@
-"""One producer: what `clients.py` runs, a process for each run.
+"""One producer: a process for each run of `bench.clients.main`.
 
-    publish.py CLIENT HOST:PORT TOPIC COUNT WORK
+    python -m bench.clients.publish CLIENT HOST:PORT TOPIC COUNT WORK
 
 WORK is ``publish``: 50 tasks (or callbacks, or greenlets) publish one message after another, each
 waiting for its answer; or ``publish-many``: 200 messages at once, one such call after another.
@@ -25,12 +25,12 @@ BATCH = 200
 
 
 class Load:
-    """What is to be published: single messages by many tasks, or batches by one.
+    """Messages to publish: single ones by many tasks, or batches by one.
 
     Attributes:
         many: whether they are batches.
         tasks: how many publish at the same time.
-        items: what they take from: bodies, or lists of bodies.
+        items: bodies, or lists of bodies, that the tasks share.
     """
 
     def __init__(self, work: str, messages: int) -> None:
@@ -38,8 +38,8 @@ class Load:
         self.tasks = 1 if self.many else AT_ONCE
         self.items: Iterator[Any] = repeat(BODY, messages)
         if self.many:
-            whole, rest = divmod(messages, BATCH)
-            self.items = chain(repeat([BODY] * BATCH, whole), [[BODY] * rest] if rest else [])
+            full, rest = divmod(messages, BATCH)
+            self.items = chain(repeat([BODY] * BATCH, full), [[BODY] * rest] if rest else [])
 
     async def drive(self, send: Callable[[Any], Awaitable[object]]) -> None:
         """Publish all of it from asyncio's tasks, and print how long that took."""
@@ -50,10 +50,10 @@ class Load:
 
         watch = Stopwatch()
         await asyncio.gather(*(work() for _ in range(self.tasks)))
-        self.tell(watch)
+        self.report(watch)
 
     @staticmethod
-    def tell(watch: Stopwatch) -> None:
+    def report(watch: Stopwatch) -> None:
         """Print how long it took."""
         print(json.dumps(watch.result()), flush=True)
 
@@ -76,7 +76,7 @@ def pynsq(address: str, topic: str, load: Load) -> None:
 
     async def publish() -> None:
         writer = nsq.Writer([address])
-        while not writer.conns:  # noqa: ASYNC110, a Writer tells nobody when it is connected
+        while not writer.conns:  # noqa: ASYNC110, a Writer has no event of being connected
             await asyncio.sleep(0.01)
         call = writer.mpub if load.many else writer.pub
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ def pynsq(address: str, topic: str, load: Load) -> None:
         for _ in range(load.tasks):
             publish_next(None, None)
         await done
-        load.tell(watch)
+        load.report(watch)
 
     asyncio.run(publish())
 
@@ -134,7 +134,7 @@ def gnsq(address: str, topic: str, load: Load) -> None:
 
     watch = Stopwatch()
     gevent.joinall([gevent.spawn(work) for _ in range(load.tasks)], raise_error=True)
-    load.tell(watch)
+    load.report(watch)
     producer.close()
 
 

@@ -1,4 +1,4 @@
-"""What the clients do in `clients.py`, and how the broker is asked whether they did."""
+"""The works of the clients, each checked at the broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from bench.clients import publish as publishing
 from bench.clients.nsq_tools import run_tool
 from bench.clients.publish import AT_ONCE, BATCH, BODY
 from bench.contest import Contest, Run
+from bench.http_api import get, post
 from martlet.client import Producer
 from martlet.testing import BrokerProcess
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 MAX_RUN_S = 600
 SETTLE_S = 10
 MAX_PER_SECOND = 2_000_000
-"""So many messages are stored for each second of bench_reader, which is to find enough of them."""
+"""Messages that are stored for each second of bench_reader, which is to find enough of them."""
 READER_TOPIC = "bench-reader"
 
 Contestants = dict[str, Callable[[int], Run]]
@@ -67,11 +67,11 @@ def _run_writer(broker: BrokerProcess, given: Namespace, connections: int, numbe
     topic = f"bench-writer-{connections}-{number}"
     arguments = [f"-nsqd-tcp-address={broker.tcp_address}", f"-topic={topic}"]
     arguments += [f"-size={len(BODY)}", f"-batch-size={BATCH}"]
-    told = run_tool(given.bench_writer, connections, given.tool_seconds, arguments)
+    done = run_tool(given.bench_writer, connections, given.tool_seconds, arguments)
     stored, _ = _take_stored(broker, topic)
-    if stored != told.messages:
-        raise SystemExit(f"bench_writer: {told.messages} messages it says, and {stored} are stored")
-    return Run(stored, told.seconds, told.processor_s)
+    if stored != done.messages:
+        raise SystemExit(f"bench_writer: {done.messages} messages it says, and {stored} are stored")
+    return Run(stored, done.seconds, done.processor_s)
 
 
 def consume(brokers: Sequence[BrokerProcess], given: Namespace) -> Contest:
@@ -132,11 +132,10 @@ def _consume(
     result = _process(consuming, arguments)
     if result["body_bytes"] != given.messages * len(BODY):
         raise SystemExit(f"{client}: {result['body_bytes']} bytes are not what was stored")
-    gives_up_s = time.monotonic() + SETTLE_S
-    while left := sum(_unfinished(broker, topic, channel) for broker in brokers):
-        if time.monotonic() > gives_up_s:
-            raise SystemExit(f"{client}: {left} messages are not finished")
-        time.sleep(0.05)
+    _wait_for_none(
+        lambda: sum(_unfinished(broker, topic, channel) for broker in brokers),
+        f"{client}: messages are not finished",
+    )
     return Run(given.messages, result["seconds"], result["processor_s"])
 
 
@@ -147,19 +146,26 @@ def _run_reader(
     topic, channel = READER_TOPIC, f"{connections}-{number}"
     arguments = [f"-nsqd-tcp-address={broker.tcp_address}", f"-topic={topic}"]
     arguments += [f"-channel={channel}", f"-rdy={given.ready}", f"-size={len(BODY)}"]
-    told = run_tool(given.bench_reader, connections, given.tool_seconds, arguments)
-    gives_up_s = time.monotonic() + SETTLE_S
-    while _channel(broker, topic, channel)["client_count"]:
-        if time.monotonic() > gives_up_s:
-            raise SystemExit("bench_reader has ended, and the broker still has its connections")
-        time.sleep(0.05)
+    done = run_tool(given.bench_reader, connections, given.tool_seconds, arguments)
+    _wait_for_none(
+        lambda: int(_channel(broker, topic, channel)["client_count"]),
+        "bench_reader has ended, and the broker still has its connections",
+    )
     left = _unfinished(broker, topic, channel)
     finished = stored - left
     if not left:
-        raise SystemExit(f"bench_reader: {stored} messages were too few for {told.seconds:.2f} s")
-    if not 0 < finished <= told.messages:
-        raise SystemExit(f"bench_reader: {told.messages} messages it says, finished are {finished}")
-    return Run(finished, told.seconds, told.processor_s)
+        raise SystemExit(f"bench_reader: {stored} messages were too few for {done.seconds:.2f} s")
+    if not 0 < finished <= done.messages:
+        raise SystemExit(f"bench_reader: {done.messages} messages it says, finished are {finished}")
+    return Run(finished, done.seconds, done.processor_s)
+
+
+def _wait_for_none(count: Callable[[], int], failure: str) -> None:
+    gives_up_s = time.monotonic() + SETTLE_S
+    while left := count():
+        if time.monotonic() > gives_up_s:
+            raise SystemExit(f"{failure}: {left}")
+        time.sleep(0.05)
 
 
 def _connection_counts() -> list[int]:
@@ -183,9 +189,9 @@ def _store(
 ) -> None:
     """Make the channels, and publish what each of them gets, as much on each broker."""
     for number, broker in enumerate(brokers):
-        _post(broker, f"topic/create?topic={topic}")
+        post(broker.http_address, f"topic/create?topic={topic}")
         for channel in channels:
-            _post(broker, f"channel/create?topic={topic}&channel={channel}")
+            post(broker.http_address, f"channel/create?topic={topic}&channel={channel}")
         share = messages // len(brokers) + (number < messages % len(brokers))
         asyncio.run(_fill(broker.tcp_address, topic, share))
 
@@ -199,7 +205,7 @@ async def _fill(address: str, topic: str, messages: int) -> None:
 def _take_stored(broker: BrokerProcess, topic: str) -> tuple[int, int]:
     """How many messages and bytes the topic got; the topic goes, so that the next finds no more."""
     stats = _topic(broker, topic)
-    _post(broker, f"topic/delete?topic={topic}")
+    post(broker.http_address, f"topic/delete?topic={topic}")
     return int(stats["message_count"]), int(stats["message_bytes"])
 
 
@@ -214,14 +220,7 @@ def _channel(broker: BrokerProcess, topic: str, channel: str) -> dict[str, Any]:
 
 
 def _topic(broker: BrokerProcess, topic: str, more: str = "") -> dict[str, Any]:
-    url = f"http://{broker.http_address}/stats?format=json&topic={topic}{more}"
-    with urllib.request.urlopen(url, timeout=10) as response:
-        topics = json.load(response)["topics"]
+    topics = get(broker.http_address, f"stats?format=json&topic={topic}{more}")["topics"]
     if not topics:
         raise SystemExit(f"the broker knows no topic {topic}: nothing was stored")
     return dict(topics[0])
-
-
-def _post(broker: BrokerProcess, path: str) -> None:
-    request = urllib.request.Request(f"http://{broker.http_address}/{path}", method="POST")
-    urllib.request.urlopen(request, timeout=10).close()

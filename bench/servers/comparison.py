@@ -1,8 +1,8 @@
 """Rows on servers, in turns.
 
-Whatever else the machine does changes from minute to minute, so a rate alone says little.  Each
-run on one server is followed at once by the same on the other; the order changes from pair to
-pair, and what is compared is the pairs.
+The load of the machine changes from minute to minute, so a rate alone says little. Each run on one
+server is followed at once by the same on the other; the order changes from pair to pair, and the
+pairs are compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from bench.servers import nsqload
 from bench.servers.crew import LoadProcesses
-from bench.servers.row import BACKLOG, CHANNEL, TOPIC, Row
+from bench.servers.load import CHANNEL, TOPIC
+from bench.servers.row import BACKLOG, Row
 from bench.servers.target import Target
 
 
@@ -117,6 +118,12 @@ class Comparison:
                             (line.ours if target is ours else line.theirs).append(value)
         return lines
 
+    def run_count(self, rows: Sequence[Row]) -> int:
+        """How many runs the rows take."""
+        sides = (self.ours, self.theirs)
+        served = [row for row in rows if self.ours.target(row) is not None]
+        return self.repeat * sum(side.target(row) is not None for row in served for side in sides)
+
     def _measure(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
         target.fresh(TOPIC, CHANNEL)
         try:
@@ -131,5 +138,4 @@ class Comparison:
     def _load(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
         if self.nsqload_path:
             return nsqload.measure(self.nsqload_path, target, row, self.seconds)
-        loads = [row.load(number, self.seconds) for number in range(row.connections)]
-        return row.evaluate(crew.run(target.host, target.port, loads))
+        return row.evaluate(crew.run(target.host, target.port, row.loads(self.seconds)))

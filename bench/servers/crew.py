@@ -10,7 +10,6 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
@@ -19,20 +18,11 @@ from bench.servers.link import LoadFailed
 from bench.servers.load import Load, LoadResult
 
 PATIENCE_S = 120.0
-"""How long a process may take for anything, beyond what its load takes by itself."""
-
-Pipe = Connection
-"""Both ends of what a process and its crew talk through."""
+"""The time that a process may take for anything, beyond that of its load."""
 
 
 class LoadProcesses:
-    """Processes that run loads.
-
-    ::
-
-        with Crew() as crew:
-            tallies = crew.run("127.0.0.1", 4150, [load, load])
-    """
+    """Processes that run loads, until the context ends."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -67,7 +57,7 @@ class LoadProcesses:
                 pipe.send(None)
             return [self._answer(pipe) for pipe in pipes]
         except BaseException:
-            self.close()  # The others stand at the gate, or at work.
+            self.close()  # The others wait at the gate, or work.
             raise
 
     def _hire(self) -> None:
@@ -99,8 +89,8 @@ class LoadProcesses:
 
 
 def _work(pipe: Any) -> None:
-    """The life of a process: loads, one after the other, until the crew has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The crew hears it, and ends us.
+    """Run loads, one after the other, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent gets it too, and ends us.
 
     def gate() -> None:
         pipe.send(None)

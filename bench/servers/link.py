@@ -19,17 +19,17 @@ from martlet.protocol.nsq.message_run import MessageRun
 HEARTBEAT = b"_heartbeat_"
 OK_FRAME = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 MAX_OKS = 4096
-"""More answers than this are never waited for at once."""
+"""The answers that are waited for at once at most."""
 SPACE_BYTES = 1 << 20
 ANSWER_S = 30.0
-"""How long a server may take to answer before the run is given up."""
+"""The time that a server may take to answer before the run fails."""
 
 _OKS = OK_FRAME * MAX_OKS
 _TIME = struct.Struct("@ll")
 
 
 class LoadFailed(Exception):
-    """The server did not do what the load asked of it; the text says what it did."""
+    """The server refused or broke off a load; the text says how."""
 
 
 class BenchConnection:
@@ -39,7 +39,7 @@ class BenchConnection:
         """Connect and identify.
 
         Raises:
-            LoadFailed: nobody answers there, or no NSQ server.
+            LoadFailed: no NSQ server answers there.
         """
         self._address = f"{host}:{port}"
         try:
@@ -106,7 +106,7 @@ class BenchConnection:
         return sum(isinstance(piece, Response) and piece.data == b"OK" for piece in pieces)
 
     def _check(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """What came, without heartbeats, which are answered."""
+        """Answer heartbeats, and return the other pieces."""
         kept: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, ErrorReply):
@@ -118,10 +118,10 @@ class BenchConnection:
         return kept
 
     def set_patience(self, seconds: float) -> None:
-        """How long to wait for bytes.
+        """Limit the wait for bytes.
 
-        The kernel keeps the time: Python's own timeout would ask it, before each call, whether
-        the call may be made, and that takes as long as the call.
+        By the kernel: Python's own timeout would poll before each call, which takes as long as
+        the call.
         """
         self._socket.settimeout(None)
         time = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
@@ -129,7 +129,7 @@ class BenchConnection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(int(ANSWER_S), 0))
 
     def receive_runs(self) -> list[MessageRun] | None:
-        """Wait for messages and return the runs that are whole; None if nothing came."""
+        """Wait for messages and return the complete runs; None if nothing came."""
         try:
             count = self._socket.recv_into(self._splitter.space())
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What one connection of the load generator does.
+"""The loads of one connection of the load generator.
 
 A load prepares (connects, subscribes, builds its bytes), waits at the gate for the others, and
 runs.  All bytes are built before; while batches run there is no step of Python for a message.
@@ -13,23 +13,24 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bench.servers.link import BenchConnection, LoadFailed
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
 
+TOPIC = "martlet-bench"
+CHANNEL = "bench"
 Gate = Callable[[], None]
 """Returns when all connections are prepared."""
 QUIET_S = 1.0
-"""A consumer that got nothing for so long has got everything."""
+"""A consumer that got nothing for this time has got everything."""
 _VARIANTS = 8
 _FINISH_BYTES = 21
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """What a connection has done; times are of the machine's monotonic clock.
+    """The result of a connection; times are of the machine's monotonic clock.
 
     Attributes:
         messages: how many.
@@ -44,15 +45,27 @@ class LoadResult:
     latencies_ns: list[int] = field(default_factory=list, repr=False)
 
 
-class Load(Protocol):
-    """Work for one connection."""
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Work for one connection.
+
+    Attributes:
+        seconds: for how long.
+        seed: of what is drawn at random.
+    """
+
+    topic: str = TOPIC
+    channel: str = CHANNEL
+    seconds: float = 1.0
+    seed: int = 1
 
     def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Do it. Raises LoadFailed."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishLoad:
+class PublishLoad(Load):
     """Publishes for some time.
 
     Attributes:
@@ -61,13 +74,10 @@ class PublishLoad:
         window: commands in flight; each is a write of its own, as most clients do it.
     """
 
-    topic: str
-    seconds: float
-    batch: int
-    smallest_bytes: int
-    largest_bytes: int
+    batch: int = 1
+    smallest_bytes: int = 200
+    largest_bytes: int = 200
     window: int = 1
-    seed: int = 1
 
     def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Publish until the time is over, then wait for the last answers."""
@@ -108,18 +118,14 @@ class PublishLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consuming:
+class Consuming(Load):
     """Consumes and finishes for some time, or until there is nothing more.
 
     Attributes:
         ready: the ready count.
-        finish_batch: FINs are written so many at a time, the last ones of what was received
-            together with fewer.
+        finish_batch: how many FINs are written at a time.
     """
 
-    topic: str
-    channel: str
-    seconds: float
     ready: int
     finish_batch: int = 256
 
@@ -154,17 +160,14 @@ class Consuming:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pinging:
+class Pinging(Load):
     """Publishes on one connection, receives on another, one message at a time.
 
     Attributes:
         body_bytes: the size of each.
     """
 
-    topic: str
-    channel: str
-    seconds: float
-    body_bytes: int
+    body_bytes: int = 200
 
     def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Measure each message from before it is sent until it is received."""

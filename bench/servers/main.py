@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.servers.comparison import Comparison, Measurement, Side
 from bench.servers.link import LoadFailed
@@ -58,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", type=_rows, default=list(ROWS.values()), metavar="NAME,NAME")
-    parser.add_argument("--seconds", type=_positive, default=3.0, help="of each run (default: 3)")
+    parser.add_argument("--seconds", type=_seconds, default=3.0, help="of each run (default: 3)")
     parser.add_argument("--repeat", type=_count, default=5, help="runs of each row (default: 5)")
     parser.add_argument(
         "--against", type=_target, metavar=_HTTP, help="measure this NSQ server in turns with ours"
@@ -86,17 +85,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rows(text: str) -> list[Row]:
-    unknown = [name for name in text.split(",") if name not in ROWS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no row {unknown[0]!r}; there are: {', '.join(ROWS)}")
+    for name in text.split(","):
+        if name not in ROWS:
+            raise argparse.ArgumentTypeError(f"no row {name!r}; there are: {', '.join(ROWS)}")
     return [ROWS[name] for name in text.split(",")]
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+def _seconds(text: str) -> float:
+    value = float(text)
     if not 0 < value < 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
@@ -165,23 +161,13 @@ def _folder(given: argparse.Namespace, stack: ExitStack) -> Path | None:
 
 
 def _measure(comparison: Comparison, rows: list[Row], console: Console) -> list[Measurement]:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        runs = sum(
-            comparison.repeat
-            for row in rows
-            if comparison.ours.target(row) is not None
-            for side in (comparison.ours, comparison.theirs)
-            if side.target(row) is not None
-        )
-        task = progress.add_task("", total=runs)
-        done = -1
+    runs = comparison.run_count(rows)
+    number = 0
+    with console.status("") as status:
 
         def show(row: Row, target: Target) -> None:
-            nonlocal done
-            done += 1
-            progress.update(task, completed=done, description=f"{row.work}: {target.name}")
+            nonlocal number
+            number += 1
+            status.update(f"{number} of {runs}: {row.work}: {target.name}")
 
         return comparison.run(rows, show)

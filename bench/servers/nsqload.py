@@ -12,7 +12,7 @@ import re
 import subprocess
 
 from bench.servers.link import LoadFailed
-from bench.servers.row import PingRow, Row
+from bench.servers.row import Row
 from bench.servers.target import Target
 
 _MAX_S = 120.0
@@ -33,7 +33,7 @@ def measure(path: str, target: Target, row: Row, seconds: float) -> list[float]:
         raise LoadFailed(f"{path}: {error}") from error
     if done.returncode:
         raise LoadFailed(f"{' '.join(command)} failed: {done.stderr.strip()}")
-    names = ("p50", "p99") if isinstance(row, PingRow) else ("msg_s",)
+    names = ["msg_s"] if row.more_is_better else row.measures
     found = [re.search(rf"\b{name}=([\d.]+)", done.stdout) for name in names]
     values = [float(match[1]) for match in found if match]
     if len(values) != len(names):

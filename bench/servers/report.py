@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as JSON for programs."""
+"""The measurements, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
-    """On what it was measured, and when."""
+    """The machine, and the time."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _processor(),
@@ -75,7 +75,7 @@ def _value(line: Measurement, value: float) -> str:
 
 
 def notes(comparison: Comparison, about: dict[str, Any]) -> list[str]:
-    """What must be known to read the table."""
+    """The notes above the table: the machine, and how it was measured."""
     tool = comparison.nsqload_path or "martlet's load generator"
     lines = [
         f"{about['time']}, {about['processor']}, {about['cores']} cores, {about['system']},"

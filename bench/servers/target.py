@@ -1,4 +1,4 @@
-"""A server that is measured: its ports, its topics, its version."""
+"""A server under measurement: its ports, its topics, its version."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Target:
     """An NSQ server.
 
     Attributes:
-        name: how the report calls it.
-        host, port: its TCP door.
-        http_host, http_port: its HTTP door.
+        name: its name in the report.
+        host, port: where it listens for TCP.
+        http_host, http_port: where it listens for HTTP.
     """
 
     name: str
@@ -54,23 +54,23 @@ class Target:
         return f"{self.http_host}:{self.http_port}"
 
     def version(self) -> str:
-        """What the server says of itself."""
+        """The version that the server reports."""
         return str(self._get("/info").get("version", "unknown"))
 
     def fresh(self, topic: str, channel: str) -> None:
-        """Have the topic and its channel, with nothing in them."""
+        """Make the topic and its channel, with nothing in them."""
         self.delete(topic)
         self._ask("POST", "/topic/create?" + urlencode({"topic": topic}))
         self._ask("POST", "/channel/create?" + urlencode({"topic": topic, "channel": channel}))
 
     def delete(self, topic: str) -> None:
-        """Have the topic no more."""
+        """Delete the topic, if there is one."""
         self._ask("POST", "/topic/delete?" + urlencode({"topic": topic}), allowed=(200, 404))
 
     def wait_for_channels(self, topic: str) -> None:
-        """Wait until all messages of the topic are where consumers get them.
+        """Wait until all messages of the topic are in its channels.
 
-        A server that copies messages into channels does that behind the publisher's back.
+        A server that copies messages into channels goes on with that after its answer.
 
         Raises:
             TargetFailed: it takes too long.

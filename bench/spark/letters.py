@@ -1,9 +1,11 @@
-"""Messages of random letters, and how a broker gets them."""
+"""Messages of random letters, published to a broker."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 
@@ -27,26 +29,35 @@ def commands(messages: int, size: int) -> Iterator[bytes]:
         yield b"MPUB %s\n" % TOPIC.encode() + len(body).to_bytes(4, "big") + body
 
 
-def fill(address: str, messages: int, size: int) -> None:
-    """Publish them over one connection; each is answered OK."""
+@contextmanager
+def connected(address: str) -> Iterator[tuple[socket.socket, BinaryIO]]:
+    """A connection without heartbeats, and its answers."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:
         answers = connection.makefile("rb")
-        without_heartbeats = b'{"heartbeat_interval": -1}'
-        size_field = len(without_heartbeats).to_bytes(4, "big")
-        connection.sendall(b"  V2IDENTIFY\n" + size_field + without_heartbeats)
-        waiting = 1
+        settings = b'{"heartbeat_interval": -1}'
+        connection.sendall(b"  V2IDENTIFY\n" + len(settings).to_bytes(4, "big") + settings)
+        expect_ok(answers)
+        yield connection, answers
+
+
+def fill(address: str, messages: int, size: int) -> None:
+    """Publish messages over one connection; each MPUB is answered OK."""
+    with connected(address) as (connection, answers):
+        waiting = 0
         for command in commands(messages, size):
             connection.sendall(command)
             waiting += 1
-            while waiting >= IN_FLIGHT:
-                waiting -= expect_ok(answers.read(len(OK)))
-        while waiting:
-            waiting -= expect_ok(answers.read(len(OK)))
+            if waiting >= IN_FLIGHT:
+                expect_ok(answers)
+                waiting -= 1
+        for _ in range(waiting):
+            expect_ok(answers)
 
 
-def expect_ok(answer: bytes) -> int:
-    """1 for an OK."""
-    if answer != OK:
+def expect_ok(answers: BinaryIO, *, may_end: bool = False) -> bool:
+    """Read an OK; False at the end of all answers."""
+    answer = answers.read(len(OK))
+    if answer != OK and not (may_end and not answer):
         raise SystemExit(f"the broker answered {answer!r}")
-    return 1
+    return bool(answer)

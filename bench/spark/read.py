@@ -1,32 +1,31 @@
 """Spark's read of a topic, as a batch and as a stream, beside the same rows in Parquet and JSON.
 
-    spark_read.py [--messages 10000000] [--size 200] [--rounds 5] [--master local[2]] [--folder DIR]
+    ./run bench spark-read [--messages 10000000] [--size 200] [--rounds 5] [--master local[2]]
+                           [--a-batch 500000] [--folder DIR] [--json FILE]
 
 A broker is started and given messages of random letters; Spark writes them all, every column, as
 Parquet and as JSON lines.  Then each of them is asked for ``sum(length(value))``, in turns, after
-one turn that does not count.  What is printed is the median of the rounds.
+one turn that does not count.  Printed is the median of the rounds.
 
-A stream reads the same in micro-batches of so many messages; from Parquet by the files that hold as
-many.  Its seconds are those from the start of its first micro-batch to the end of the last.
+A stream reads the same in micro-batches of `--a-batch` messages; from Parquet by the files that
+hold as many. Its seconds are those from the start of its first micro-batch to the end of the last.
 
 Parquet and JSON lines are read with the schema of all columns, of which Spark takes what the query
-needs by itself; Martlet's source is told by ``.schema("value BINARY")``, and once more is not.
+needs by itself; Martlet's source is read with ``.schema("value BINARY")``, and once more without.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bench.spark.beside import Way, folder_for, parser, take_turns, tell
-from bench.spark.letters import TOPIC, fill
-from martlet.spark.java import spark_session
-from martlet.testing import BrokerProcess
+from bench.spark.beside import Way, compare, setting
+from bench.spark.letters import TOPIC
 
 FILES_A_BATCH = 2
 """Parquet files for a micro-batch, so that two tasks have something to do."""
@@ -37,7 +36,7 @@ Taken = tuple[float, int]
 def sources(
     spark: SparkSession, http_address: str, folder: Path, a_batch: int
 ) -> dict[str, Callable[[], Taken]]:
-    """What is compared, by name; the files are written here."""
+    """The queries by name; the files are written here."""
 
     def topic(schema: str | None) -> DataFrame:
         reader = spark.read.format("martlet").option("addresses", http_address)
@@ -92,7 +91,7 @@ def stream(rows: DataFrame, folder: Path) -> Taken:
         .start()
     )
     query.awaitTermination()
-    return sum(told.batchDuration for told in query.recentProgress) / 1000, sum(found)
+    return sum(each.batchDuration for each in query.recentProgress) / 1000, sum(found)
 
 
 def way(query: Callable[[], Taken], name: str, expected: int) -> Way:
@@ -107,23 +106,11 @@ def way(query: Callable[[], Taken], name: str, expected: int) -> Way:
     return run
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
-    options = parser(__doc__, rounds=5)
-    options.add_argument("--a-batch", type=int, default=500_000, help="messages a micro-batch")
-    asked = options.parse_args()
-    with folder_for(asked) as folder, BrokerProcess(folder / "data") as broker:
-        began_s = time.monotonic()
-        fill(broker.tcp_address, asked.messages, asked.size)
-        print(f"stored, {asked.messages / (time.monotonic() - began_s):,.0f} messages a second")
-        spark = spark_session("martlet bench", master=asked.master)
-        queries = sources(spark, broker.http_address, folder, asked.a_batch)
-        sum_of_lengths = asked.messages * asked.size
+    with setting(__doc__, arguments, rounds=5, a_batch=500_000) as bench:
+        given = bench.given
+        queries = sources(bench.spark, bench.broker.http_address, bench.folder, given.a_batch)
+        sum_of_lengths = given.messages * given.size
         ways = {name: way(query, name, sum_of_lengths) for name, query in queries.items()}
-        seconds = take_turns(ways, asked.rounds)
-        spark.stop()
-    tell(seconds, asked, "Parquet", "Parquet, stream", "JSON lines")
-
-
-if __name__ == "__main__":
-    main()
+        compare(given, ways, "Parquet", "Parquet, stream", "JSON lines")

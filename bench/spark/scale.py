@@ -1,8 +1,9 @@
 """How the cost of a query grows with brokers, topics, queues and executors.
 
-    spark_scale.py [--part planning|stream|door|executors|all] [--most 8] [--messages 2000000]
+    ./run bench spark-scale [--part all|planning|stream|door|executors] [--most 8]
+                            [--messages 2000000] [--json FILE]
 
-*planning*: what the driver does for each micro-batch before any task runs: ask the brokers what
+*planning*: the driver's work for each micro-batch before any task runs: ask the brokers what
 there is, decide where the batch ends, find the batches in the index, and cut splits.  Measured in
 one process, without Spark, against 1 to 8 brokers, and against one broker with more and more topics
 and queues.  Seconds of the processor are told too, which other work on the machine blurs less.
@@ -20,24 +21,21 @@ costs.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from bench.flags import parse
+from bench.http_api import post
+from bench.spark.beside import machine, write_json
 from bench.spark.letters import TOPIC, fill
 from bench.stopwatch import Stopwatch, processor_s
 from martlet.client.sync import Producer
@@ -98,11 +96,19 @@ def plan_costs(addresses: Iterable[str], topics: Iterable[str], fresh: Callable[
     }
 
 
-def planning(most: int) -> list[Cost]:
+def doubling(limit: int) -> Iterator[int]:
+    """1, 2, 4 and so on, up to the limit."""
+    count = 1
+    while count <= limit:
+        yield count
+        count *= 2
+
+
+def planning(limit: int) -> list[Cost]:
     """By brokers, by topics of one broker, and by queues of one topic."""
     found = []
     with ExitStack() as stack:
-        brokers = [stack.enter_context(BrokerProcess()) for _ in range(most)]
+        brokers = [stack.enter_context(BrokerProcess()) for _ in range(limit)]
         producers = [stack.enter_context(Producer(broker.tcp_address)) for broker in brokers]
 
         def cost(kind: str, count: int, used: int, topics: list[str]) -> None:
@@ -116,21 +122,13 @@ def planning(most: int) -> list[Cost]:
             found.append({"by": kind, "count": count} | plan_costs(addresses, topics, fresh))
             print("  " + line(found[-1]), flush=True)
 
-        count = 1
-        while count <= most:
+        for count in doubling(limit):
             cost("brokers", count, count, ["one"])
-            count *= 2
         for count in _TOPICS:
             cost("topics", count, 1, [f"topic-{number}" for number in range(count)])
         for count in _QUEUES:
             topic = f"queues-{count}"
-            address = brokers[0].http_address
-            with urlopen(
-                Request(
-                    f"http://{address}/topic/create?topic={topic}&queues={count}", method="POST"
-                )
-            ):
-                pass
+            post(brokers[0].http_address, f"topic/create?topic={topic}&queues={count}")
             # Messages without a key go to the queues by turns.
             cost("queues", count, 1, [topic] * count)
     return found
@@ -164,9 +162,9 @@ def streams() -> list[Cost]:
                     producer.publish(topic, b"new")
             query.processAllAvailable()
             query.stop()
-            whole = [told for told in query.recentProgress if told.numInputRows == count]
-            took_ms = statistics.median(told.durationMs["triggerExecution"] for told in whole)
-            found.append({"topics": count, "seconds": took_ms / 1000, "batches": len(whole)})
+            full = [each for each in query.recentProgress if each.numInputRows == count]
+            took_ms = statistics.median(each.durationMs["triggerExecution"] for each in full)
+            found.append({"topics": count, "seconds": took_ms / 1000, "batches": len(full)})
             print(f"  {count:>6,} topics: {took_ms:,.0f} ms a micro-batch", flush=True)
     spark.stop()
     return found
@@ -199,13 +197,12 @@ def take(address: str, start: int, end: int) -> int:
     return total
 
 
-def door(most: int, messages: int) -> list[Cost]:
-    """What one broker gives to several readers."""
+def door(limit: int, messages: int) -> list[Cost]:
+    """The bytes that one broker gives to several readers."""
     found = []
-    with BrokerProcess() as broker, ProcessPoolExecutor(most) as pool:
+    with BrokerProcess() as broker, ProcessPoolExecutor(limit) as pool:
         fill(broker.tcp_address, messages, 200)
-        count = 1
-        while count <= most:
+        for count in doubling(limit):
             edges = [messages * number // count for number in range(count + 1)]
             before_s = processor_s(broker.process_id)
             began_s = time.monotonic()
@@ -220,17 +217,15 @@ def door(most: int, messages: int) -> list[Cost]:
                 " processor for a GB",
                 flush=True,
             )
-            count *= 2
     return found
 
 
-def executors(most: int, messages: int) -> list[Cost]:
-    """The same query on 1 to `most` executors."""
+def executors(limit: int, messages: int) -> list[Cost]:
+    """The same query on 1 to `limit` executors."""
     found = []
     with BrokerProcess() as broker:
         fill(broker.tcp_address, messages, 200)
-        count = 1
-        while count <= most:
+        for count in doubling(limit):
             with SparkCluster(workers=count) as cluster:
                 settings: dict[str, str | int | bool] = {"spark.executor.memory": "512m"}
                 spark = spark_session("martlet bench", master=cluster.url, **settings)
@@ -240,8 +235,8 @@ def executors(most: int, messages: int) -> list[Cost]:
                     rows = rows.option("addresses", broker.http_address).option("topic", "letters")
                     rows = rows.option("splitBytes", 16 << 20)
                     began_s = time.monotonic()
-                    (told,) = rows.load().agg(F.sum(F.length("value"))).collect()[0]
-                    assert told == messages * 200
+                    (total,) = rows.load().agg(F.sum(F.length("value"))).collect()[0]
+                    assert total == messages * 200
                     if number:
                         seconds.append(time.monotonic() - began_s)
                 spark.stop()
@@ -251,34 +246,22 @@ def executors(most: int, messages: int) -> list[Cost]:
                 f" {messages / found[-1]['seconds'] / 1e6:.2f} M rows/s",
                 flush=True,
             )
-            count *= 2
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--part", choices=("planning", "stream", "door", "executors", "all"), default="all"
-    )
-    parser.add_argument("--most", type=int, default=8, help="brokers and executors")
-    parser.add_argument("--messages", type=int, default=2_000_000)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    asked = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} processors, {time.strftime('%F')}")
+    parts = ("all", "planning", "stream", "door", "executors")
+    given = parse(__doc__, arguments, part=parts, most=8, messages=2_000_000, json=None)
+    print(machine())
     figures: dict[str, list[Cost]] = {}
-    if asked.part in ("planning", "all"):
+    if given.part in ("planning", "all"):
         print("planning, ms:       first look   a batch   processor      idle")
-        figures["planning"] = planning(asked.most)
-    if asked.part in ("stream", "all"):
+        figures["planning"] = planning(given.most)
+    if given.part in ("stream", "all"):
         figures["stream"] = streams()
-    if asked.part in ("door", "all"):
-        figures["door"] = door(asked.most, asked.messages)
-    if asked.part in ("executors", "all"):
-        figures["executors"] = executors(asked.most, asked.messages)
-    if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    if given.part in ("door", "all"):
+        figures["door"] = door(given.most, given.messages)
+    if given.part in ("executors", "all"):
+        figures["executors"] = executors(given.most, given.messages)
+    write_json(given, figures)

@@ -1,31 +1,32 @@
 """Spark's exactly-once sink beside Spark's own Parquet writer, from the same rows.
 
-    spark_sink.py [--messages 10000000] [--size 200] [--rounds 3] [--master local[2]] [--folder DIR]
+    ./run bench spark-sink [--messages 10000000] [--size 200] [--rounds 3] [--master local[2]]
+                           [--sizes] [--keys] [--batch-rows 1000000] [--folder DIR] [--json FILE]
 
 Rows of random hexadecimal digits are written as Parquet files, which are copied in turns, after
 one turn that does not count: from Parquet to Parquet, as Spark does it by itself, and from Parquet
 to a topic, by a stream whose batches are `--batch-rows` rows each, published by one commit each.
-With `--keys` each row has an order key too, out of a million, and with `--sizes` lengths differ.
+With `--keys` each row has an order key too, out of a million, and with `--sizes` lengths differ,
+from half of `--size` up to it.
 
-What is printed is the median of the rounds.  Each round has a broker and a data folder of its own.
+Printed is the median of the rounds. Each round has a broker and a data folder of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import time
-import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from bench.spark.beside import folder_for, parser, take_turns, tell, timed
+from bench.http_api import stored_count
+from bench.spark.beside import compare, setting, timed
 from bench.stopwatch import processor_s
-from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
 
 TOPIC = "rows"
@@ -33,8 +34,8 @@ FILES_A_BATCH = 2
 """As many as there are processors, each of which is a task."""
 
 
-def make(spark: SparkSession, folder: Path, asked: argparse.Namespace) -> int:
-    """Write the rows to copy. Returns how many files there are."""
+def make(spark: SparkSession, folder: Path, asked: argparse.Namespace) -> None:
+    """Write the rows to copy."""
     files = FILES_A_BATCH * max(1, round(asked.messages / asked.batch_rows))
     pieces = [F.md5(F.concat("id", F.lit(f" {n}"))) for n in range(-(-asked.size // 32))]
     letters = F.concat(*pieces)
@@ -46,7 +47,6 @@ def make(spark: SparkSession, folder: Path, asked: argparse.Namespace) -> int:
         *([F.concat(F.lit("key "), F.hash("id") % 1_000_000).alias("key")] if asked.keys else []),
     )
     rows.write.parquet(str(folder))
-    return files
 
 
 def to_topic(spark: SparkSession, source: Path, folder: Path, rows: int) -> tuple[float, float]:
@@ -67,50 +67,32 @@ def to_topic(spark: SparkSession, source: Path, folder: Path, rows: int) -> tupl
         )
         query.awaitTermination()
         took_s = time.monotonic() - started_s
-        stored = stored_count(broker.http_address)
+        stored = stored_count(broker.http_address, TOPIC)
         if stored != rows:
             raise SystemExit(f"{stored} rows were published, not {rows}")
         return took_s, processor_s(broker.process_id)
 
 
-def stored_count(address: str) -> int:
-    """How many messages the topic has."""
-    with urllib.request.urlopen(f"http://{address}/log/topics", timeout=30) as answer:
-        topics = json.load(answer)["topics"]
-    queues = [queue for each in topics if each["topic"] == TOPIC for queue in each["queues"]]
-    return sum(queue["end_offset"] for queue in queues)
-
-
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
-    options = parser(__doc__)
-    options.add_argument("--sizes", action="store_true", help="rows of half as much up to that")
-    options.add_argument("--keys", action="store_true", help="rows have order keys")
-    options.add_argument("--batch-rows", type=int, default=1_000_000, help="rows a micro-batch")
-    asked = options.parse_args()
     broker_s: list[float] = []
-    with folder_for(asked) as folder:
-        spark = spark_session("martlet bench", master=asked.master)
+    defaults = {"sizes": False, "keys": False, "batch_rows": 1_000_000}
+    with setting(__doc__, arguments, is_filled=False, **defaults) as bench:
+        given, spark, folder = bench.given, bench.spark, bench.folder
         source, own = folder / "source", folder / "own"
-        make(spark, source, asked)
+        make(spark, source, given)
         rows = spark.read.parquet(str(source))
 
         def by_spark() -> float:
             return timed(lambda: rows.write.mode("overwrite").parquet(str(folder / "parquet")))
 
         def by_sink() -> float:
-            took_s, used_s = to_topic(spark, source, own, asked.messages)
+            took_s, used_s = to_topic(spark, source, own, given.messages)
             broker_s.append(used_s)
             shutil.rmtree(own)
             return took_s
 
         ways = {"Parquet to Parquet": by_spark, "Parquet to a topic, exactly once": by_sink}
-        seconds = take_turns(ways, asked.rounds)
-        spark.stop()
-    tell(seconds, asked, "Parquet to Parquet")
-    each_ns = statistics.median(broker_s[1:]) / asked.messages * 1e9
+        compare(given, ways, "Parquet to Parquet")
+    each_ns = statistics.median(broker_s[1:]) / given.messages * 1e9
     print(f"the broker's processor: {each_ns:.0f} ns a row")
-
-
-if __name__ == "__main__":
-    main()

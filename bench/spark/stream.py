@@ -1,11 +1,13 @@
 """Whether a stream keeps up with a broker that takes messages at a rate, and how late it is.
 
-    spark_stream.py [--rate 200000] [--seconds 300] [--size 200] [--master local[2]]
+    ./run bench spark-stream [--rate 200000] [--seconds 300] [--size 200] [--master local[2]]
+                             [--interval "1 second"] [--folder DIR] [--json FILE]
 
 A process publishes at the rate, in MPUBs of 200; a streaming query reads value and timestamp and
 adds up the lengths.  The delay of a message runs from when the broker stored it until the batch
 that has it is done.  The percentiles are those of all messages after the first 30 seconds.  It
-keeps up if what is left to read at the end is what comes in between two batches.
+keeps up if what is left to read at the end is what comes in between two batches. `--interval` is
+the time between two micro-batches; `--folder` is where some 15 GB may go while it runs.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -22,14 +22,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bench.spark.letters import BATCH, OK, TOPIC, commands, expect_ok
+from bench.flags import parse
+from bench.spark.beside import machine, write_json
+from bench.spark.letters import BATCH, TOPIC, commands, connected, expect_ok
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
 
@@ -45,19 +48,14 @@ class Batch(NamedTuple):
     """A micro-batch: when it was done, how many messages, and percentiles of when they came."""
 
     done_s: float
-    count: int
+    messages: int
     stored_s: list[float]
 
 
 def publish(address: str, rate: int, seconds: float, size: int) -> None:
-    """Publish at a rate, and tell how many it was."""
-    host, _, port = address.rpartition(":")
+    """Publish at a rate, and print how many messages it was."""
     ready = itertools.cycle(list(commands(50 * BATCH, size)))
-    with socket.create_connection((host, int(port))) as connection:
-        answers = connection.makefile("rb")
-        settings = b'{"heartbeat_interval": -1}'
-        connection.sendall(b"  V2IDENTIFY\n" + len(settings).to_bytes(4, "big") + settings)
-        expect_ok(answers.read(len(OK)))
+    with connected(address) as (connection, answers):
         answered = threading.Thread(target=_read, args=(answers,), daemon=True)
         answered.start()
         began_s = time.monotonic()
@@ -73,43 +71,55 @@ def publish(address: str, rate: int, seconds: float, size: int) -> None:
     print(json.dumps({"sent": sent, "seconds": time.monotonic() - began_s}))
 
 
-def _read(answers: object) -> None:
-    while answer := answers.read(len(OK)):  # type: ignore[attr-defined]
-        expect_ok(answer)
+def _read(answers: BinaryIO) -> None:
+    while expect_ok(answers, may_end=True):
+        pass
 
 
 def percentiles(batches: list[Batch], from_s: float) -> dict[str, float]:
     """The delays of all messages, each batch's percentiles standing for its messages."""
     late = [batch for batch in batches if batch.done_s >= from_s]
     delays = np.concatenate([batch.done_s - np.array(batch.stored_s) for batch in late])
-    weights = np.repeat([batch.count / _POINTS for batch in late], _POINTS)
+    weights = np.repeat([batch.messages / _POINTS for batch in late], _POINTS)
     order = np.argsort(delays)
     reached = np.cumsum(weights[order]) / weights.sum()
+    last = len(order) - 1
     return {
-        f"p{share:g}": float(
-            delays[order][min(len(order) - 1, np.searchsorted(reached, share / 100))]
-        )
+        f"p{share:g}": float(delays[order][min(last, int(np.searchsorted(reached, share / 100)))])
         for share in (50, 90, 99, 100)
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", type=int, default=200_000, help="messages a second")
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--size", type=int, default=200, help="bytes a message")
-    parser.add_argument("--interval", default="1 second", help="between two micro-batches")
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--folder", type=Path, help="where some 15 GB may go for the time being")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    parser.add_argument("--publish", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.publish:
-        publish(asked.publish, asked.rate, asked.seconds, asked.size)
-        return
+    given = parse(
+        __doc__,
+        arguments,
+        rate=200_000,
+        seconds=300.0,
+        size=200,
+        interval="1 second",
+        master="local[2]",
+        folder=None,
+        json=None,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="martlet-bench-", dir=given.folder))
+    try:
+        figures = measure(given, folder)
+    finally:
+        shutil.rmtree(folder)
+    print(machine(given.master))
+    rate = figures["published_a_second"]
+    print(f"{figures['messages']:,} messages, {rate:,.0f} a second, all read")
+    left, later_s = figures["left_at_the_end"], figures["caught_up_s"]
+    print(f"left at the end: {left:,}, read {later_s:.1f} s later")
+    delays = ", ".join(f"{name} {value:.2f} s" for name, value in figures["delay_s"].items())
+    print(f"delay: {delays}")
+    write_json(given, figures)
 
-    folder = Path(tempfile.mkdtemp(prefix="martlet-bench-", dir=asked.folder))
+
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Read while another process publishes, until all is read."""
     batches: list[Batch] = []
 
     def take(rows: DataFrame, _number: int) -> None:
@@ -117,63 +127,42 @@ def main() -> None:
         stored = F.percentile_approx(F.unix_micros("timestamp"), points, 1000)
         found = rows.agg(F.count("*"), F.sum(F.length("value")), stored).collect()[0]
         if found[0]:
-            assert found[1] == found[0] * asked.size
+            assert found[1] == found[0] * given.size
             batches.append(Batch(time.time(), found[0], [at / 1e6 for at in found[2]]))
 
-    try:
-        with BrokerProcess(folder / "data") as broker:
-            spark = spark_session("martlet bench", master=asked.master)
-            reader = spark.readStream.format("martlet").schema("value BINARY, timestamp TIMESTAMP")
-            reader = reader.option("addresses", broker.http_address).option("topic", TOPIC)
-            rows = reader.option("startingOffsets", "earliest").option("group", "bench").load()
-            query = (
-                rows.writeStream.foreachBatch(take)
-                .option("checkpointLocation", str(folder / "checkpoint"))
-                .trigger(processingTime=asked.interval)
-                .start()
-            )
-            command = [sys.executable, "-m", __name__, "--publish", broker.tcp_address]
-            command += [
-                f"--rate={asked.rate}",
-                f"--seconds={asked.seconds}",
-                f"--size={asked.size}",
-            ]
-            began_s = time.time()
-            told = subprocess.run(
-                command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
-            ).stdout
-            ended_s = time.time()
-            published = json.loads(told)
-            read_then = sum(batch.count for batch in batches)
-            query.processAllAvailable()
-            caught_up_s = time.time() - ended_s
-            query.stop()
-            spark.stop()
-    finally:
-        shutil.rmtree(folder)
-
-    found = sum(batch.count for batch in batches)
+    with BrokerProcess(folder / "data") as broker:
+        spark = spark_session("martlet bench", master=given.master)
+        reader = spark.readStream.format("martlet").schema("value BINARY, timestamp TIMESTAMP")
+        reader = reader.option("addresses", broker.http_address).option("topic", TOPIC)
+        rows = reader.option("startingOffsets", "earliest").option("group", "bench").load()
+        query = (
+            rows.writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(processingTime=given.interval)
+            .start()
+        )
+        command = [sys.executable, "-m", __name__, broker.tcp_address]
+        command += [str(each) for each in (given.rate, given.seconds, given.size)]
+        began_s = time.time()
+        published = json.loads(subprocess.check_output(command, text=True, cwd=ROOT))
+        ended_s = time.time()
+        read_then = sum(batch.messages for batch in batches)
+        query.processAllAvailable()
+        caught_up_s = time.time() - ended_s
+        query.stop()
+        spark.stop()
+    found = sum(batch.messages for batch in batches)
     if found != published["sent"]:
         raise SystemExit(f"{found:,} of {published['sent']:,} messages were read")
-    delays = percentiles(batches, began_s + _WARM_S)
-    figures = {
+    return {
+        "messages": found,
         "published_a_second": published["sent"] / published["seconds"],
         "left_at_the_end": published["sent"] - read_then,
         "caught_up_s": caught_up_s,
         "batches": len(batches),
-        "delay_s": delays,
+        "delay_s": percentiles(batches, began_s + _WARM_S),
     }
-    print(
-        f"{platform.machine()}, {os.cpu_count()} processors, {asked.master}, {time.strftime('%F')}"
-    )
-    print(
-        f"{published['sent']:,} messages, {figures['published_a_second']:,.0f} a second, all read"
-    )
-    print(f"left at the end: {figures['left_at_the_end']:,}, read {caught_up_s:.1f} s later")
-    print("delay: " + ", ".join(f"{name} {value:.2f} s" for name, value in delays.items()))
-    if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    publish(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
