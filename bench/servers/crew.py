@@ -11,7 +11,6 @@ import signal
 import traceback
 from collections.abc import Sequence
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any
 
 from bench.servers.link import LoadFailed
@@ -31,12 +30,7 @@ class LoadProcesses:
     def __enter__(self) -> LoadProcesses:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def run(self, host: str, port: int, loads: Sequence[Load]) -> list[LoadResult]:

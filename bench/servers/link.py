@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable
-from types import TracebackType
 
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.frames import ErrorReply, FrameSplitter, Piece, Response
@@ -61,12 +60,7 @@ class BenchConnection:
     def __enter__(self) -> BenchConnection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The account: what became of every flight, and whether anything is wrong with it."""
+"""The account of every flight, and its faults."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ _MAX_NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DemoTotals:
-    """What became of every flight.
+    """The totals of a run; None for what it did not come to.
 
     Attributes:
-        answered: for each flight, whether it was answered OK.
-        done: for each flight, whether a consumer has finished it.
-        published: how many flights were given to the client.
-        stored: how many messages the topic was given; None if it did not come to that.
-        deliveries: how many messages the handlers were called with.
-        failures: how many of these calls failed on purpose.
-        left: how many messages the channel has not done with; None if it did not come to that.
-        found: what Spark found in the archive; None if it did not come to that.
-        source: the report on the source.
-        handled: the report on what the consumers handled.
-        log: what the verification of the broker's log said: whether all is well, and its last line.
+        answered, done: for each flight, whether it was answered OK, and finished by a consumer.
+        published: the flights that were given to the client.
+        stored: the messages that the topic was given.
+        deliveries, failures: calls of the handlers, and those that failed on purpose.
+        left: the messages that the channel has not finished.
+        found: the contents of the archive.
+        source, handled: the reports on the source and on what the consumers handled.
+        log: whether the verification of the broker's log found all well, and its last line.
         kills: how often the broker was killed.
-        troubles: what ended the job before its time.
+        troubles: the errors that ended the job early.
     """
 
     answered: bytes
@@ -67,15 +64,15 @@ class DemoTotals:
 
     @property
     def unfinished(self) -> frozenset[int]:
-        """The flights that were answered OK and that no consumer has finished."""
+        """Flights that were answered OK and are not finished."""
         pairs = enumerate(zip(self.answered, self.done, strict=True))
         return frozenset(row for row, (answered, done) in pairs if answered and not done)
 
     @property
     def lost(self) -> frozenset[int] | None:
-        """The flights that were answered OK and that the consumers or the archive have missed.
+        """Flights that were answered OK and are missing at the consumers or in the archive.
 
-        None where the job was broken off: what is not there then would perhaps still have come.
+        None where the job was broken off: they might still have come.
         """
         if self.troubles or self.found is None:
             return None
@@ -83,10 +80,10 @@ class DemoTotals:
         return self.unfinished | missing
 
     def faults(self) -> list[str]:
-        """What is wrong; nothing, if all is as it must be."""
+        """All that is wrong."""
         log = [] if self.log[0] else [f"martlet log verify: {self.log[1]}"]
         if self.troubles or self.found is None:
-            # What else is missing then is a consequence.
+            # The other faults follow from that.
             late = [f"not finished by then: {_named(self.unfinished)}"] if self.unfinished else []
             return [*(self.troubles or ["there is no archive"]), *late, *log]
         return [*self._of_the_consumers(), *self._of_the_archive(self.found), *log]

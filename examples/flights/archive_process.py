@@ -44,12 +44,12 @@ _MAX = 50_000
 
 
 def main(address: str, folder: Path) -> int:
-    """Archive until told to finish; the result is the exit code of the process."""
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    """Archive until the order to finish; the result is the exit code of the process."""
+    reports = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
 
     def write(**fields: Any) -> None:
-        print(json.dumps(fields), file=told)
+        print(json.dumps(fields), file=reports)
 
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -91,7 +91,7 @@ def _archive(
     progress.query = started
     order = ""
     while not order:
-        progress.look()
+        progress.report()
         try:
             order = orders.get(timeout=_POLL_S)
         except queue.Empty:
@@ -101,26 +101,22 @@ def _archive(
     _, count, stored = order.split()
     while progress.rows < int(stored):
         time.sleep(_POLL_S)
-        progress.look()
+        progress.report()
     started.processAllAvailable()
-    progress.look()
+    progress.report()
     started.stop()
     return {"result": _result(spark, table, int(count))}
 
 
 def _cause(error: Exception) -> str:
-    """The one line that matters of what Spark says: the last that names an error."""
+    """The line of Spark's error that matters: the last that names an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Unreachable): ", line)]
     return (errors[-1:] or lines[:1] or [type(error).__name__])[0]
 
 
 class _Progress:
-    """Tells how many rows the query has archived.
-
-    Attributes:
-        rows: so many.
-    """
+    """Reports how many rows the query has archived: `rows` so far."""
 
     def __init__(self, write: Any) -> None:
         self.rows = 0
@@ -132,8 +128,8 @@ class _Progress:
         """A micro-batch was committed; called in a thread of its own."""
         self._archived += batch.rows
 
-    def look(self) -> None:
-        """Tell if there is more. Raises what ended the query, if it has ended."""
+    def report(self) -> None:
+        """Report new rows. Raises the query's error, if it has ended."""
         assert self.query is not None
         if not self.query.isActive:
             self.query.awaitTermination()
@@ -143,7 +139,7 @@ class _Progress:
 
 
 def _result(spark: SparkSession, table: str, count: int) -> dict[str, Any]:
-    """What Spark finds in the archive, of so many flights."""
+    """Read the archive, which should have `count` flights."""
     archive = spark.read.parquet(table)
     archive = archive.select(KEY, "carrier", "dep_delay", "_offset", CORRUPT).cache()
     (totals,) = archive.agg(

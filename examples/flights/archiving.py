@@ -1,4 +1,4 @@
-"""Archiving, seen from outside: the process in which Spark runs, how far it is, what it found."""
+"""The process in which Spark archives: its start and end, its progress, its report."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from examples.flights.failure import DemoFailed
-from examples.flights.mark import Mark
+from examples.flights.board import DemoFailed, Mark
 from examples.flights.place import DemoFolder
 from examples.flights.report import CarrierLine, Report
 
@@ -27,7 +26,7 @@ _MAX_LINE_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveContents:
-    """What Spark found in the archive.
+    """The contents of the archive, by Spark.
 
     Attributes:
         rows: rows; a message each.
@@ -35,7 +34,7 @@ class ArchiveContents:
         corrupt: rows that were no JSON of a flight.
         flights: different flights.
         missing: the flights of the source that are not there.
-        report: what the flights add up to.
+        report: the sums of the flights.
     """
 
     rows: int
@@ -47,7 +46,7 @@ class ArchiveContents:
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> ArchiveContents:
-        """From what the process told."""
+        """Read the JSON of the process."""
         report = {carrier: CarrierLine(*line) for carrier, line in fields["report"].items()}
         return cls(**fields | {"report": report, "missing": frozenset(fields["missing"])})
 
@@ -105,7 +104,7 @@ class Archiving:
             await process.wait()
 
     def _environment(self) -> dict[str, str]:
-        """Where Spark, its Java and its Pythons put what they forget when they are killed."""
+        """Have Spark, its Java and its Pythons leave their files in the scratch folder."""
         scratch = str(self._place.scratch)
         java_options = f"{_JAVA_OPTIONS} -Djava.io.tmpdir={scratch}"
         if given := os.environ.get("JAVA_TOOL_OPTIONS"):
@@ -118,30 +117,28 @@ class Archiving:
         }
 
     async def follow(self) -> None:
-        """Listen to it until it ends.
+        """Follow its progress until it ends.
 
         Raises:
             DemoFailed: it ended without having finished.
         """
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            told = json.loads(line)
-            if "rows" in told:
-                self.rows.rise(told["rows"])
-            if "failed" in told:
-                raise DemoFailed(f"the archive failed: {told['failed']}")
-            if "result" in told:
-                self._found.set_result(ArchiveContents.parse(told["result"]))
+            report = json.loads(line)
+            if "rows" in report:
+                self.rows.rise(report["rows"])
+            if "failed" in report:
+                raise DemoFailed(f"the archive failed: {report['failed']}")
+            if "result" in report:
+                self._found.set_result(ArchiveContents.parse(report["result"]))
         if not self._found.done():
             code = await self._process.wait()
             raise DemoFailed(f"the archive's process ended with code {code}")
 
     async def finish(self, flights: int, messages: int) -> ArchiveContents:
-        """Archive what is still on the topic, end the query, and look into the archive.
+        """Archive the rest of the topic, which has that many messages, and report on the archive.
 
-        Args:
-            flights: how many there should be, numbered from 0.
-            messages: how many the topic has been given.
+        Flights are numbered from 0.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(f"finish {flights} {messages}\n".encode())

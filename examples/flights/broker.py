@@ -1,4 +1,4 @@
-"""The broker of the job: a process of its own, which is killed, and asked over HTTP how it is."""
+"""The broker of the job: a process of its own, which is killed, and its HTTP API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from examples.flights.failure import DemoFailed
+from examples.flights.board import DemoFailed
 from martlet.testing.broker_process import BrokerProcess
 
 _ANSWER_S = 10.0
@@ -36,14 +35,9 @@ class DemoBroker:
         await self._do(self.process.start)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         if self._work is not None:
-            # Somebody was interrupted while it was starting: that has to end first.
+            # A start that was interrupted has to end first.
             await asyncio.wait([self._work])
         await asyncio.to_thread(self.process.close)
 
@@ -52,35 +46,23 @@ class DemoBroker:
         await self._do(self.process.kill)
 
     async def restart(self) -> None:
-        """Start it again, on the same ports and folder.
-
-        Raises:
-            DemoFailed: it does not come back.
-        """
+        """Start it again, on the same ports and folder; DemoFailed if that fails."""
         await self._do(self.process.restart)
 
     async def make_topic(self, topic: str) -> None:
-        """Make a topic, unless it exists.
-
-        Raises:
-            DemoFailed: the broker does not answer.
-        """
+        """Make a topic, unless it exists."""
         await self._ask("POST", f"/topic/create?topic={topic}")
 
     async def stored(self, topic: str) -> int:
-        """How many messages the topic has been given."""
-        listing = await self._get("/log/topics")
-        return sum(
-            queue["end_offset"]
-            for each in listing["topics"]
-            if each["topic"] == topic
-            for queue in each["queues"]
-        )
+        """Return how many messages the topic has been given."""
+        topics = (await self._get("/log/topics"))["topics"]
+        queues = [queue for each in topics if each["topic"] == topic for queue in each["queues"]]
+        return sum(queue["end_offset"] for queue in queues)
 
     async def settle(self, topic: str, channel: str) -> int:
-        """Wait until the channel is there and has done with all; returns what it has still to do.
+        """Wait until the channel exists and has finished all; return what is left.
 
-        That is 0, or what has not become less for a while.
+        That is 0, or a number that has not fallen for a while.
         """
         left: int | None = None
         quiet_since_s = time.monotonic()
@@ -125,7 +107,7 @@ class DemoBroker:
 
 
 async def verify(data_path: Path) -> tuple[bool, str]:
-    """What ``martlet log verify`` says of the folder: whether all is well, and its last line."""
+    """Run ``martlet log verify``: whether all is well, and its last line."""
     command = [sys.executable, "-m", "martlet", "log", "verify", str(data_path)]
     done = await asyncio.to_thread(
         subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True

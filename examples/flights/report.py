@@ -24,7 +24,7 @@ class CarrierLine:
 
     @classmethod
     def of(cls, flights: int, departed: int, delay_min: int) -> CarrierLine:
-        """From sums: whole numbers, so whoever adds up the same gets the very same mean."""
+        """Divide sums of integers, so that equal sums have the very same mean."""
         return cls(flights, delay_min / departed if departed else None)
 
 
@@ -33,7 +33,7 @@ Report = Mapping[str, CarrierLine]
 
 
 def differing(one: Report, other: Report) -> list[str]:
-    """The carriers of whom the two do not say exactly the same."""
+    """The carriers whose lines differ."""
     return sorted(
         carrier for carrier in one.keys() | other.keys() if one.get(carrier) != other.get(carrier)
     )

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from examples.flights import flights
-from examples.flights.failure import DemoFailed
+from examples.flights.board import DemoFailed
 from examples.flights.flights import Flights
 from examples.flights.report import CarrierLine
 
