@@ -12,7 +12,7 @@ from martlet.log.verify import verify
 
 pytestmark = pytest.mark.crash
 
-ARCHIVES = sorted((Path(__file__).parents[1] / "data").glob("*.tar.xz"))
+ARCHIVES = sorted((Path(__file__).parents[1] / "data").glob("data_folder_*.tar.xz"))
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)

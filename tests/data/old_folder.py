@@ -3,7 +3,7 @@
 ::
 
     git worktree add /tmp/old COMMIT
-    PYTHONPATH=/tmp/old/src:. python -m tests.data.old_folder tests/data/COMMIT.tar.xz
+    PYTHONPATH=/tmp/old/src:. python -m tests.data.old_folder tests/data/data_folder_COMMIT.tar.xz
 
 has the broker of that commit write a folder, kills it in the middle of its work, and puts the
 folder into an archive with a ledger: `look` of it by the same version.  Today's version must see
