@@ -182,7 +182,7 @@ def later_ms(chance: random.Random) -> int:
 def fill(folder: Path, count: int) -> dict[str, Any]:
     """Publish messages to a data folder that no broker has open."""
     options = BrokerOptions()
-    storage, _ = open_folder(folder, options, logging.getLogger("martlet"))
+    storage = open_folder(folder, options, logging.getLogger("martlet")).storage
     broker, _ = restore(storage, Clock(), random.Random(2), segment_bytes=options.segment_bytes)
     topic, chance = broker.topic("delayed"), random.Random(3)
     gauge = Gauge()

@@ -19,7 +19,7 @@ from typing import Any
 
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq import commands
-from martlet.server.nsq.connection import ClientConnection
+from martlet.server.build import build_server
 from martlet.server.server import Server
 
 TOPIC, CHANNEL = "hot", "path"
@@ -49,7 +49,7 @@ class Client:
     """A client on a connection of the server."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = ClientConnection(server)
+        self._connection = server.connect()
         self.wire = Wire()
         self._connection.connection_made(self.wire)
         self.feed(commands.MAGIC)
@@ -99,7 +99,7 @@ async def serving(**settings: Any) -> AsyncIterator[Server]:
         options = BrokerOptions(
             tcp_address=anywhere, http_address=anywhere, data_path=folder, **settings
         )
-        server = Server(options, logging.getLogger("bench"))
+        server = build_server(options, logging.getLogger("bench"))
         await server.start()
         yield server
         for connection in list(server.connections):

@@ -34,7 +34,7 @@ from martlet.testing.broker_process import BrokerProcess
 
 COMMAND = (sys.executable, "-m", "martlet")
 _MAX_REQUEST_BYTES = 1 << 20
-_MODULES = ("martlet.cli.servers.broker", "martlet.server.server", "martlet.server.http.server")
+_MODULES = ("martlet.cli.servers.broker", "martlet.server.build", "martlet.server.http.routes")
 
 
 class Forked:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from martlet.cli.servers.broker import arguments
 from martlet.options import BrokerOptions
-from martlet.server.server import Server
+from martlet.server.build import build_server
 
 
 class BrokerHere(logging.Handler):
@@ -40,8 +40,8 @@ class BrokerHere(logging.Handler):
 
         async def run() -> None:
             self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-            server = Server(self._options)
             try:
+                server = build_server(self._options)
                 await server.start()
             except BaseException as error:
                 failed.append(error)

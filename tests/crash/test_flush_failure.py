@@ -153,7 +153,7 @@ async def test_a_checkpoint_whose_flush_fails_is_not_made(
         await publish(broker, [b"one"])
         before = (tmp_path / "checkpoint").exists()
         disk.failing = True
-        assert not await broker.server.disk.checkpoint()
+        assert not await broker.server.flusher.checkpoint()
         assert (tmp_path / "checkpoint").exists() == before
         assert broker.server.broker.health.startswith(f"NOK - {REASON}")
         disk.failing = False
@@ -168,7 +168,7 @@ async def test_a_checkpoint_behind_a_flush_that_fails_is_not_made(
         await publish(broker, [b"one"])
         before = (tmp_path / "checkpoint").exists()
         disk.failing = True
-        broker.server.disk.flush()
-        assert not await broker.server.disk.checkpoint()
+        broker.server.flusher.flush()
+        assert not await broker.server.flusher.checkpoint()
         assert (tmp_path / "checkpoint").exists() == before
         assert broker.server.broker.health.startswith(f"NOK - {REASON}")

@@ -146,7 +146,7 @@ def test_warns_of_what_has_no_effect_and_of_unknown_keys(
 
 def test_imports_nothing_heavy_before_it_listens() -> None:
     code = (
-        "import sys, martlet.cli.main, martlet.cli.servers.broker, martlet.server.server, uvloop\n"
+        "import sys, martlet.cli.main, martlet.cli.servers.broker, martlet.server.build, uvloop\n"
         "heavy = {'aiohttp', 'ssl', 'http.client', 'pyarrow', 'pandas', 'pyspark', 'rich'}\n"
         "print(*sorted(heavy & set(sys.modules)))"
     )

@@ -203,11 +203,11 @@ async def test_what_has_gone_is_named_and_a_channel_that_nobody_reads_keeps_it(
     for start in range(0, 30_000, 1000):
         await publish(reader, 1000, start=start)
     await reader.post("/channel/empty", topic="t", channel="c")
-    await reader.broker.server.disk.checkpoint()
+    await reader.broker.server.flusher.checkpoint()
     assert (await replay(reader, offset=0))["depth"] == 30_000
     for channel in ("c", "keep"):
         await reader.post("/channel/empty", topic="t", channel=channel)
-    await reader.broker.server.disk.checkpoint()
+    await reader.broker.server.flusher.checkpoint()
     for where, value in (("offset", 5), ("timestamp_ns", began_ns)):
         path = f"/channel/replay?topic=t&channel=c&{where}={value}"
         status, body = await reader.post(path)

@@ -16,7 +16,7 @@ from tests.crash.wire import Wire
 
 from martlet import __version__
 from martlet.options import BrokerOptions, LogLevel
-from martlet.server.server import Server
+from martlet.server.build import build_server
 from martlet.testing import Broker
 
 pytestmark = pytest.mark.interop
@@ -92,7 +92,7 @@ async def test_a_start_that_fails_leaves_no_socket_behind(tmp_path: Path) -> Non
         data_path=str(tmp_path),
     )
     with pytest.raises(OSError, match="999"):
-        await Server(options).start()
+        build_server(options)
     assert not (tmp_path / "tcp").exists()
     assert not (tmp_path / "http").exists()
 
@@ -105,9 +105,8 @@ async def test_a_broker_that_cannot_listen_writes_nothing(tmp_path: Path, door: 
         port = taken.getsockname()[1]
         for folder in (tmp_path, tmp_path / "new"):
             wanted: dict[str, Any] = {door: f"127.0.0.1:{port}", "data_path": str(folder)}
-            server = Server(anywhere.replace(**wanted))
             with pytest.raises(OSError, match=rf"listen \(127.0.0.1:{port}\) failed"):
-                await server.start()
+                build_server(anywhere.replace(**wanted))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -136,7 +136,7 @@ async def test_the_end_is_told_apart_from_what_has_gone(reader: Reader) -> None:
     for topic, offset in (("t", 2900), ("other", 6)):
         answer = await reader.post("/channel/advance", topic=topic, channel="c", offset=offset)
         assert answer == (200, b"")
-    await reader.broker.server.disk.checkpoint()
+    await reader.broker.server.flusher.checkpoint()
     (queue,) = (await reader.json("/log/topics"))["topics"][1]["queues"]
     assert 0 < queue["start_offset"] <= 2900
     status, body = await reader.get("/log/batches", topic="t", offset=0)

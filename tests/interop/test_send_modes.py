@@ -368,7 +368,7 @@ async def test_another_broker_is_asked_only_if_that_is_wanted(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Broker(flush="sync", sync_flush_timeout_ns=30_000_000) as other:
-        monkeypatch.setattr(other.server.disk, "flush", lambda: None)
+        monkeypatch.setattr(other.server.flusher, "flush", lambda: None)
         addresses = (other.tcp_address, broker.tcp_address)
         async with producer_of(*addresses) as producer:
             await eventually(lambda: producer.stats.connected == 2)

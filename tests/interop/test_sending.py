@@ -46,7 +46,7 @@ async def send(connection: Connection, *bodies: bytes, **options: object) -> dic
 @asynccontextmanager
 async def slow_disk(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """No flush ends meanwhile."""
-    disk, go_on = broker.server.disk, threading.Event()
+    disk, go_on = broker.server.flusher, threading.Event()
     run = disk._run
 
     def slowly(job: Any) -> None:
@@ -68,8 +68,8 @@ async def test_who_need_not_wait_for_the_disk_is_answered_at_once(
         async with slow_disk(broker, monkeypatch):
             answer = await send(connection, b"1", b"2", wait=False)
             assert (answer["status"], answer["offset"], answer["count"]) == ("OK", 0, 2)
-            assert broker.server.durable_position is not None
-            assert broker.server.durable_position < broker.server.broker.log.position
+            assert broker.server.commits.durable_position is not None
+            assert broker.server.commits.durable_position < broker.server.broker.log.position
             waits = asyncio.create_task(send(connection, b"3"))
             behind = asyncio.create_task(send(connection, b"4", wait=False))
             await send(connection, b"5", flush_timeout_ms=50)

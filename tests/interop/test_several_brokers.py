@@ -30,7 +30,6 @@ from martlet.client.group import session as outpost
 from martlet.client.group.assignment import planner
 from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.transport.connection import Connection
-from martlet.server.rpc.methods import broker_methods
 from martlet.testing import Broker, BrokerProcess
 from martlet.testing.ports import free_port
 
@@ -395,7 +394,7 @@ async def test_brokers_of_an_older_version_share_their_own_queues_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for broker in brokers:
-        methods = dict(broker_methods(broker.server))
+        methods = dict(broker.server.calls.methods)
         del methods["group.volunteer"], methods["group.plan"]
         monkeypatch.setitem(broker.server.calls.__dict__, "methods", methods)
         with_queues(broker, 2)

@@ -103,7 +103,7 @@ async def test_nor_are_they_laid_out_in_one(broker: Broker, target: str) -> None
 async def test_statsd_makes_no_two_lines_or_packets_in_one_slice(broker: Broker) -> None:
     made = statsd.Statsd(broker.server.options)
     async with counted_rounds() as rounds:
-        packets = await statsd._counts(broker.server, made)
+        packets = await statsd._counts(broker.server.stats, made, broker.server.options)
         lines = b"".join(packets).splitlines()
         assert len(lines) >= 9 * (TOPICS + CHANNELS)
         assert rounds() >= len(lines) + len(packets)
@@ -111,7 +111,7 @@ async def test_statsd_makes_no_two_lines_or_packets_in_one_slice(broker: Broker)
 
 async def test_what_goes_meanwhile_is_left_out(broker: Broker) -> None:
     core = broker.server.broker
-    reports = stats.topic_reports(broker.server, TimeSlice(), include_clients=False)
+    reports = broker.server.stats.topic_reports(TimeSlice(), include_clients=False)
     assert (await anext(reports))["topic_name"] == "busy"
     assert (await anext(reports))["topic_name"] == "t000"
     core.delete_topic("t001")
@@ -126,7 +126,7 @@ async def test_a_channel_that_goes_while_its_topic_is_counted_is_left_out(
     broker: Broker,
 ) -> None:
     topic = broker.server.broker.topic("wide")
-    reports = stats.topic_reports(broker.server, TimeSlice(), "wide", include_clients=False)
+    reports = broker.server.stats.topic_reports(TimeSlice(), "wide", include_clients=False)
 
     async def first() -> stats.Report:
         return await anext(reports)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import NSQD_VERSION
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
     from martlet.lookup.registry import Peer, Registry
-    from martlet.server.http.server import Routes
 
 log = logging.getLogger(__name__)
 

@@ -4,47 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import cast
 
-from martlet.lookup.registry import Peer
+from martlet.lookup.registry import Peer, Registry
 from martlet.names import is_valid_name
 from martlet.protocol import lookup as v1
 from martlet.protocol.nsq.v2 import ProtocolError
 from martlet.server.listening_socket import shown_peer
 from martlet.server.nsq.lingering_close import take_leave
 
-if TYPE_CHECKING:
-    from martlet.lookup.daemon import Lookup
-
 log = logging.getLogger(__name__)
 
 
 class LookupConnection(asyncio.Protocol):
-    """One broker. Made by the daemon for each connection that it accepts."""
+    """The connection of one broker.
 
-    def __init__(self, lookup: Lookup) -> None:
-        self._lookup = lookup
+    Args:
+        registry: what brokers register in.
+        clock: nanoseconds.
+        connections: all that are open.
+        max_connections: the limit of those, 0 for none.
+        describe: gives the answer to IDENTIFY.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Callable[[], int],
+        connections: set[LookupConnection],
+        max_connections: int,
+        describe: Callable[[], bytes],
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._connections = connections
+        self._max_connections = max_connections
+        self._describe = describe
         self._decoder = v1.LookupDecoder(is_valid_name)
         self._peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The broker is there."""
+        """Count the connection, or abort one beyond the limit."""
         self._transport = cast(asyncio.Transport, transport)
         self.remote_address = shown_peer(transport)
         log.info("TCP: new client(%s)", self.remote_address)
-        if not self._lookup.opened(self):
+        self._connections.add(self)
+        if self._max_connections and len(self._connections) > self._max_connections:
             log.error("TCP: client(%s) refused: see --max-connections", self.remote_address)
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The broker has gone, and with it what it had."""
-        self._lookup.closed(self)
+        """Forget the broker and what it has."""
+        self._connections.discard(self)
         if self._peer is not None:
-            self._lookup.registry.leave(self._peer)
+            self._registry.leave(self._peer)
         log.info("PROTOCOL(V1): [%s] exiting", self.remote_address)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Answer the commands that the bytes complete."""
         self._decoder.feed(data)
         try:
             while (command := self._decoder.next()) is not None:
@@ -55,19 +73,19 @@ class LookupConnection(asyncio.Protocol):
             take_leave(self._transport)
 
     def pause_writing(self) -> None:
-        """The broker does not read its answers: it is not read either."""
+        """Read no commands of a broker that does not read its answers."""
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Read commands again."""
         self._transport.resume_reading()
 
     def close(self) -> None:
-        """The daemon stops."""
+        """Close, once all answers are sent."""
         self._transport.close()
 
     def _answer(self, command: v1.Command) -> bytes:
-        registry, peer = self._lookup.registry, self._peer
+        registry, peer = self._registry, self._peer
         if isinstance(command, v1.LookupIdentify):
             return self._identify(command.fields)
         if isinstance(command, v1.Ping):
@@ -91,30 +109,31 @@ class LookupConnection(asyncio.Protocol):
         known = {name.lower(): value for name, value in fields.items()}
         texts = ("hostname", "broadcast_address", "version", "topology_zone", "topology_region")
         ports = ("tcp_port", "http_port")
-        good = all(isinstance(known.get(name) or "", str) for name in texts) and all(
+        valid = all(isinstance(known.get(name) or "", str) for name in texts) and all(
             type(known.get(name) or 0) is int for name in ports
         )
-        if not good:
+        if not valid:
             raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
         if not all(known.get(name) for name in ("broadcast_address", "version", *ports)):
             raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
-        said = {name: str(known.get(name) or "") for name in texts}
+        values = {name: str(known.get(name) or "") for name in texts}
         tcp_port, http_port = (cast(int, known[name]) for name in ports)
         self._peer = Peer(
             id=self.remote_address,
-            hostname=said["hostname"],
-            broadcast_address=said["broadcast_address"],
+            hostname=values["hostname"],
+            broadcast_address=values["broadcast_address"],
             tcp_port=tcp_port,
             http_port=http_port,
-            version=said["version"],
-            topology_zone=said["topology_zone"],
-            topology_region=said["topology_region"],
-            last_ns=self._lookup.clock(),
+            version=values["version"],
+            topology_zone=values["topology_zone"],
+            topology_region=values["topology_region"],
+            last_ns=self._clock(),
         )
         self._decoder.identified = True
-        self._lookup.registry.join(self._peer)
+        self._registry.join(self._peer)
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
-            self.remote_address, said["broadcast_address"], tcp_port, http_port, said["version"],
+            self.remote_address, values["broadcast_address"], tcp_port, http_port,
+            values["version"],
         )  # fmt: skip
-        return self._lookup.describe()
+        return self._describe()

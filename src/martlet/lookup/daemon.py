@@ -1,4 +1,4 @@
-"""The lookup daemon behind its doors, on one event loop."""
+"""The lookup daemon: its listeners and its registry, on one event loop."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Lookup:
 
     def __init__(self, options: LookupOptions) -> None:
         self.options = options
-        self.clock = time.time_ns
+        self._clock = time.time_ns
         self.registry = Registry(
-            self.clock, options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
+            self._clock, options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
         )
         self._connections: set[LookupConnection] = set()
         self._http: HttpServer | None = None
 
     async def start(self) -> None:
-        """Open the doors. Raises OSError where one cannot be opened."""
+        """Listen and accept connections. Raises OSError where an address cannot be used."""
         from martlet.server.http.server import HttpServer
 
         with ExitStack() as undo:
@@ -49,22 +49,31 @@ class Lookup:
             undo.pop_all()
         self.tcp_port, self.http_port = port_of(tcp), port_of(http)
         self.tcp_address, self.http_address = shown(tcp), shown(http)
-        self._tcp = await serve(asyncio.get_running_loop(), lambda: LookupConnection(self), tcp)
+        self._tcp = await serve(asyncio.get_running_loop(), self._connection, tcp)
         log.info("TCP: listening on %s", self.tcp_address)
         self._http = HttpServer(LookupApi(self.registry).routes())
         await self._http.start(http)
         log.info("HTTP: listening on %s", self.http_address)
 
+    def _connection(self) -> LookupConnection:
+        return LookupConnection(
+            self.registry,
+            self._clock,
+            self._connections,
+            self.options.max_connections,
+            self._describe,
+        )
+
     async def stop(self) -> None:
-        """Close the doors."""
+        """Close the listeners and all connections."""
         self._tcp.close()
         for connection in list(self._connections):
             connection.close()
         if self._http is not None:
             await self._http.stop()
 
-    def describe(self) -> bytes:
-        """What a broker is told of the daemon."""
+    def _describe(self) -> bytes:
+        """The answer to a broker's IDENTIFY."""
         return json.dumps(
             {
                 "broadcast_address": self.options.broadcast_address,
@@ -75,13 +84,3 @@ class Lookup:
             },
             separators=(",", ":"),
         ).encode()
-
-    def opened(self, connection: LookupConnection) -> bool:
-        """A broker has connected. False where it is one too many."""
-        max_count = self.options.max_connections
-        self._connections.add(connection)
-        return not max_count or len(self._connections) <= max_count
-
-    def closed(self, connection: LookupConnection) -> None:
-        """A broker has gone."""
-        self._connections.discard(connection)

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from martlet.log.storage import DiskStorage, FolderInUse
@@ -34,11 +35,23 @@ class NsqdData(OSError):
     """nsqd's messages are in the folder; the text says what to do."""
 
 
-def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tuple[DiskStorage, str]:
-    """Open a folder, which is made where there is none.
+@dataclass(frozen=True)
+class DataFolder:
+    """A data folder that is open.
 
-    Returns:
-        its storage, and its name (`martlet.server.broker_identity`).
+    Attributes:
+        path: absolute.
+        storage: its files.
+        broker_id: the folder's name (`martlet.server.broker_identity`).
+    """
+
+    path: Path
+    storage: DiskStorage
+    broker_id: str
+
+
+def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> DataFolder:
+    """Open a folder, which is made where there is none.
 
     Raises:
         FolderInUse: another broker runs on it.
@@ -57,7 +70,7 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tupl
         if is_new:
             log.info("LOG: the data folder %s is made; there was none", path)
         try:
-            return storage, broker_identity(storage, uuid.uuid4().hex)
+            return DataFolder(path, storage, broker_identity(storage, uuid.uuid4().hex))
         except BaseException:
             storage.close()
             raise

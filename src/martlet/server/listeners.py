@@ -1,15 +1,15 @@
-"""The doors of a broker: what it listens on, and who answers there.
+"""The listeners of a broker.
 
-======  ==================  ==========================================================
-door    flag                who answers
-======  ==================  ==========================================================
-TCP     ``--tcp-address``   NSQ's protocol, TLS being negotiated there
-HTTP    ``--http-address``  the endpoints; nobody where it is empty
-HTTPS   ``--https-address`` the same in TLS; nobody without a certificate
-======  ==================  ==========================================================
+========  ===================  =====================================================
+listener  flag                 what is served
+========  ===================  =====================================================
+TCP       ``--tcp-address``    NSQ's protocol, TLS being negotiated there
+HTTP      ``--http-address``   the endpoints; nothing where it is empty
+HTTPS     ``--https-address``  the same in TLS; nothing without a certificate
+========  ===================  =====================================================
 
-Each is ``host:port`` or the path of a Unix socket.  Where clients must use TLS, without the
-exception for HTTP, the HTTP door does nothing but name the port of the other.
+Each address is ``host:port`` or the path of a Unix socket.  Where clients must use TLS, without the
+exception for HTTP, HTTP does nothing but name the port of HTTPS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from martlet.server.http.server import HttpServer, Routes
+    from martlet.server.http.request import Routes
+    from martlet.server.http.server import HttpServer
 
 
 class Listeners:
@@ -35,12 +36,12 @@ class Listeners:
 
     Args:
         options: with the addresses.
-        tls: the certificate and what belongs to it, if there is one.
+        tls: the certificate and its settings, if there is one.
         log: where log lines go.
 
     Attributes:
         tcp_address, http_address: as they are, with the port that was given for port 0.
-        tcp_port, http_port, https_port: 0 where there is no such door, -1 for a Unix socket.
+        tcp_port, http_port, https_port: 0 where nothing listens, -1 for a Unix socket.
 
     Raises:
         OSError: an address cannot be listened on; the text says which, and of which flag.
@@ -52,7 +53,7 @@ class Listeners:
         self._tls = tls
         self._log = log
         self._listeners: list[asyncio.Server] = []
-        self._web: list[HttpServer] = []
+        self._http_servers: list[HttpServer] = []
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
         http = options.http_address
         https = options.https_address if tls is not None else ""
@@ -78,18 +79,21 @@ class Listeners:
 
         Args:
             connection: makes the protocol of a TCP connection.
-            routes: gives the endpoints of HTTP; asked only where there is HTTP.
+            routes: gives the endpoints of HTTP; called only where there is HTTP.
         """
         loop = asyncio.get_running_loop()
         self._listeners.append(await serve(loop, connection, self._tcp))
         self._log.info("TCP: listening on %s", self.tcp_address)
+        if self._http is None and self._https is None:
+            return
+        endpoints = routes()
         if self._http is not None:
             instead = self.https_port if self._http_in_tls_only else None
-            await self._open_web("HTTP", self._http, routes(), None, instead)
+            await self._open_http("HTTP", self._http, endpoints, None, instead)
         if self._https is not None:
-            await self._open_web("HTTPS", self._https, routes(), self._tls, None)
+            await self._open_http("HTTPS", self._https, endpoints, self._tls, None)
 
-    async def _open_web(
+    async def _open_http(
         self,
         name: str,
         sock: socket.socket,
@@ -100,9 +104,9 @@ class Listeners:
         # Not at the top: aiohttp takes longer to import than a broker takes to listen.
         from martlet.server.http.server import HttpServer
 
-        door = HttpServer(routes, https_port_instead)
-        await door.start(sock, tls)
-        self._web.append(door)
+        server = HttpServer(routes, https_port_instead)
+        await server.start(sock, tls)
+        self._http_servers.append(server)
         self._log.info("%s: listening on %s", name, shown(sock))
 
     def close(self) -> None:
@@ -111,13 +115,13 @@ class Listeners:
             remove(path)
         for listener in self._listeners:
             listener.close()
-        if not self._listeners:  # nobody has taken them over
+        if not self._listeners:  # they were never opened
             for sock in self._sockets.values():
                 sock.close()
         else:
             for name, address in self._addresses.items():
                 self._log.info("%s: closing %s", name, address)
 
-    async def close_web(self) -> None:
-        """Answer no more requests, once those under way had a moment."""
-        await asyncio.gather(*(door.stop() for door in self._web))
+    async def close_http(self) -> None:
+        """Close HTTP, giving requests under way a moment."""
+        await asyncio.gather(*(server.stop() for server in self._http_servers))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from martlet import unreachable
 from martlet.broker.errors import WritesRefused
+from martlet.durations import SECOND_NS
 from martlet.http_answer import read_json
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.outage import Outage
@@ -27,9 +28,10 @@ from martlet.protocol import lookup as v1
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
-    from martlet.server.server import Server
+    from martlet.options import BrokerOptions
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +46,17 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 
 class LookupPeer:
-    """One lookup daemon, as a broker knows it.
+    """The connection to one lookup daemon.
 
     Args:
-        server: whose.
-        address: ``host:port`` of its TCP door.
+        broker: has the topics and channels to register.
+        identity: the fields of IDENTIFY.
+        address: ``host:port`` of the daemon's TCP listener.
     """
 
-    def __init__(self, server: Server, address: str) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, identity: dict[str, object], address: str) -> None:
+        self._broker = broker
+        self._identity = identity
         self.address = address
         self.http_address = ""
         """Where it is asked; empty until it has said so."""
@@ -105,18 +109,8 @@ class LookupPeer:
         return await asyncio.open_connection(host.strip("[]"), int(port))
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        options = self._server.options
-        fields = {
-            "version": NSQD_VERSION,
-            "tcp_port": options.broadcast_tcp_port or self._server.tcp_port,
-            "http_port": options.broadcast_http_port or self._server.http_port,
-            "hostname": socket.gethostname(),
-            "broadcast_address": options.broadcast_address,
-            "topology_zone": options.topology_zone,
-            "topology_region": options.topology_region,
-        }
         writer.write(v1.MAGIC)
-        (answer,) = await self._ask(reader, writer, [v1.identify(fields)])
+        (answer,) = await self._ask(reader, writer, [v1.identify(self._identity)])
         try:
             known = json.loads(answer)
             host, port = known["broadcast_address"], known["http_port"]
@@ -130,7 +124,7 @@ class LookupPeer:
         await self._ask(reader, writer, list(self._everything()))
 
     def _everything(self) -> Iterator[bytes]:
-        for topic in self._server.broker.topics.values():
+        for topic in self._broker.topics.values():
             told = [name for name, one in topic.channels.items() if _is_registered(one)]
             if not told:
                 yield v1.register(topic.name)
@@ -165,7 +159,7 @@ class LookupPeer:
             await asyncio.gather(*both, return_exceptions=True)
 
     def _news(self, topic: str, channel: str) -> bytes:
-        known = self._server.broker.topics.get(topic)
+        known = self._broker.topics.get(topic)
         there = known is not None and (not channel or channel in known.channels)
         command = (v1.register if there else v1.unregister)(topic, channel)
         kind = "channel" if channel else "topic"
@@ -208,10 +202,31 @@ def _reason(error: Exception) -> str:
 
 
 class LookupPeers:
-    """All lookup daemons that a broker tells."""
+    """All lookup daemons that a broker registers with.
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    Args:
+        broker: has the topics and channels to register.
+        options: the broker's name, and the timeouts of HTTP.
+        tcp_port, http_port: where the broker listens, -1 for a Unix socket.
+    """
+
+    def __init__(
+        self, broker: BrokerCore, options: BrokerOptions, tcp_port: int, http_port: int
+    ) -> None:
+        self._broker = broker
+        self._timeouts_s = (
+            options.http_client_request_timeout_ns / SECOND_NS,
+            options.http_client_connect_timeout_ns / SECOND_NS,
+        )
+        self._identity: dict[str, object] = {
+            "version": NSQD_VERSION,
+            "tcp_port": options.broadcast_tcp_port or tcp_port,
+            "http_port": options.broadcast_http_port or http_port,
+            "hostname": socket.gethostname(),
+            "broadcast_address": options.broadcast_address,
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+        }
         self._peers: dict[str, LookupPeer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -223,7 +238,7 @@ class LookupPeers:
         for address in addresses:
             if address not in self._peers:
                 log.info("LOOKUP(%s): adding peer", address)
-                self._peers[address] = LookupPeer(self._server, address)
+                self._peers[address] = LookupPeer(self._broker, self._identity, address)
 
     async def close(self) -> None:
         """Leave all of them."""
@@ -237,7 +252,7 @@ class LookupPeers:
         for peer in self._peers.values():
             peer.notify(topic.name)
         asked = [peer.http_address for peer in self._peers.values() if peer.http_address]
-        if asked and self._server.broker.topics.get(topic.name) is topic and not topic.channels:
+        if asked and self._broker.topics.get(topic.name) is topic and not topic.channels:
             task = asyncio.get_running_loop().create_task(self._adopt_channels(topic, asked))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -254,7 +269,7 @@ class LookupPeers:
         starts = {part.number: part.backlog_offset for part in topic.parts}
         answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
         for name in dict.fromkeys(name for names in answers for name in names):
-            known = self._server.broker.topics.get(topic.name) is topic
+            known = self._broker.topics.get(topic.name) is topic
             if known and name not in topic.channels:
                 try:
                     # A queue that has come meanwhile is as new as the topic.
@@ -266,11 +281,8 @@ class LookupPeers:
     async def _channels(self, topic: str, address: str) -> list[str]:
         from aiohttp import ClientError, ClientSession, ClientTimeout
 
-        options = self._server.options
-        timeout = ClientTimeout(
-            total=options.http_client_request_timeout_ns / 1e9,
-            connect=options.http_client_connect_timeout_ns / 1e9,
-        )
+        total_s, connect_s = self._timeouts_s
+        timeout = ClientTimeout(total=total_s, connect=connect_s)
         try:
             async with (
                 ClientSession(timeout=timeout) as session,

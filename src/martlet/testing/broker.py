@@ -49,7 +49,7 @@ class Broker:
         self._server: Server | None = None
 
     async def __aenter__(self) -> Broker:
-        from martlet.server.server import Server
+        from martlet.server.build import build_server
 
         if self._data_dir is None:
             self._own_folder = tempfile.TemporaryDirectory(prefix="martlet-")
@@ -57,7 +57,7 @@ class Broker:
         self.options = self.options.replace(data_path=str(self._data_dir))
         try:
             self.data_path.mkdir(parents=True, exist_ok=True)
-            self._server = Server(self.options)
+            self._server = build_server(self.options)
             await self._server.start()
         except BaseException:
             self._remove_folder()

@@ -67,8 +67,7 @@ def test_a_name_that_cannot_be_understood(tmp_path: Path, content: str) -> None:
     assert "cannot be understood" in told
     assert "put it back from a backup, or delete it" in told
     (tmp_path / NAME).unlink()
-    storage, _ = open_folder(tmp_path, BrokerOptions(), LOG)
-    storage.close()
+    open_folder(tmp_path, BrokerOptions(), LOG).storage.close()
 
 
 def test_another_format(tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ async def test_what_a_start_meets_in_the_log_is_told_with_the_folder(
     def refuse(*arguments: object, **named: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "a segment")
 
-    monkeypatch.setattr("martlet.server.server.restore", refuse)
+    monkeypatch.setattr("martlet.server.build.restore", refuse)
     with pytest.raises(OSError, match=f"the data folder {tmp_path} cannot be used: .*a segment"):
         async with Broker(tmp_path):
             pass
@@ -123,8 +122,7 @@ def test_a_folder_of_nsqds_is_taken_where_that_is_wanted_or_was(
     (tmp_path / "nsqd.dat").write_bytes(b"{}")
     (tmp_path / "t.diskqueue.meta.dat").write_bytes(b"")
     for options in (BrokerOptions(ignore_nsqd_data=True), BrokerOptions()):
-        storage, _ = open_folder(tmp_path, options, LOG)
-        storage.close()
+        open_folder(tmp_path, options, LOG).storage.close()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
     assert all("files of nsqd's (nsqd.dat and 1 more), which are not read" in w for w in warnings)

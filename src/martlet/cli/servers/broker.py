@@ -46,7 +46,7 @@ def _hello(options: BrokerOptions) -> list[str]:
 
 
 async def _serve(options: BrokerOptions) -> int:
-    from martlet.server.server import Server
+    from martlet.server.build import build_server
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -60,8 +60,8 @@ async def _serve(options: BrokerOptions) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-    server = Server(options)
     try:
+        server = build_server(options)
         await server.start()
     except OSError as error:
         log.critical("%s", error)

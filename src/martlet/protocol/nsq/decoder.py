@@ -81,8 +81,10 @@ class Decoder:
         """Whether nothing is allowed before the connection is in TLS, but to ask for it."""
         self.extended = False
         """Whether the client may say more than NSQ's do."""
-        self.admit: Callable[[str, str], None] | None = None
-        """Asked whether a client may publish (verb, topic) before the body is waited for."""
+        self.admit: Callable[[str, str], bool] | None = None
+        """Says of a verb and a topic, before the body is waited for, whether the client may publish
+        now: it raises ProtocolError where it may not, and False has the command decoded again.
+        """
         self.wanted_bytes = 0
         self.max_lone = min(limits.max_msg_size, MAX_LONE_BYTES)
         self._is_valid_name = is_valid_name
@@ -246,8 +248,8 @@ class Decoder:
     def _publish_many(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
     ) -> tuple[Command, int] | None:
-        if self.admit is not None:
-            self.admit("MPUB", topic)
+        if self.admit is not None and not self.admit("MPUB", topic):
+            return None
         body = self._body("MPUB", "", self.limits.max_body_size, buffer, at, body_at, end)
         if body is None:
             if end >= body_at + 12:

@@ -24,16 +24,15 @@ from martlet.broker.queue.peek import Peeked, PeekedFrames, PeekState, peek
 from martlet.broker.topic.rewind import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import Properties
-from martlet.server.durability import written_down
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
-    from martlet.server.http.server import Routes
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.server import Server
 
 DEFAULT_MESSAGES = 100
 MAX_MESSAGES = 1000
@@ -45,8 +44,9 @@ MAX_ANSWER_BYTES = 8 << 20
 class ChannelApi:
     """What an operator does with a channel, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+        self._broker = broker
+        self._commits = commits
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -91,7 +91,7 @@ class ChannelApi:
             "depth": channel.depth,
             "in_flight_count": channel.in_flight_count,
             "deferred_count": channel.deferred_count,
-            "now_ns": self._server.broker.clock(),
+            "now_ns": self._broker.clock(),
             "next_offset": more[0].offset if more else None,
             "messages": messages,
         }
@@ -113,7 +113,7 @@ class ChannelApi:
                     there = {n: o for n, o in offsets.items() if o <= channel.parts[n].cursor.next}
                     offsets = there or offsets
                 replay(topic, name, offsets)
-            await written_down(self._server)
+            await self._commits.all_settled()
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         except NameRefused:
@@ -157,7 +157,7 @@ class ChannelApi:
     def _topic_and_name(self, request: Request) -> tuple[Topic, str]:
         topic, channel = request.topic_and_channel()
         try:
-            return self._server.broker.find_topic(topic), channel
+            return self._broker.find_topic(topic), channel
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 

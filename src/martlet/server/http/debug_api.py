@@ -10,15 +10,11 @@ import ctypes
 import gc
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.http.response import TEXT
-
-if TYPE_CHECKING:
-    from martlet.server.http.server import Routes
 
 _DECIMAL = re.compile(r"[+-]?[0-9]+")
 

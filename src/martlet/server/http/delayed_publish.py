@@ -19,27 +19,26 @@ from martlet.server.http.request import HttpError
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.topic import Topic
     from martlet.server.http.request import Request
-    from martlet.server.server import Server
 
 _HEADER = "X-Martlet-Deliver-At"
 _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 
 
-def asked_time_ns(request: Request, server: Server) -> int | None:
-    """When messages are to be delivered: 0 for at once, None where that is not said.
+def asked_time_ns(request: Request, now_ns: int, max_delay_ns: int) -> int | None:
+    """The delivery time that a publish asks for: 0 for at once, None where it has no header.
 
     Raises:
-        HttpError: 400 INVALID_DELIVER_AT and why.
+        HttpError: 400 INVALID_DELIVER_AT and the reason.
     """
-    told = request.headers(_HEADER)
-    if not told:
+    times = request.headers(_HEADER)
+    if not times:
         return None
-    if len(told) > 1 or "defer" in request.query:
+    if len(times) > 1 or "defer" in request.query:
         raise _invalid(f"say when once: one {_HEADER}, and no defer beside it")
+    arguments = CallArguments({"deliver_at_ms": _milliseconds(times[0])})
     try:
-        return deliver_at_ns(CallArguments({"deliver_at_ms": _milliseconds(told[0])}), server)
+        return deliver_at_ns(arguments, now_ns, max_delay_ns)
     except CallError as error:
         raise _invalid(str(error).replace("'deliver_at_ms'", _HEADER)) from None
 
@@ -61,23 +60,3 @@ def _milliseconds(text: str) -> int:
 
 def _invalid(why: str) -> HttpError:
     return HttpError(400, f"INVALID_DELIVER_AT: {why}")
-
-
-async def store_for_later(
-    server: Server, topic: Topic, bodies: list[bytes], at_ns: int, entries: list[tuple[int, bytes]]
-) -> dict[str, object]:
-    """Store messages of a topic for a time, or for now. Returns what is answered.
-
-    Raises WritesRefused, also where too many wait.
-    """
-    place = server.broker.delays.bucket(topic, at_ns, len(bodies)) if at_ns else topic
-    first = place.next_offset
-    id = place.queue.message_id(first).decode()
-    await server.settled(place.stage(bodies, at_ns, entries))
-    return {
-        "status": "OK",
-        "queue": topic.number,
-        "offset": None if at_ns else first,
-        "count": len(bodies),
-        "id": id,
-    }

@@ -44,15 +44,15 @@ from martlet.broker.retention.gaps import holes
 from martlet.log.index import ENTRY
 from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.names import is_valid_name
-from martlet.server.durability import written_down
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
     from martlet.log.index import Index, Rows
-    from martlet.server.http.server import Routes
-    from martlet.server.server import Server
+    from martlet.server.data_folder import DataFolder
+    from martlet.server.group_commit import GroupCommit
 
 MIB = 1 << 20
 MAX_INDEX_ROWS = MIB // ENTRY.itemsize
@@ -74,8 +74,10 @@ _Asked = tuple[str, int, int, int, int]
 class LogApi:
     """The reader's endpoints over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit, folder: DataFolder) -> None:
+        self._broker = broker
+        self._commits = commits
+        self._folder = folder
         self._known_holes: WeakKeyDictionary[QueueLog, tuple[object, dict[str, object]]] = (
             WeakKeyDictionary()
         )
@@ -94,15 +96,15 @@ class LogApi:
 
     async def topics(self, request: Request) -> object:
         """What there is to read."""
-        broker = self._server.broker
+        broker = self._broker
         names = request.query.get("names")
         some: list[Topic] = list(broker.topics.values())
         if names is not None:
             known = broker.topics
             some = [known[name] for name in dict.fromkeys(names.split(",")) if name in known]
         return {
-            "broker": self._server.broker_id,
-            "data_path": str(self._server.data_path),
+            "broker": self._folder.broker_id,
+            "data_path": str(self._folder.path),
             "topics": [
                 {
                     "topic": topic.name,
@@ -126,7 +128,7 @@ class LogApi:
         """What is told of a queue's holes, where it has any."""
         if not queue.start_offset:
             return {}
-        log = self._server.broker.log
+        log = self._broker.log
         state = (log.retired_count, queue.index.first_row, queue.start_row)
         known = self._known_holes.get(queue)
         if known is None or known[0] != state:
@@ -216,7 +218,7 @@ class LogApi:
 
         What lies side by side in the log comes as one piece.
         """
-        log, index = self._server.broker.log, queue.index
+        log, index = self._broker.log, queue.index
         runs: list[tuple[int, int]] = []
         total = 0
         number = index.find(offset)
@@ -243,7 +245,7 @@ class LogApi:
 
         Of a record whose header is damaged it is the header alone.
         """
-        log, index = self._server.broker.log, queue.index
+        log, index = self._broker.log, queue.index
         number = index.find(offset)
         rows = index.rows(number, number + _ROWS_AT_A_TIME)
         if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
@@ -278,7 +280,7 @@ class LogApi:
             starts = {part.number: part.queue.start_offset for part in topic.parts}
             topic.parts[0].channel(name, start=starts)
             topic.channels[name].advance(offset)
-            await written_down(self._server)
+            await self._commits.all_settled()
         except WritesRefused as error:
             raise HttpError(503, f"REFUSED {error}") from None
         return None
@@ -295,7 +297,7 @@ class LogApi:
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_TOPIC")
         try:
-            topic = self._server.broker.find_topic(name)
+            topic = self._broker.find_topic(name)
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
         try:

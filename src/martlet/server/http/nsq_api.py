@@ -22,20 +22,22 @@ from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq.v2 import NSQD_VERSION
-from martlet.server.durability import written_down
-from martlet.server.http.delayed_publish import asked_time_ns, store_for_later
+from martlet.server.http.delayed_publish import asked_time_ns
 from martlet.server.http.headers import asked_properties
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.http.response import respond_json
-from martlet.server.observability import stats, stats_text
+from martlet.server.observability import stats_text
+from martlet.server.observability.stats import pauses
 from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
     from martlet.properties.model import Properties
-    from martlet.server.http.server import Routes
-    from martlet.server.server import Server
+    from martlet.server.group_commit import GroupCommit
+    from martlet.server.lookup_peer import LookupPeers
+    from martlet.server.observability.stats import StatsSource
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +48,48 @@ _SMALLEST_MESSAGE_BYTES = 5
 """What a message takes at least in a binary /mpub: its size and one byte."""
 
 
-class NsqApi:
-    """nsqd's endpoints over a server's broker."""
+class LiveOptions:
+    """The options of a broker, of which a few may change while it runs.
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    Args:
+        options: as it was started.
+        lookups: register it with lookup daemons.
+        tcp_port, http_port: where it listens, -1 for a Unix socket.
+    """
+
+    def __init__(
+        self, options: BrokerOptions, lookups: LookupPeers, tcp_port: int, http_port: int
+    ) -> None:
+        self.options = options
+        self._lookups = lookups
+        self.tcp_port = tcp_port
+        self.http_port = http_port
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Log from this level on."""
+        self.options = self.options.replace(log_level=level)
+        logging.getLogger("martlet").setLevel(level.for_logging)
+
+    async def set_lookup_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Register with these lookup daemons, and no others."""
+        self.options = self.options.replace(lookupd_tcp_addresses=addresses)
+        await self._lookups.set_addresses(addresses)
+
+
+class NsqApi:
+    """nsqd's endpoints over a broker."""
+
+    def __init__(
+        self,
+        broker: BrokerCore,
+        commits: GroupCommit,
+        settings: LiveOptions,
+        stats: StatsSource,
+    ) -> None:
+        self._broker = broker
+        self._commits = commits
+        self._settings = settings
+        self._stats = stats
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -81,14 +120,14 @@ class NsqApi:
 
     async def ping(self, request: Request) -> object:
         """``OK``, or why the broker is not well."""
-        health = self._server.broker.health
+        health = self._broker.health
         if health != "OK":
             raise HttpError(500, health, plain=True)
         return health
 
     async def info(self, request: Request) -> object:
         """What the broker is, and what it agrees to with clients."""
-        server, options = self._server, self._server.options
+        settings, options = self._settings, self._settings.options
         topology = {
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
@@ -97,9 +136,9 @@ class NsqApi:
             "version": NSQD_VERSION,
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
-            "http_port": server.http_port,
-            "tcp_port": server.tcp_port,
-            "start_time": server.broker.started_at_ns // SECOND_NS,
+            "http_port": settings.http_port,
+            "tcp_port": settings.tcp_port,
+            "start_time": self._broker.started_at_ns // SECOND_NS,
             "max_heartbeat_interval": options.max_heartbeat_interval_ns,
             "max_output_buffer_size": options.max_output_buffer_size,
             "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
@@ -110,32 +149,32 @@ class NsqApi:
 
     async def stats(self, request: Request) -> object:
         """Counts of everything, as text or, with ``format=json``, for programs."""
-        query, server = request.query, self._server
+        query, broker = request.query, self._broker
         topic, channel = query.get("topic", ""), query.get("channel", "")
         clients = _BOOLEANS.get(query.get("include_clients", ""), True)
         memory = _BOOLEANS.get(query.get("include_mem", ""), True)
-        now_ns, pace = server.broker.clock(), TimeSlice()
+        now_ns, pace = broker.clock(), TimeSlice()
         as_json = query.get("format") == "json"
         topics: list[str] | None = None
-        if not topic or topic in server.broker.topics:
+        if not topic or topic in broker.topics:
             topics = []
-            reports = stats.topic_reports(server, pace, topic, channel, include_clients=clients)
+            reports = self._stats.topic_reports(pace, topic, channel, include_clients=clients)
             async for report in reports:
                 if as_json:
                     topics.append(await stats_text.topic_json(report, pace))
                 else:
                     topics.append(await stats_text.topic_text(report, now_ns, pace))
-        head, told = stats.head(server), stats.pauses.memory() if memory else None
-        producers = await stats.producers(server, topic, pace) if clients else None
+        head, process = self._stats.head(), pauses.memory() if memory else None
+        producers = await self._stats.producers(topic, pace) if clients else None
         if as_json:
-            return respond_json(await stats_text.whole_json(head, topics, told, producers, pace))
-        return await stats_text.whole_text(head, topics, told, producers, now_ns, pace)
+            return respond_json(await stats_text.whole_json(head, topics, process, producers, pace))
+        return await stats_text.whole_text(head, topics, process, producers, now_ns, pace)
 
     # publishing
 
     async def publish(self, request: Request) -> object:
         """The body is one message."""
-        options = self._server.options
+        options = self._settings.options
         body = await request.read(options.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
@@ -147,8 +186,8 @@ class NsqApi:
             if not 0 <= defer_ns <= options.max_req_timeout_ns:
                 raise HttpError(400, "INVALID_DEFER")
             if defer_ns:
-                deliver_at_ns = self._server.broker.clock() + defer_ns
-        properties, at_ns = asked_properties(request), asked_time_ns(request, self._server)
+                deliver_at_ns = self._broker.clock() + defer_ns
+        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         if at_ns is not None:
             return await self._store(topic, [body], at_ns, properties, for_later=True)
         if deliver_at_ns or properties or not self._append(topic, body):
@@ -157,7 +196,7 @@ class NsqApi:
 
     async def publish_many(self, request: Request) -> object:
         """The body is a message a line or, with ``binary=true``, sizes and messages."""
-        options = self._server.options
+        options = self._settings.options
         if request.content_length > options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
         topic = self._topic_to_fill(request)
@@ -174,7 +213,7 @@ class NsqApi:
                 raise HttpError(413, "MSG_TOO_BIG")
         # Reading the body took time, in which the topic may have been deleted.
         topic = self._topic_to_fill(request).next_part()
-        properties, at_ns = asked_properties(request), asked_time_ns(request, self._server)
+        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         if not bodies:
             return "OK"
         return await self._store(topic, bodies, at_ns or 0, properties, for_later=at_ns is not None)
@@ -183,13 +222,13 @@ class NsqApi:
         """Append one message that has not to wait for others, nor for the disk. False where it
         has.
         """
-        server = self._server
-        server.turns.heard()
+        commits = self._commits
+        commits.ticks.heard()
         too_long = len(body) > MAX_BODY_BYTES
-        if too_long or server.turns.crowded or not server.answers_at_once:
+        if too_long or commits.ticks.crowded or not commits.answers_at_once:
             return False
         try:
-            server.broker.append(topic, body)
+            self._broker.append(topic, body)
         except WritesRefused as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
         return True
@@ -210,14 +249,33 @@ class NsqApi:
             topic = topic.part_for_key(properties.order_key.encode())
         try:
             if for_later:
-                return await store_for_later(self._server, topic, bodies, deliver_at_ns, entries)
+                return await self._store_for_later(topic, bodies, deliver_at_ns, entries)
             stage = topic.stage
             if deliver_at_ns:
-                stage = partial(self._server.broker.delays.defer, topic)
-            await self._server.settled(stage(bodies, deliver_at_ns, entries))
+                stage = partial(self._broker.delays.defer, topic)
+            await self._commits.settled(stage(bodies, deliver_at_ns, entries))
             return "OK"
         except WritesRefused as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
+
+    async def _store_for_later(
+        self, topic: Topic, bodies: list[bytes], at_ns: int, entries: list[tuple[int, bytes]]
+    ) -> object:
+        """Store messages for a time, or for now. Returns SEND's answer. Raises WritesRefused."""
+        target = self._broker.delays.bucket(topic, at_ns, len(bodies)) if at_ns else topic
+        first = target.next_offset
+        id = target.queue.message_id(first).decode()
+        await self._commits.settled(target.stage(bodies, at_ns, entries))
+        return {
+            "status": "OK",
+            "queue": topic.number,
+            "offset": None if at_ns else first,
+            "count": len(bodies),
+            "id": id,
+        }
+
+    def _asked_time_ns(self, request: Request) -> int | None:
+        return asked_time_ns(request, self._broker.clock(), self._settings.options.max_delay_ns)
 
     def _topic_to_fill(self, request: Request) -> Topic:
         """The topic named, made where it is missing."""
@@ -227,7 +285,7 @@ class NsqApi:
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         try:
-            return self._server.broker.topic(name)
+            return self._broker.topic(name)
         except WritesRefused as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
 
@@ -241,7 +299,7 @@ class NsqApi:
         async def change(request: Request) -> object:
             try:
                 endpoint(request)
-                await written_down(self._server)
+                await self._commits.all_settled()
             except WritesRefused as error:
                 raise HttpError(503, f"REFUSED {error}") from None
             return None
@@ -262,14 +320,14 @@ class NsqApi:
         except QueuesRefused as error:
             raise HttpError(400, f"INVALID_ARG_QUEUES: {error}") from None
         try:
-            self._server.broker.set_queues(name, count)
+            self._broker.set_queues(name, count)
         except QueuesRefused as error:
             raise HttpError(409, f"QUEUES_REFUSED {error}") from None
 
     def delete_topic(self, request: Request) -> None:
         """Delete a topic with its channels and messages."""
         try:
-            self._server.broker.delete_topic(request.argument("topic"))
+            self._broker.delete_topic(request.argument("topic"))
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
@@ -278,7 +336,7 @@ class NsqApi:
         name = request.argument("topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
-        self._server.broker.empty_topic(self._topic(name).name)
+        self._broker.empty_topic(self._topic(name).name)
 
     def pause_topic(self, request: Request) -> None:
         """Keep messages from the channels, or hand them on again."""
@@ -293,7 +351,7 @@ class NsqApi:
         """Delete a channel and disconnect its consumers."""
         topic, name = self._topic_and_channel_name(request)
         try:
-            self._server.broker.delete_channel(topic, name)
+            self._broker.delete_channel(topic, name)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
 
@@ -301,7 +359,7 @@ class NsqApi:
         """Finish all that is stored for a channel."""
         topic, name = self._topic_and_channel_name(request)
         self._channel(request)
-        self._server.broker.empty_channel(topic, name)
+        self._broker.empty_channel(topic, name)
 
     def pause_channel(self, request: Request) -> None:
         """Stop a channel's delivery, or let it go on."""
@@ -311,7 +369,7 @@ class NsqApi:
 
     def _topic(self, name: str) -> Topic:
         try:
-            return self._server.broker.find_topic(name)
+            return self._broker.find_topic(name)
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
@@ -333,15 +391,14 @@ class NsqApi:
         name = request.path.rpartition("/")[2]
         for flag in BrokerOptions.flags().values():
             if flag.config_key == name:
-                value: object = getattr(self._server.options, flag.field)
+                value: object = getattr(self._settings.options, flag.field)
                 return list(value) if isinstance(value, tuple) else value
         raise HttpError(400, "INVALID_OPTION")
 
     async def set_config(self, request: Request) -> object:
         """Change one of the options that may change while the broker runs."""
         name = request.path.rpartition("/")[2]
-        options = self._server.options
-        body = await request.read(options.max_msg_size, "INVALID_VALUE")
+        body = await request.read(self._settings.options.max_msg_size, "INVALID_VALUE")
         if not body:
             raise HttpError(413, "INVALID_VALUE")
         if name == "log_level":
@@ -349,12 +406,9 @@ class NsqApi:
                 level: LogLevel = BrokerOptions.flags()["log-level"].parse(body.decode())
             except (OptionError, UnicodeDecodeError):
                 raise HttpError(400, "INVALID_VALUE") from None
-            self._server.options = options.replace(log_level=level)
-            logging.getLogger("martlet").setLevel(level.for_logging)
+            self._settings.set_log_level(level)
         elif name == "nsqlookupd_tcp_addresses":
-            addresses = _addresses(body)
-            self._server.options = options.replace(lookupd_tcp_addresses=addresses)
-            await self._server.lookups.set_addresses(addresses)
+            await self._settings.set_lookup_addresses(_addresses(body))
         else:
             raise HttpError(400, "INVALID_OPTION")
         return await self.config(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
@@ -197,6 +197,11 @@ class Request:
                 await response.write(piece[start : start + max_bytes])
         await response.write_eof()
         return response
+
+
+Endpoint = Callable[[Request], Awaitable[object]]
+Routes = Mapping[str, Mapping[str, Endpoint]]
+"""For each path, the endpoint of each method. A path may end in ``/:name``, for any one name."""
 
 
 @lru_cache(maxsize=256)  # clients ask for the same again and again

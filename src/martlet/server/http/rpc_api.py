@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.registry import encoded
 
 if TYPE_CHECKING:
-    from martlet.server.http.server import Routes
-    from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.server import Server
+    from martlet.server.rpc.registry import CallerConnection, CallRegistry
 
 MAX_BODY_BYTES = 1 << 20
 FIELDS_HEADER = "X-Martlet-Fields"
@@ -37,7 +35,7 @@ _STATUS = {
 
 
 class HttpCaller:
-    """Who calls over HTTP, which is an operator's door: nsqd has no AUTH there either."""
+    """A caller over HTTP, which is for operators: nsqd has no AUTH there either."""
 
     def __init__(self, request: Request) -> None:
         self.remote_address = request.remote_address
@@ -45,23 +43,23 @@ class HttpCaller:
 
     @property
     def is_gone(self) -> bool:
-        """Whether he has hung up."""
+        """Whether the client is disconnected."""
         return self._request.is_gone
 
     @property
-    def connection(self) -> ClientConnection | None:
+    def connection(self) -> CallerConnection | None:
         """None."""
         return None
 
     def may(self, topic: str, channel: str = "") -> None:
-        """Whoever gets here may do all."""
+        """Let every caller do everything."""
 
 
 class CallApi:
-    """The calls of a server's broker."""
+    """The endpoint of calls."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, calls: CallRegistry) -> None:
+        self._calls = calls
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -78,14 +76,14 @@ class CallApi:
         if not isinstance(fields, dict):
             raise HttpError(400, "INVALID_BODY: it must be a JSON object")
         try:
-            told, data = await self._server.calls.run(HttpCaller(request), method, fields)
+            answer, data = await self._calls.run(HttpCaller(request), method, fields)
         except CallError as error:
             status = _STATUS.get(error.code, 400)
             raise HttpError(status, str(error), {"code": error.code, **error.fields}) from None
         if not data:
-            return dict(told)
+            return dict(answer)
         return web.Response(
             body=data,
             content_type="application/octet-stream",
-            headers={FIELDS_HEADER: encoded(told).decode()},
+            headers={FIELDS_HEADER: encoded(answer).decode()},
         )

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from martlet.log import checkpoint_file as checkpoint
-from martlet.server.http.request import HttpError, Request
+from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
-    from martlet.server.http.server import Routes
-    from martlet.server.server import Server
+    from martlet.log.commit_log import CommitLog
+    from martlet.server.data_folder import DataFolder
 
 _MIB = 1 << 20
 _USUAL_BYTES = 8 * _MIB
@@ -33,8 +33,9 @@ _OCTETS = "application/octet-stream"
 class SegmentApi:
     """The endpoints over a server's log."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, log: CommitLog, folder: DataFolder) -> None:
+        self._log = log
+        self._folder = folder
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -46,10 +47,10 @@ class SegmentApi:
 
     async def segments(self, request: Request) -> object:
         """What there is of the log."""
-        log = self._server.broker.log
+        log = self._log
         return {
-            "broker": self._server.broker_id,
-            "data_path": str(self._server.data_path),
+            "broker": self._folder.broker_id,
+            "data_path": str(self._folder.path),
             "position": log.position,
             "segments": [
                 {"base": segment.base, "bytes": segment.capacity} for segment in log.segments
@@ -58,7 +59,7 @@ class SegmentApi:
 
     async def segment(self, request: Request) -> object:
         """Bytes of a segment, up to its end or the log's."""
-        log = self._server.broker.log
+        log = self._log
         base, at = request.number("base"), request.number("at", 0)
         max_bytes = min(request.number("max_bytes", _USUAL_BYTES), _MAX_BYTES)
         segment = next((each for each in log.segments if each.base == base), None)
@@ -70,7 +71,7 @@ class SegmentApi:
 
     async def checkpoint(self, request: Request) -> object:
         """The last checkpoint."""
-        data = self._server.storage.read(checkpoint.NAME)
+        data = self._folder.storage.read(checkpoint.NAME)
         if data is None:
             raise HttpError(404, "CHECKPOINT_NOT_FOUND: there is none yet")
         return web.Response(body=data, content_type=_OCTETS)

@@ -1,9 +1,8 @@
-"""The HTTP door: nsqd's endpoints, and those through which readers follow the log.
+"""The HTTP server: aiohttp with a router like nsqd's.
 
-aiohttp does the protocol.  Which path means what is decided here, as nsqd's router does it: JSON
-for 404 and 405, the methods allowed, a redirect from ``/ping/`` and ``/PING`` to ``/ping``.  An
-endpoint is a coroutine function; what it returns is the answer: nothing, text, something for JSON,
-or a response of its own.
+aiohttp does the protocol.  The router does what nsqd's does: JSON for 404 and 405, the methods
+allowed, a redirect from ``/ping/`` and ``/PING`` to ``/ping``.  An endpoint is a coroutine function
+that returns the answer: nothing, text, something for JSON, or a response.
 """
 
 from __future__ import annotations
@@ -15,35 +14,22 @@ import os
 import posixpath
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from aiohttp import web
 
 from martlet.durations import format_duration
-from martlet.server.http.channel_api import ChannelApi
-from martlet.server.http.debug_api import DebugApi
-from martlet.server.http.log_api import LogApi
-from martlet.server.http.nsq_api import NsqApi
-from martlet.server.http.request import BAD_ESCAPE, SERVER, HttpError, Request
+from martlet.server.http.request import BAD_ESCAPE, SERVER, Endpoint, HttpError, Request, Routes
 from martlet.server.http.response import ReadyText, refuse, respond
-from martlet.server.http.rpc_api import CallApi
-from martlet.server.http.segment_api import SegmentApi
 from martlet.server.listening_socket import serve, shown_host
-from martlet.server.observability.metrics import MetricsApi
 from martlet.server.observability.stats import pauses
 
 if TYPE_CHECKING:
     import ssl
 
-    from martlet.server.server import Server
-
 log = logging.getLogger(__name__)
-
-Endpoint = Callable[[Request], Awaitable[object]]
-Routes = Mapping[str, Mapping[str, Endpoint]]
-"""For each path, the endpoint of each method. A path may end in ``/:name``, for any one name."""
 
 _STOP_S = 0.3
 """How long requests under way may take when the broker stops, in seconds."""
@@ -56,20 +42,6 @@ _PLAIN = frozenset({"/ping"})
 _MAX_LINE_BYTES = 1 << 16
 _MAX_HEADERS = 1 << 10
 _OK = ReadyText("OK")
-
-
-def broker_routes(server: Server) -> Routes:
-    """The endpoints of a broker."""
-    _ = server.calls.methods  # Not when the first client waits for it.
-    return {
-        **NsqApi(server).routes(),
-        **LogApi(server).routes(),
-        **SegmentApi(server).routes(),
-        **ChannelApi(server).routes(),
-        **CallApi(server).routes(),
-        **MetricsApi(server).routes(),
-        **DebugApi().routes(),
-    }
 
 
 class _Protocol(web.RequestHandler):

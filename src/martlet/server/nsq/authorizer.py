@@ -1,8 +1,8 @@
-"""AUTH: who a client is and what it may do is asked of an auth server, over HTTP, as nsqd asks.
+"""AUTH: an auth server says over HTTP what a client may do, as with nsqd.
 
-A command that needs an answer from there waits for it: `Authorizer` raises `Waits`, the connection
-leaves the command in its buffer and reads no more, and begins again with the same command when the
-answer has come.  So the commands behind it keep their order, and no other connection waits.
+A command that needs its answer waits for it: `Authorizer` says so, the connection leaves the
+command in its buffer and reads no more, and handles the same command again when the answer has
+come.  So the commands behind it keep their order, and no other connection waits.
 """
 
 from __future__ import annotations
@@ -30,19 +30,15 @@ MAX_ANSWER_BYTES = 1 << 20
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
-class Waits(Exception):
-    """The command waits for an auth server's answer."""
-
-
 class AuthServerSilent(Exception):
-    """No auth server said what the client may do; the text says why, of each."""
+    """No auth server said what the client may do; the text has the reason of each."""
 
 
 class AuthServers:
     """Asks the auth servers, one after the other until one answers.
 
     Args:
-        options: where they are, how they are asked, and how long they may take.
+        options: have their addresses, the request's method and the timeouts.
     """
 
     def __init__(self, options: BrokerOptions) -> None:
@@ -50,15 +46,15 @@ class AuthServers:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, remote_ip: str, common_name: str | None, secret: bytes) -> Authorizations:
-        """What a client may do.
+        """Ask what a client may do.
 
         Args:
-            remote_ip: where it comes from, empty for a Unix socket.
+            remote_ip: of the client, empty for a Unix socket.
             common_name: of its certificate, empty where it has none; None without TLS.
-            secret: what it sent.
+            secret: from its AUTH.
 
         Raises:
-            AuthServerSilent: none of them says it.
+            AuthServerSilent: no auth server answers.
         """
         import aiohttp
 
@@ -131,12 +127,12 @@ class AuthServers:
 
 
 def _tls(options: BrokerOptions) -> ssl.SSLContext:
-    """How an https address is spoken to: its certificate is checked."""
+    """The TLS context for https addresses, which checks their certificates."""
     return ssl.create_default_context(cafile=options.tls_root_ca_file or None)
 
 
 def _over_https(url: str, body: bytes) -> str:
-    """Where the server that answered 403 wants to be asked instead, if it says so as nsqd does."""
+    """The https address that a server names in its answer 403, in the form that nsqd reads."""
     try:
         port = json.loads(body)["https_port"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -147,15 +143,15 @@ def _over_https(url: str, body: bytes) -> str:
 
 
 class Authorizer:
-    """What one client may do.
+    """The permissions of one client.
 
     Args:
-        servers: who is asked.
+        servers: the auth servers.
         clock: nanoseconds.
-        remote_ip: where the client comes from.
-        common_name: tells its certificate's, None without TLS.
+        remote_address: of the client.
+        common_name: gives that of its certificate, None without TLS.
         go_on: called when the answer has come that a command waits for.
-        log: where failures are told: the client hears nothing of the auth servers.
+        log: takes failures: the client learns nothing of the auth servers.
     """
 
     def __init__(
@@ -179,46 +175,54 @@ class Authorizer:
         self._error: AuthServerSilent | None = None
         self._expires_ns = 0
         self.given: Authorizations | None = None
-        """What the auth server said last."""
+        """The last answer of an auth server."""
 
     @property
     def authed(self) -> bool:
         """Whether anything is allowed at all."""
         return self.given is not None and bool(self.given.rules)
 
-    def authenticate(self, secret: bytes) -> bytes:
-        """AUTH: what the client is answered. Raises ProtocolError, Waits."""
+    def authenticate(self, secret: bytes) -> bytes | None:
+        """The answer to AUTH; None where the command has to wait. Raises ProtocolError."""
         if not self._answered:
             if self.authed:
                 raise ProtocolError("E_INVALID", "AUTH already set")
             self._secret = secret
-        self._ask()
+        if not self._has_answer():
+            return None
         given = self.given
         if given is None or not given.rules:
             raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
         return given.answer()
 
-    def check(self, verb: str, topic: str, channel: str) -> None:
-        """Let a command pass. Raises ProtocolError, Waits."""
+    def admits(self, verb: str, topic: str, channel: str) -> bool:
+        """Whether a command may be done now; False where it has to wait.
+
+        Raises:
+            ProtocolError: it may not be done.
+        """
         if self.given is None or (not self.given.rules and not self._answered):
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
-        if self._clock() > self._expires_ns or self._answered:
-            self._ask()
+        expired = self._clock() > self._expires_ns
+        if (expired or self._answered) and not self._has_answer():
+            return False
         if not self.given.allow(topic, channel):
             names = f"{quoted(topic.encode())} {quoted(channel.encode())}"
             raise ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {names}")
+        return True
 
-    def _ask(self) -> None:
-        """Return with an answer that has come for this command. Raises ProtocolError, Waits."""
+    def _has_answer(self) -> bool:
+        """Whether an answer has come for this command; if not, ask. Raises ProtocolError."""
         if not self._answered:
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._query())
-            raise Waits
+            return False
         self._answered = False
         error, self._error = self._error, None
         if error is not None:
             self._log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)
             raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
+        return True
 
     async def _query(self) -> None:
         try:
@@ -235,6 +239,6 @@ class Authorizer:
         self._go_on()
 
     def close(self) -> None:
-        """The client has gone: nobody waits any more."""
+        """Ask no more: the client is gone."""
         if self._asking is not None:
             self._asking.cancel()

@@ -1,15 +1,17 @@
-"""A connection: one client of the V2 door.
+"""The connection of one client over TCP, which speaks NSQ's protocol.
 
-Bytes come in through a buffer that all connections share; only what is left of a command that is
-not all there is kept, in a buffer of the connection's own.  Publishes are staged and answered when
-the turn is committed, or flushed; whatever else is to be answered waits behind them, so that
-answers have the order of the commands.
+Bytes come in through a buffer that all connections share; only the beginning of a command that is
+incomplete is kept, in a buffer of the connection's own.  Each command goes to its handler (see
+`martlet.server.nsq.commands`).  Publishes are staged and answered when the tick is committed, or
+flushed; other answers wait behind them, so that answers have the order of the commands.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,47 +21,79 @@ from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.negotiation import default_identity
 from martlet.server.listening_socket import shown_peer
-from martlet.server.nsq import acks as answer
-from martlet.server.nsq import handshake
-from martlet.server.nsq.authorizer import Waits
+from martlet.server.nsq.authorizer import Authorizer
 from martlet.server.nsq.heartbeat import Heartbeat
 from martlet.server.nsq.lingering_close import take_leave
+from martlet.server.nsq.outcome import ConnectionUpgrade, Outcome
 from martlet.server.nsq.output_queue import OutputQueue
-from martlet.server.nsq.publish import publish, publish_lone
 from martlet.server.nsq.reply_queue import PendingReplies
-from martlet.server.nsq.send import send
 from martlet.server.nsq.unread_input import handle_unread
-from martlet.server.nsq.upgrade import Agreed, Upgrade
 from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.registry import call
 from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.queue.consumer import ChannelConsumer
+    from martlet.broker.queue.queue_log import Receipt
     from martlet.broker.topic.topic import Topic
     from martlet.layer.tls import TlsLayer
-    from martlet.server.server import Server
+    from martlet.options import BrokerOptions
+    from martlet.server.group_commit import GroupCommit
+    from martlet.server.nsq.authorizer import AuthServers
+    from martlet.server.nsq.clients import Clients
+    from martlet.server.nsq.reply_queue import DeferredReply
+    from martlet.server.observability.event_log import EventLog
 
+RECEIVE_BYTES = 1 << 18
 _FIRST_OWN_BYTES = 1 << 16
 _UNTIMED = 4
 """So many commands are handled between two looks at the time."""
 
 
+Handler = Callable[["ClientConnection", Any], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionContext:
+    """What all connections of a broker share.
+
+    Attributes:
+        commands: the handler of each kind of command.
+        publish_lone: appends and answers a PUB that came by itself, or returns False.
+        auth_servers: None where every client may do everything.
+        receive_buffer, receive_view: where connections receive.
+    """
+
+    broker: BrokerCore
+    options: BrokerOptions
+    limits: v2.ProtocolLimits
+    commits: GroupCommit
+    clients: Clients[ClientConnection]
+    events: EventLog
+    auth_servers: AuthServers | None
+    commands: Mapping[type, Handler]
+    publish_lone: Callable[[ClientConnection, int], bool]
+    receive_buffer: bytearray
+    receive_view: memoryview
+    log: logging.Logger
+
+
 class ClientConnection(asyncio.BufferedProtocol):
-    """One client. Made by the server for each connection that it accepts."""
+    """The connection of one client."""
 
     may_be_brief = True
     """Whether it takes the short cut for a PUB that comes by itself, as a rule."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.broker = server.broker
-        self.turns = server.turns
-        self.decoder = Decoder(server.limits, is_valid_name)
-        self.decoder.needs_tls = bool(server.options.tls_demanded)
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
+        self._commands = context.commands
+        self._publish_lone = context.publish_lone
+        self._ticks = context.commits.ticks
+        self.decoder = Decoder(context.limits, is_valid_name)
+        self.decoder.needs_tls = bool(context.options.tls_demanded)
         self._own: bytearray | None = None
         self._filled = 0
         self.greeted = False
@@ -68,73 +102,91 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._waits = False
         """Whether the next command waits, for an answer from elsewhere or for its turn."""
         self._going_on: asyncio.Handle | None = None
-        self.owed = PendingReplies()
+        self.replies = PendingReplies()
+        """The answers that are due."""
         self._closing = False
         self._refused = False
-        """Whether the last thing that it is told is why it is let go."""
+        """Whether the last answer is the error for which it is closed."""
         self.heard = True
         """Whether a command has come since the last heartbeat."""
-        self.heartbeat = Heartbeat(server.loop, self)
-        self._upgrade: Upgrade | None = None
+        self.heartbeat = Heartbeat(self)
+        self._upgrade: tuple[ConnectionUpgrade, bytes] | None = None
+        """One that waits for the answers before it, and the bytes behind its IDENTIFY."""
         self.message_counters: dict[str, int] = {}
-        """How many messages it has published, by topic."""
+        """How many messages the client has published, by topic."""
         self.calls: set[asyncio.Task[None]] = set()
-        """Those that wait for their answers."""
+        """Those that are not answered yet."""
         self.when_gone: dict[object, Callable[[], None]] = {}
-        """What is done when the client has gone, by what for."""
-
-    # what it looks like
+        """Called when the client is gone, by whatever key."""
+        self.topic: Topic | None = None
+        self.channel: Channel | PartitionedChannel | None = None
+        self.consumer: ChannelConsumer | Subscriber | None = None
+        self.tls: TlsLayer | None = None
+        self.snappy = False
+        self.deflate = False
 
     @property
     def state(self) -> v2.ParserState:
-        """Where it is in its life."""
+        """The state of the protocol."""
         return self.decoder.state
 
     @property
     def held_up(self) -> bool:
-        """Whether its commands are not read, for one reason or another."""
+        """Whether the client's commands are not read at present."""
         return self._waits or self._output.full
-
-    tls: TlsLayer | None = None
-    snappy = False
-    deflate = False
 
     @property
     def trace_name(self) -> str:
-        """How a trace calls the client."""
+        """The client's name in traces."""
         return f"{self.identity.client_id} {self.remote_address}"
 
-    # the life of a connection
+    # opening and closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is there."""
+        """Wait for the client's first bytes."""
+        context = self._context
         self.transport = cast(asyncio.Transport, transport)
         self.remote_address = shown_peer(transport)
-        self.connected_at_ns = self.broker.clock()
-        self.identity = default_identity(self.server.options, self.remote_address)
-        self.consumer: ChannelConsumer | Subscriber | None = None
-        self.channel: Channel | PartitionedChannel | None = None
-        self.topic: Topic | None = None
-        self._output = OutputQueue(
-            self.server.loop, self.transport, partial(self.drop, "reads nothing")
-        )
-        self.guard = guard = self.server.guard(self)
-        if guard is not None:
-            self.decoder.admit = lambda verb, topic: guard.check(verb, topic, "")
-        self.server.opened(self)
+        self.connected_at_ns = context.broker.clock()
+        self.identity = default_identity(context.options, self.remote_address)
+        self._output = OutputQueue(self.transport, partial(self.drop, "reads nothing"))
+        self.guard: Authorizer | None = None
+        if context.auth_servers is not None:
+            self.guard = Authorizer(
+                context.auth_servers,
+                context.broker.clock,
+                self.remote_address,
+                lambda: self.tls.common_name if self.tls else None,
+                self.go_on,
+                context.log,
+            )
+            self.decoder.admit = partial(self._admits, self.guard)
+        context.clients.opened(self)
         self.heartbeat.start()
 
+    def _admits(self, guard: Authorizer, verb: str, topic: str) -> bool:
+        """Whether the decoder may go on with a publish; if not, the command waits."""
+        if guard.admits(verb, topic, ""):
+            return True
+        self._hold()
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
-        if isinstance(exc, OSError) and not self._closing:
+        """Handle what the client has sent, then requeue what it holds."""
+        is_plain = self.tls is None and not self.snappy and not self.deflate
+        if isinstance(exc, OSError) and not self._closing and is_plain:
+            if self.consumer is not None and self.channel is not None:
+                # What it finishes now makes no room for more.
+                self.channel.set_ready(cast(Any, self.consumer), 0)
             handle_unread(self)
         self._closing = True
-        self.owed.clear()
-        self._let_go()
-        self.server.closed(self, exc)
+        self.replies.clear()
+        self._detach()
+        self._context.commits.forget(self)
+        self._context.clients.closed(self, exc)
 
-    def _let_go(self) -> None:
-        """Expect no more of the client; what it held goes to others."""
+    def _detach(self) -> None:
+        """Requeue what the client holds, and expect no more of it."""
         self.heartbeat.stop()
         for waiting in self.calls:
             waiting.cancel()
@@ -147,17 +199,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.consumer is not None and self.channel is not None and self.topic is not None:
             consumer, self.consumer = self.consumer, None
             self.channel.remove_consumer(cast(Any, consumer))
-            self.server.left(self.topic, self.channel)
+            self._context.broker.left(self.topic, self.channel)
 
     def close(self) -> None:
-        """Send what is owed, then close."""
+        """Send the answers that are due, then close."""
         self._closing = True
-        if not self.owed:
+        if not self.replies:
             self._end()
 
     def _end(self) -> None:
         if self._refused:
-            self._let_go()
+            self._detach()
             take_leave(self.transport)
         else:
             self.transport.close()
@@ -168,8 +220,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """Close at once on a client that has gone, or as good as."""
-        self.server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
+        """Close at once on a client that is gone, or does not read."""
+        self._context.log.warning("[%s] the client %s: closing", self.remote_address, reason)
         self.abort()
 
     # bytes in
@@ -177,16 +229,16 @@ class ClientConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
         if self._own is None:
-            return self.server.receive_view
+            return self._context.receive_view
         return memoryview(self._own)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
-        self.turns.heard()
+        """Handle the commands that the client's bytes complete."""
+        self._ticks.heard()
         if self._own is None:
-            if self.brief and publish_lone(self, nbytes):
+            if self.brief and self._publish_lone(self, nbytes):
                 return
-            buffer, end = self.server.receive_buffer, nbytes
+            buffer, end = self._context.receive_buffer, nbytes
         else:
             buffer, end = self._own, self._filled + nbytes
         at = start = 0
@@ -201,7 +253,17 @@ class ClientConnection(asyncio.BufferedProtocol):
                     break
                 command, at = decoded
                 self.heard = True
-                self._handle(command)
+                outcome = self._handle(command)
+                if outcome is not None:
+                    if isinstance(outcome, ConnectionUpgrade):
+                        self._own = None
+                        self._upgrade = outcome, bytes(buffer[at:end])
+                        self.transport.pause_reading()
+                        self._begin_upgrade()
+                        return
+                    at = start
+                    self._hold()
+                    break
                 untimed -= 1
                 if not untimed:
                     untimed = _UNTIMED
@@ -210,36 +272,30 @@ class ClientConnection(asyncio.BufferedProtocol):
                     elif pace.over:
                         self._wait_for_turn()
                         break
-        except Waits:
-            at = start
-            self._waits = True
-            self.transport.pause_reading()
-        except Agreed as agreed:
-            self._upgrade = Upgrade(self, agreed.agreement, bytes(buffer[at:end]))
-            self._own = None
-            self.transport.pause_reading()
-            self._begin_upgrade()
-            return
         except v2.ProtocolError as error:
             self.refuse(error)
         except v2.LineTooLong as error:
-            self.server.events.unreadable(self.remote_address, error)
+            self._context.events.unreadable(self.remote_address, error)
             self.close()
         except WritesRefused as error:
             self.refuse(v2.ProtocolError("E_INVALID", str(error)))
         if not self._closing:
             self._keep(buffer, at, end)
 
+    def _hold(self) -> None:
+        """Read nothing more until `go_on`."""
+        self._waits = True
+        self.transport.pause_reading()
+
     def _wait_for_turn(self) -> None:
-        """Others have theirs, before the rest of what has come."""
+        """Give other connections their turn before the rest of the input."""
         if not self._closing:
-            self._waits = True
-            self.transport.pause_reading()
+            self._hold()
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
         if self._going_on is None:
-            self._going_on = self.server.loop.call_soon(self.go_on)
+            self._going_on = asyncio.get_running_loop().call_soon(self.go_on)
 
     def go_on(self) -> None:
         """What a command waited for has come."""
@@ -262,27 +318,27 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """The client sends nothing more: what it is owed is sent, then the connection closes."""
+        """Send the answers that are due, then close: the client sends nothing more."""
         if self._own is not None and not self._closing and self.greeted:
             error = self.decoder.cut_off(self._own, self._filled)
             if error is not None:
                 self.refuse(error)
         elif not self.greeted and not self._closing:
-            self.server.events.said_nothing()
+            self._context.events.said_nothing()
         self.close()
         return True
 
     def _greet(self, buffer: bytearray, end: int) -> int:
         magic = bytes(buffer[: min(end, len(v2.MAGIC))])
         if not v2.MAGIC.startswith(magic):
-            self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
+            self._context.events.greeted(self.remote_address, magic, v2.MAGIC)
             self.transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
             self._refused = True
             self.close()
             return end
         if len(magic) < len(v2.MAGIC):
             return 0
-        self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
+        self._context.events.greeted(self.remote_address, magic, v2.MAGIC)
         self.greeted = True
         self.brief = self.may_be_brief and self.guard is None
         return len(magic)
@@ -305,32 +361,42 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # commands
 
-    def _handle(self, command: v2.Command) -> None:
-        _HANDLERS[type(command)](self, command)
+    def _handle(self, command: v2.Command) -> Outcome:
+        return self._commands[type(command)](self, command)
+
+    def subscribed(
+        self,
+        topic: Topic,
+        channel: Channel | PartitionedChannel,
+        consumer: ChannelConsumer | Subscriber,
+    ) -> None:
+        """Be a consumer of a channel from now on."""
+        self.topic, self.channel, self.consumer = topic, channel, consumer
+        self.decoder.state = v2.ParserState.SUBSCRIBED
 
     def subscription(self) -> tuple[Channel | PartitionedChannel, Any]:
-        """What it consumes, and as whom: a consumer, or of several queues a subscriber."""
+        """The channel, and its consumer, which is a subscriber where there are several queues."""
         assert self.channel is not None
         assert self.consumer is not None
         return self.channel, self.consumer
 
     def _begin_upgrade(self) -> None:
-        """Go on in another form, once all is sent that is owed in the present one."""
-        if self._upgrade is not None and not self.owed:
-            upgrade, self._upgrade = self._upgrade, None
+        """Change to TLS or compression, once all answers before it are sent."""
+        if self._upgrade is not None and not self.replies:
+            (upgrade, early), self._upgrade = self._upgrade, None
             self.heartbeat.stop()
             self.transport.resume_reading()
-            upgrade.begin(self.server, self.transport)
+            upgrade.begin(self.transport, early)
 
     def upgraded(self, transport: asyncio.Transport) -> None:
-        """The connection goes on in another form."""
+        """Go on over another transport."""
         self.transport = transport
         self.decoder.needs_tls = self.decoder.needs_tls and self.tls is None
         self.heartbeat.start()
 
     def refuse(self, error: v2.ProtocolError) -> None:
         """Answer with an error, and close after a fatal one."""
-        self.server.events.refused(self.remote_address, error)
+        self._context.events.refused(self.remote_address, error)
         self.reply(error.frame())
         if error.fatal:
             self._refused = True
@@ -339,33 +405,44 @@ class ClientConnection(asyncio.BufferedProtocol):
     # bytes out
 
     def reply(self, data: bytes) -> None:
-        """Answer, behind all that is owed."""
-        if self.owed:
-            self.owed.append((None, "", data))
+        """Send an answer, behind all that are due before it."""
+        if self.replies:
+            self.replies.append((None, "", data))
         else:
             self._send(data)
 
+    def promise(self, receipt: Receipt, verb: str, reply: int | DeferredReply) -> None:
+        """Answer a publish when the promise of the flush mode holds for its receipt.
+
+        Args:
+            receipt: of the messages.
+            verb: for the error.
+            reply: how many OKs to answer, or another answer.
+        """
+        self.replies.append((receipt, verb, reply))
+        self._context.commits.stage(self)
+
     def fail(self, error: WritesRefused) -> None:
-        """What is owed and was not made durable never will be."""
-        self.owed.fail(error)
+        """Refuse what was not made durable, since it never will be."""
+        self.replies.fail(error)
 
     def settle(self, durable_position: int | None) -> bool:
-        """Answer what has been committed, and is durable up to a position, None for whatever was
-        written. Returns whether anything is still owed.
+        """Answer what has been committed, and is durable up to a position, None for all that was
+        written. Returns whether any answer is still due.
         """
-        owed = self.owed
-        data, refused = owed.take(durable_position)
+        replies = self.replies
+        data, refused = replies.take(durable_position)
         if refused:
             self._closing = self._refused = True
         if data:
             self._send(data)
-        if self._closing and not owed:
+        if self._closing and not replies:
             self._end()
         elif self._upgrade is not None:
             self._begin_upgrade()
-        elif self._waits and not owed:
+        elif self._waits and not replies:
             self._go_on_soon()
-        return bool(owed)
+        return bool(replies)
 
     def beat(self) -> None:
         """Send a heartbeat."""
@@ -374,7 +451,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _send(self, data: bytes) -> None:
         self.transport.write(data)
         if self._output.full:
-            # Or a client that asks and never reads would have ever more answers wait for it.
+            # A client that asks and never reads must not have ever more answers wait for it.
             self.transport.pause_reading()
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
@@ -395,21 +472,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self
 
     def may(self, topic: str, channel: str = "") -> None:
-        """Whether the client may publish to a topic, or consume a channel. Raises CallError."""
+        """Let the client publish to a topic, or consume a channel. Raises CallError."""
         if self.guard is not None:
             try:
-                self.guard.check("SUB" if channel else "PUB", topic, channel)
+                admitted = self.guard.admits("SUB" if channel else "PUB", topic, channel)
             except v2.ProtocolError as error:
                 raise CallError("FORBIDDEN", str(error)) from None
-            except Waits:
-                raise CallError("TRY_AGAIN", "the auth server is being asked again") from None
+            if not admitted:
+                raise CallError("TRY_AGAIN", "the auth server is being asked again")
 
     async def drained(self) -> None:
         """Return when the client has read most of what it was sent."""
         await self._output.drained()
 
     def send_answer(self, frame: bytes) -> None:
-        """Answer a call, whatever else is owed."""
+        """Answer a call, before other answers that are due."""
         if not self._closing:
             self._send(frame)
             self._output.check()
@@ -431,7 +508,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """The client does not read as fast as it is sent to: its output queue is full."""
         self.brief = False
         interval_ns = self.identity.heartbeat_interval_ns
-        max_ns = self.server.options.client_timeout_ns
+        max_ns = self._context.options.client_timeout_ns
         self._output.filled(min(interval_ns or max_ns, max_ns))
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(cast(Any, self.consumer), True)
@@ -447,21 +524,3 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._waits:
             self._go_on_soon()
         self._read_on()
-
-
-_HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
-    v2.IdentifyCommand: handshake.identify,
-    v2.Auth: handshake.authenticate,
-    v2.Subscribe: handshake.subscribe,
-    v2.Ready: handshake.ready,
-    v2.FinishRun: answer.finish_run,
-    v2.Finish: answer.finish,
-    v2.RequeueCommand: answer.requeue,
-    v2.Touch: answer.touch,
-    v2.StartedCommand: answer.started,
-    v2.PublishCommand: publish,
-    v2.SendCommand: send,
-    v2.Call: call,
-    v2.Close: handshake.stop_receiving,
-    v2.Nop: lambda connection, command: None,
-}

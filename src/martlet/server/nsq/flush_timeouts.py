@@ -1,65 +1,80 @@
-"""Late flushes: who waits for one is told after a while that his messages are stored, no more."""
+"""Flush timeouts: a SEND that waits too long for a flush is answered that its messages are stored,
+and not yet safe from a power cut.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.nsq.send import StoredSend
-    from martlet.server.server import Server
+    from martlet.server.group_commit import GroupCommit, StagingConnection
 
 _GRAIN_S = 0.01
-"""Who is to be told within so much time of another is told with him."""
+"""Timeouts that lie so close together are handled together."""
+
+
+class FlushWait(Protocol):
+    """An answer that waits for a flush.
+
+    Attributes:
+        is_answered: whether the client has it.
+    """
+
+    is_answered: bool
+
+    def hurry(self) -> None:
+        """Wait for the flush no longer."""
 
 
 class FlushTimeouts:
     """The sends that wait for a flush.
 
     Args:
-        server: whose.
+        commits: has the position up to which the log is durable.
+        connections: those that are open.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._waiting: list[tuple[float, int, ClientConnection, StoredSend]] = []
+    def __init__(self, commits: GroupCommit, connections: Container[object]) -> None:
+        self._commits = commits
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[float, int, StagingConnection, FlushWait]] = []
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, connection: ClientConnection, stored: StoredSend, timeout_ms: int) -> None:
-        """Tell a client after so long, if it has not been told by then."""
-        loop = self._server.loop
+    def watch(self, connection: StagingConnection, stored: FlushWait, timeout_ms: int) -> None:
+        """Answer a send after its timeout, unless that is done by then."""
         waiting = self._waiting
         while waiting and waiting[0][3].is_answered:
             heappop(waiting)
-        deadline_s = loop.time() + timeout_ms / 1000
+        deadline_s = self._loop.time() + timeout_ms / 1000
         heappush(waiting, (deadline_s, next(self._numbers), connection, stored))
         if self._timer is None or waiting[0][3] is stored:
             self._set_timer()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
+        self.close()
         if self._waiting:
-            self._timer = self._server.loop.call_at(self._waiting[0][0], self._look)
+            self._timer = self._loop.call_at(self._waiting[0][0], self._answer_late)
 
-    def _look(self) -> None:
-        now_s = self._server.loop.time() + _GRAIN_S
-        late: dict[ClientConnection, None] = {}
+    def _answer_late(self) -> None:
+        now_s = self._loop.time() + _GRAIN_S
+        late: dict[StagingConnection, None] = {}
         while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][3].is_answered):
             _, _, connection, stored = heappop(self._waiting)
-            if not stored.is_answered and connection in self._server.connections:
+            if not stored.is_answered and connection in self._connections:
                 stored.hurry()
                 late[connection] = None
         for connection in late:
-            connection.settle(self._server.durable_position)
+            connection.settle(self._commits.durable_position)
         self._set_timer()
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None

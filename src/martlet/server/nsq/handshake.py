@@ -1,6 +1,6 @@
-"""The session: what a client says of itself, and what it wants to have.
+"""The commands of a session: IDENTIFY, AUTH, SUB, RDY, CLS and NOP.
 
-IDENTIFY, AUTH, SUB, RDY and CLS; each is answered, or refused by an error that ends the connection.
+Each is answered, or refused by an error that ends the connection.
 """
 
 from __future__ import annotations
@@ -11,82 +11,110 @@ from martlet.broker.errors import Conflict, TooMany, WritesRefused
 from martlet.broker.queue.topology import nearness
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import negotiate
-from martlet.server.nsq.authorizer import Waits
-from martlet.server.nsq.upgrade import Agreed
+from martlet.server.nsq.outcome import WAIT, Outcome
+from martlet.server.nsq.upgrade import Upgrade
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
+    from martlet.options import BrokerOptions
     from martlet.server.nsq.connection import ClientConnection
+    from martlet.server.nsq.upgrade import UpgradeContext
+    from martlet.server.observability.event_log import EventLog
 
 
-def identify(connection: ClientConnection, command: v2.IdentifyCommand) -> None:
-    """IDENTIFY. Raises Agreed where the connection goes on in another form."""
-    server = connection.server
-    offered = (server.options, v2.NSQD_VERSION, server.tls is not None)
-    agreement = negotiate(command.fields, connection.identity, *offered)
-    server.events.identified(connection.remote_address, command.fields)
-    if agreement.upgrades and (connection.tls or connection.snappy or connection.deflate):
-        raise v2.ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed: upgraded already")
-    connection.heartbeat.start()
-    connection.decoder.extended = connection.identity.extended
-    connection.reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
-    if agreement.upgrades:
-        raise Agreed(agreement)
+class SessionCommands:
+    """IDENTIFY, AUTH, SUB, RDY, CLS and NOP.
 
+    Args:
+        broker: has the topics.
+        options: what clients are offered.
+        upgrades: what TLS and compression need.
+        events: logs IDENTIFY.
+    """
 
-def authenticate(connection: ClientConnection, command: v2.Auth) -> None:
-    """AUTH. Raises Waits until the auth server has answered."""
-    if connection.guard is None:
-        raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
-    told = connection.guard.authenticate(command.secret)
-    connection.reply(v2.frame(v2.FrameType.RESPONSE, told))
+    def __init__(
+        self,
+        broker: BrokerCore,
+        options: BrokerOptions,
+        upgrades: UpgradeContext,
+        events: EventLog,
+    ) -> None:
+        self._broker = broker
+        self._options = options
+        self._upgrades = upgrades
+        self._events = events
+        self._place = options.topology_zone, options.topology_region
 
+    def identify(self, connection: ClientConnection, command: v2.IdentifyCommand) -> Outcome:
+        """IDENTIFY."""
+        has_tls = self._upgrades.tls is not None
+        offered = (self._options, v2.NSQD_VERSION, has_tls)
+        agreement = negotiate(command.fields, connection.identity, *offered)
+        self._events.identified(connection.remote_address, command.fields)
+        if agreement.upgrades and (connection.tls or connection.snappy or connection.deflate):
+            raise v2.ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed: upgraded already")
+        connection.heartbeat.start()
+        connection.decoder.extended = connection.identity.extended
+        connection.reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
+        if agreement.upgrades:
+            return Upgrade(connection, agreement, self._upgrades)
+        return None
 
-def subscribe(connection: ClientConnection, command: v2.Subscribe) -> None:
-    """SUB. Raises Waits until all is answered that stands before it."""
-    if not connection.identity.heartbeat_interval_ns:
-        raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
-    if connection.guard is not None:
-        connection.guard.check("SUB", command.topic, command.channel)
-    server = connection.server
-    if connection.owed:
-        # Or a message could come before the answer to SUB, which is owed behind them.
-        raise Waits
-    try:
-        connection.topic = connection.broker.topic(command.topic)
-        connection.channel = connection.topic.channel(command.channel).whole
-        connection.consumer = connection.channel.add_consumer(
-            connection,
-            connection.identity.msg_timeout_ns,
-            connection.identity.sample_rate,
-            with_properties=connection.identity.extended,
-            nearness=nearness(
-                (server.options.topology_zone, server.options.topology_region),
-                (connection.identity.topology_zone, connection.identity.topology_region),
-            ),
-            says_started=connection.identity.says_started,
-        )
-    except Conflict as error:
-        # Another attempt would get no other answer, which is what this code tells clients.
-        raise v2.ProtocolError("E_BAD_CHANNEL", f"SUB {error}") from error
-    except (TooMany, WritesRefused) as error:
-        raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
-    connection.decoder.state = v2.ParserState.SUBSCRIBED
-    connection.reply(v2.OK)
-    if connection.channel.max_attempts and connection.identity.says_started:
-        connection.failures_counted(connection.channel.max_attempts)
+    def authenticate(self, connection: ClientConnection, command: v2.Auth) -> Outcome:
+        """AUTH."""
+        if connection.guard is None:
+            raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+        answer = connection.guard.authenticate(command.secret)
+        if answer is None:
+            return WAIT
+        connection.reply(v2.frame(v2.FrameType.RESPONSE, answer))
+        return None
 
+    def subscribe(self, connection: ClientConnection, command: v2.Subscribe) -> Outcome:
+        """SUB."""
+        identity, guard = connection.identity, connection.guard
+        if not identity.heartbeat_interval_ns:
+            raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
+        if guard is not None and not guard.admits("SUB", command.topic, command.channel):
+            return WAIT
+        if connection.replies:
+            # A message must not come before the answer to SUB, which is due behind them.
+            return WAIT
+        try:
+            topic = self._broker.topic(command.topic)
+            channel = topic.channel(command.channel).whole
+            consumer = channel.add_consumer(
+                connection,
+                identity.msg_timeout_ns,
+                identity.sample_rate,
+                with_properties=identity.extended,
+                nearness=nearness(self._place, (identity.topology_zone, identity.topology_region)),
+                says_started=identity.says_started,
+            )
+        except Conflict as error:
+            # E_BAD_CHANNEL tells clients that another attempt would get the same answer.
+            raise v2.ProtocolError("E_BAD_CHANNEL", f"SUB {error}") from error
+        except (TooMany, WritesRefused) as error:
+            raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
+        connection.subscribed(topic, channel, consumer)
+        connection.reply(v2.OK)
+        if channel.max_attempts and identity.says_started:
+            connection.failures_counted(channel.max_attempts)
+        return None
 
-def ready(connection: ClientConnection, command: v2.Ready) -> None:
-    """RDY."""
-    if connection.state == v2.ParserState.SUBSCRIBED:
+    def ready(self, connection: ClientConnection, command: v2.Ready) -> None:
+        """RDY."""
+        if connection.state == v2.ParserState.SUBSCRIBED:
+            channel, consumer = connection.subscription()
+            channel.set_ready(consumer, command.count)
+
+    def close(self, connection: ClientConnection, command: v2.Close) -> None:
+        """CLS: deliver no more."""
         channel, consumer = connection.subscription()
-        channel.set_ready(consumer, command.count)
+        connection.decoder.state = v2.ParserState.CLOSING
+        consumer.progress.takes_no_more = True
+        channel.set_ready(consumer, 0)
+        connection.reply(v2.CLOSE_WAIT)
 
-
-def stop_receiving(connection: ClientConnection, command: v2.Close) -> None:
-    """CLS."""
-    channel, consumer = connection.subscription()
-    connection.decoder.state = v2.ParserState.CLOSING
-    consumer.progress.takes_no_more = True
-    channel.set_ready(consumer, 0)
-    connection.reply(v2.CLOSE_WAIT)
+    def do_nothing(self, connection: ClientConnection, command: v2.Nop) -> None:
+        """NOP."""

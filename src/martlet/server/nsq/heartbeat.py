@@ -1,35 +1,56 @@
-"""The heartbeat of a connection: it tells a client that is silent from one that has gone.
+"""The heartbeat of a connection, which finds out clients that are gone without a word.
 
-As nsqd does, a heartbeat is sent every interval that the client asked for, also while it is busy,
-and who says nothing for two of them is cut off.  Any whole command counts.  One whose commands are
-not read, for one reason or another, can not be called silent.
+As with nsqd, a heartbeat is sent every interval that the client asked for, also while the
+connection is busy, and a client that answers nothing to two of them is cut off.  Any complete
+command counts as an answer.  A client whose commands are held up here is not silent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import ClientConnection
+    from martlet.protocol.nsq.negotiation import ClientIdentity
+
+
+class BeatingConnection(Protocol):
+    """A connection with a heartbeat.
+
+    Attributes:
+        identity: has the interval.
+        heard: whether a command has come since the last heartbeat.
+    """
+
+    identity: ClientIdentity
+    heard: bool
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the client's commands are not read at present."""
+
+    def beat(self) -> None:
+        """Send a heartbeat."""
+
+    def drop(self, reason: str) -> None:
+        """Close at once on a client that is gone."""
 
 
 class Heartbeat:
     """The heartbeat of one connection.
 
     Args:
-        loop: the event loop.
-        connection: whose.
+        connection: the connection.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: ClientConnection) -> None:
-        self._loop = loop
+    def __init__(self, connection: BeatingConnection) -> None:
+        self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0
 
     def start(self) -> None:
-        """Begin anew, with the interval that the client has now; none, where it wants none."""
+        """Start again with the interval that the client has now, unless it wants no heartbeats."""
         self.stop()
         interval_ns = self._connection.identity.heartbeat_interval_ns
         if interval_ns:
@@ -38,13 +59,13 @@ class Heartbeat:
             self._timer = self._loop.call_later(interval_ns / 1e9, self._beat)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Send no more heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _beat(self) -> None:
-        """Send a heartbeat; close on a client that was silent for two."""
+        """Send a heartbeat, or close on a client that was silent for two."""
         connection = self._connection
         self._silent = 0 if connection.heard or connection.held_up else self._silent + 1
         connection.heard = False

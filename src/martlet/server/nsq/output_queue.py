@@ -30,7 +30,6 @@ class OutputQueue:
     """The limit of one client's transport.
 
     Args:
-        loop: for the time.
         transport: where the bytes wait.
         on_stuck: called when the client reads nothing.
 
@@ -51,12 +50,11 @@ class OutputQueue:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
         on_stuck: Callable[[], None],
     ) -> None:
         transport.set_write_buffer_limits(high=LIMIT_BYTES)
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._on_stuck = on_stuck
         self._timer: asyncio.TimerHandle | None = None

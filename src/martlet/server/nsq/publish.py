@@ -1,66 +1,468 @@
-"""Publishing: PUB, MPUB and DPUB, staged for the end of the turn, and the PUB that comes alone."""
+"""The publishing commands: PUB, MPUB, DPUB and SEND.
+
+PUB, MPUB and DPUB are answered OK, or by an error that ends the connection.  SEND, for messages
+with properties and options, is answered with a JSON object that says where they were stored.  A
+refusal is one too, with a status of its own, and does not end the connection::
+
+    {"status": "OK", "queue": 0, "offset": 1041, "count": 3, "id": "00c0ffee00c0ffee"}
+    {"status": "REFUSED", "text": "the disk is full: ..."}
+
+The options of SEND, all of which may be left out:
+
+- ``deliver_at_ms``: since 1970 (see `martlet.server.delivery_time`)
+- ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
+- ``wait``: false for an answer once they are written, though a PUB would wait for the disk
+- ``flush_timeout_ms``: the limit of the wait for the disk, in place of ``--sync-flush-timeout``;
+  the status is then FLUSH_DISK_TIMEOUT, and they are stored all the same
+- ``transaction``: invisible until the transaction is committed, see below
+- ``oneway``: true for no answer at all
+- ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  One that is
+  repeated is not stored again but answered as the first one, and with ``"duplicate": true`` (see
+  `martlet.broker.idempotence`); ``age_ms`` is the time since it was sent first
+
+The options of SEND into a transaction are ``transaction``, its id; ``branch``, the name of the
+sender; ``number``, of the send in its branch, from 0, so that one that is repeated is stored once;
+``queue`` or ``order_key``, as above; ``deliver_at_ms`` or ``delay_ms``, a list of ``[time, count]``
+with the delivery times of all messages in order: since 1970, or from now on; and, to begin the
+transaction by that, ``begin`` with the arguments of the call `transaction.begin`.  The answer is
+``{"status": "OK", "count": 3}``, once they are as safe as a PUB that is answered OK.
+
+Answers come in the order of the commands: one that need not wait stands behind one that does.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import WritesRefused
+from martlet.broker.errors import BrokerError, LimitReached, NotFound, WritesRefused
+from martlet.broker.idempotence import ProducerSend, Reused, TooOld, marked
+from martlet.broker.queue.queue_log import Receipt
 from martlet.durations import MILLISECOND_NS
+from martlet.properties.model import PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
+from martlet.put_status import PutStatus
+from martlet.server.delivery_time import deliver_at_ns
+from martlet.server.nsq.outcome import WAIT, Outcome
+from martlet.server.nsq.reply_queue import DeferredReply
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
+    from martlet.broker.topic.topic import Topic
+    from martlet.options import BrokerOptions
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.nsq.connection import ClientConnection
+    from martlet.server.nsq.flush_timeouts import FlushTimeouts
+    from martlet.server.observability.event_log import EventLog
+
+_OPTIONS = (
+    "age_ms",
+    "deliver_at_ms",
+    "flush_timeout_ms",
+    "oneway",
+    "order_key",
+    "producer",
+    "queue",
+    "sequence",
+    "wait",
+)
+_TRANSACTION_OPTIONS = (
+    "begin",
+    "branch",
+    "delay_ms",
+    "deliver_at_ms",
+    "number",
+    "order_key",
+    "queue",
+    "transaction",
+)
+_MAX_TIMES = 10_000
+_CODES: dict[type[Exception], str] = {
+    LimitReached: "LIMIT_REACHED",
+    NotFound: "NO_QUEUE",
+    Reused: "SEQUENCE_REUSED",
+    TooOld: "TOO_OLD",
+}
 
 
-def publish_lone(connection: ClientConnection, nbytes: int) -> bool:
-    """Append and answer a PUB that came by itself at once, instead of at the turn's end.
+class LonePublish:
+    """The short cut of a PUB that comes by itself.
 
-    Returns False where what has come goes the usual way: it is something else, or has to wait.
+    Args:
+        broker: stores the messages.
+        commits: says whether a message may be answered once it is written.
+        buffer: where connections receive.
     """
-    server = connection.server
-    if connection.owed or connection.turns.crowded or not server.answers_at_once:
-        return False
-    lone = connection.decoder.lone_publish(server.receive_buffer, nbytes)
-    if lone is None:
-        return False
-    name, start = lone
-    topic = connection.broker.topics.get(name)
-    if topic is None:
-        return False
-    if topic.several:
-        topic = topic.next_part()
-    connection.heard = True
-    try:
-        connection.broker.append(topic, server.receive_view[start:nbytes])
-    except WritesRefused as error:
-        connection.refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
-        return True
-    counters = connection.message_counters
-    counters[name] = counters.get(name, 0) + 1
-    connection.transport.write(v2.OK)
-    return True
 
+    def __init__(self, broker: BrokerCore, commits: GroupCommit, buffer: bytearray) -> None:
+        self._broker = broker
+        self._answers_at_once = commits.answers_at_once
+        self._ticks = commits.ticks
+        self._buffer = buffer
+        self._view = memoryview(buffer)
 
-def publish(connection: ClientConnection, command: v2.PublishCommand) -> None:
-    """Stage messages; they are answered once they are committed, or flushed."""
-    if connection.guard is not None:
-        connection.guard.check(command.verb, command.topic, "")
-    deliver_at_ns = 0
-    if command.delay_ms:
-        deliver_at_ns = connection.broker.clock() + command.delay_ms * MILLISECOND_NS
-    try:
-        topic = connection.broker.topic(command.topic)
+    def publish(self, connection: ClientConnection, nbytes: int) -> bool:
+        """Append and answer a PUB at once, instead of at the tick's end.
+
+        Returns False where the bytes are another command, or the PUB has to wait.
+        """
+        if connection.replies or self._ticks.crowded or not self._answers_at_once:
+            return False
+        lone = connection.decoder.lone_publish(self._buffer, nbytes)
+        if lone is None:
+            return False
+        name, start = lone
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            return False
         if topic.several:
             topic = topic.next_part()
-        if deliver_at_ns:
-            receipt = connection.broker.delays.defer(topic, command.bodies, deliver_at_ns)
+        connection.heard = True
+        try:
+            self._broker.append(topic, self._view[start:nbytes])
+        except WritesRefused as error:
+            connection.refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
+            return True
+        counters = connection.message_counters
+        counters[name] = counters.get(name, 0) + 1
+        connection.transport.write(v2.OK)
+        return True
+
+
+class StoredSend(DeferredReply):
+    """The answer to a SEND whose messages are stored.
+
+    Args:
+        target: the topic at the queue that they go to.
+        topic: the topic that has them, which may be a bucket; None where it is gone since.
+        send: their place in it.
+        waits: whether to answer only when they are as safe as a PUB that is answered OK.
+        is_duplicate: whether they were stored before.
+    """
+
+    __slots__ = ("_is_duplicate", "_send", "_status", "_target", "_topic", "is_answered")
+
+    def __init__(
+        self,
+        target: Topic,
+        topic: Topic | None,
+        send: ProducerSend,
+        waits: bool,
+        is_duplicate: bool = False,
+    ) -> None:
+        super().__init__(waits)
+        self._target = target
+        self._topic = topic
+        self._send = send
+        self._is_duplicate = is_duplicate
+        self._status = PutStatus.OK
+        self.is_answered = False
+        """Whether the client has the answer."""
+
+    def hurry(self) -> None:
+        """Wait for the disk no longer: it takes too long."""
+        self.waits = False
+        self._status = PutStatus.FLUSH_DISK_TIMEOUT
+
+    def stored(self) -> bytes:
+        """The answer."""
+        self.is_answered = True
+        topic, offset = self._topic, self._send.offset
+        return encode_reply(
+            status=self._status,
+            queue=self._target.number,
+            offset=offset if topic is self._target else None,
+            count=self._send.count,
+            id=topic.queue.message_id(offset).decode() if topic is not None else None,
+            **({"duplicate": True} if self._is_duplicate else {}),
+        )
+
+    def refused(self, error: WritesRefused) -> bytes:
+        """The answer where they were refused."""
+        self.is_answered = True
+        return refusal(error)
+
+
+class NoReply(DeferredReply):
+    """No answer; errors are logged.
+
+    Args:
+        events: takes the errors.
+        address, topic: of the client, and the topic that it has sent to.
+    """
+
+    __slots__ = ("_address", "_events", "_topic")
+
+    def __init__(self, events: EventLog, address: str, topic: str) -> None:
+        super().__init__(waits=False)
+        self._events = events
+        self._address = address
+        self._topic = topic
+
+    def stored(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def refused(self, error: Exception) -> bytes:
+        """Nothing; log the error."""
+        self._events.dropped(self._address, self._topic, error)
+        return b""
+
+
+class Added(DeferredReply):
+    """The answer to a SEND whose half messages are stored.
+
+    Args:
+        count: how many messages.
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__(waits=True)
+        self._count = count
+
+    def stored(self) -> bytes:
+        """The answer."""
+        return encode_reply(status="OK", count=self._count)
+
+    def refused(self, error: WritesRefused) -> bytes:
+        """The answer where they were refused."""
+        return refusal(error)
+
+
+def encode_reply(**fields: object) -> bytes:
+    """The frame of an answer to SEND."""
+    return v2.frame(v2.FrameType.RESPONSE, json.dumps(fields, separators=(",", ":")).encode())
+
+
+def refusal(error: Exception) -> bytes:
+    """The answer to a SEND that is refused."""
+    if isinstance(error, CallError):
+        return encode_reply(status=error.code, text=str(error), **error.fields)
+    return encode_reply(status=_CODES.get(type(error), "REFUSED"), text=str(error))
+
+
+class PublishCommands:
+    """PUB, MPUB, DPUB and SEND.
+
+    Args:
+        broker: stores the messages.
+        options: the limits.
+        answers_at_once: whether answers wait for no flush.
+        flush_timeouts: limit the wait for a flush.
+        events: logs errors that are not answered.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerCore,
+        options: BrokerOptions,
+        answers_at_once: bool,
+        flush_timeouts: FlushTimeouts,
+        events: EventLog,
+    ) -> None:
+        self._broker = broker
+        self._max_delay_ns = options.max_delay_ns
+        self._flush_timeout_ms = options.sync_flush_timeout_ns // MILLISECOND_NS
+        self._answers_at_once = answers_at_once
+        self._flush_timeouts = flush_timeouts
+        self._events = events
+
+    def publish(self, connection: ClientConnection, command: v2.PublishCommand) -> Outcome:
+        """PUB, MPUB and DPUB: stage messages, and answer once they are committed, or flushed."""
+        guard = connection.guard
+        if guard is not None and not guard.admits(command.verb, command.topic, ""):
+            return WAIT
+        broker = self._broker
+        deliver_at_ns = 0
+        if command.delay_ms:
+            deliver_at_ns = broker.clock() + command.delay_ms * MILLISECOND_NS
+        try:
+            topic = broker.topic(command.topic)
+            if topic.several:
+                topic = topic.next_part()
+            if deliver_at_ns:
+                receipt = broker.delays.defer(topic, command.bodies, deliver_at_ns)
+            else:
+                receipt = topic.stage(command.bodies)
+        except WritesRefused as error:
+            raise v2.ProtocolError(
+                f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"
+            ) from error
+        counters = connection.message_counters
+        counters[command.topic] = counters.get(command.topic, 0) + len(command.bodies)
+        connection.promise(receipt, command.verb, command.commands)
+        return None
+
+    # SEND
+
+    def send(self, connection: ClientConnection, command: v2.SendCommand) -> Outcome:
+        """SEND."""
+        guard = connection.guard
+        if guard is not None and not guard.admits("PUB", command.topic, ""):
+            return WAIT
+        if "transaction" in command.options:
+            self._send_in_transaction(connection, command)
+            return None
+        no_reply = None
+        if command.options.get("oneway") is True:
+            no_reply = NoReply(self._events, connection.remote_address, command.topic)
+        try:
+            self._stage(connection, command, CallArguments(command.options), no_reply)
+        except (CallError, LimitReached, NotFound, Reused, TooOld, WritesRefused) as error:
+            if no_reply is not None:
+                no_reply.refused(error)
+            else:
+                connection.reply(refusal(error))
+        return None
+
+    def _stage(
+        self,
+        connection: ClientConnection,
+        command: v2.SendCommand,
+        arguments: CallArguments,
+        no_reply: NoReply | None,
+    ) -> None:
+        arguments.only(*_OPTIONS)
+        arguments.flag("oneway")
+        broker = self._broker
+        at_ns = deliver_at_ns(arguments, broker.clock(), self._max_delay_ns)
+        waits = arguments.flag("wait", True)
+        timeout_ms = arguments.number(
+            "flush_timeout_ms", self._flush_timeout_ms, min_value=1, max_value=1 << 31
+        )
+        sent = _sent(arguments, len(command.bodies))
+        topic = broker.topic(command.topic)
+        known = None
+        if sent is not None:
+            age_ns = arguments.number("age_ms", 0, max_value=1 << 42) * MILLISECOND_NS
+            known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
+        promise: StoredSend | NoReply
+        if known is not None:
+            target = broker.by_id[known.home].home
+            promise = StoredSend(
+                target, broker.by_id.get(known.topic), known, waits, is_duplicate=True
+            )
+            receipt = known.receipt
         else:
-            receipt = topic.stage(command.bodies)
-    except WritesRefused as error:
-        raise v2.ProtocolError(
-            f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"
-        ) from error
-    counters = connection.message_counters
-    counters[command.topic] = counters.get(command.topic, 0) + len(command.bodies)
-    connection.owed.append((receipt, command.verb, command.commands))
-    connection.server.staged(connection)
+            part = _part(topic, arguments)
+            if at_ns:
+                part = broker.delays.bucket(part, at_ns, len(command.bodies))
+            offset, count = part.next_offset, len(command.bodies)
+            properties = command.properties if sent is None else marked(command.properties, sent)
+            receipt = part.stage(command.bodies, at_ns, properties)
+            stored = ProducerSend(receipt, part.id, offset, count, part.home.id)
+            if sent is not None:
+                broker.producers.add(sent, stored, broker.clock())
+            counters = connection.message_counters
+            counters[command.topic] = counters.get(command.topic, 0) + count
+            promise = StoredSend(part.home, part, stored, waits)
+        if no_reply is not None:
+            promise = no_reply
+        elif waits and not self._answers_at_once:
+            self._flush_timeouts.watch(connection, promise, timeout_ms)
+        connection.promise(receipt, "SEND", promise)
+
+    # SEND into a transaction
+
+    def _send_in_transaction(self, connection: ClientConnection, command: v2.SendCommand) -> None:
+        from martlet.server.rpc.transactions import refused
+
+        try:
+            receipt, added = self._add_half_messages(command, CallArguments(command.options))
+        except (BrokerError, WritesRefused) as error:
+            connection.reply(refusal(refused(error)))
+        except CallError as error:
+            connection.reply(refusal(error))
+        else:
+            connection.promise(receipt, "SEND", added)
+
+    def _add_half_messages(
+        self, command: v2.SendCommand, arguments: CallArguments
+    ) -> tuple[Receipt, Added]:
+        from martlet.server.rpc.transactions import begin_open
+
+        arguments.only(*_TRANSACTION_OPTIONS)
+        transactions = self._broker.transactions
+        id = arguments.text("transaction", max_value=255)
+        branch, number = arguments.text("branch", max_value=64), arguments.number("number")
+        topic = self._broker.topic(command.topic)
+        queue = queue_of(topic, arguments)
+        times = self._delivery_times(arguments, len(command.bodies))
+        if "begin" in arguments and id not in transactions.open:
+            begin_open(transactions, id, CallArguments(arguments.mapping("begin", max_value=5)))
+        batch, position = transactions.add(
+            id, branch, number, topic.name, command.bodies, command.properties, queue, times
+        )
+        receipt = Receipt()
+        receipt.position = position
+        return receipt, Added(batch.message_count)
+
+    def _delivery_times(self, arguments: CallArguments, count: int) -> Sequence[tuple[int, int]]:
+        """Delivery times in nanoseconds, each with its number of messages. Raises CallError."""
+        given = [name for name in ("deliver_at_ms", "delay_ms") if name in arguments]
+        if not given:
+            return []
+        (name, *others) = given
+        if others:
+            raise CallError(
+                "BAD_ARGUMENT", "'deliver_at_ms' and 'delay_ms' each tell when: give one"
+            )
+        now_ns = self._broker.clock()
+        base_ns = now_ns if name == "delay_ms" else 0
+        latest_ns = now_ns + self._max_delay_ns
+        times: list[tuple[int, int]] = []
+        for each in arguments.sequence(name, max_value=_MAX_TIMES):
+            match each:
+                case [int(time_ms), int(some)] if time_ms >= 0 and 0 < some <= count:
+                    at_ns = base_ns + time_ms * MILLISECOND_NS
+                case _:
+                    raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of [time, count]")
+            if at_ns > latest_ns:
+                raise CallError(
+                    "BAD_ARGUMENT",
+                    f"{name!r} has a time {(at_ns - now_ns) // 10**9} s from now; the longest delay"
+                    f" is {self._max_delay_ns // 10**9} s (--max-delay)",
+                )
+            times.append((at_ns, some))
+        if sum(some for _, some in times) != count:
+            raise CallError(
+                "BAD_ARGUMENT", f"{name!r} must tell of {count} messages, no more or less"
+            )
+        return times
+
+
+def _sent(arguments: CallArguments, count: int) -> Sent | None:
+    if "producer" not in arguments and "sequence" not in arguments:
+        return None
+    producer = arguments.text("producer")
+    sequence = arguments.number("sequence", min_value=1)
+    try:
+        id = bytes.fromhex(producer)
+    except ValueError:
+        id = b""
+    if len(id) != PRODUCER_BYTES or len(producer) != 2 * PRODUCER_BYTES:
+        raise CallError(
+            "BAD_ARGUMENT", f"'producer' must be 32 hexadecimal digits, not {producer[:40]!r}"
+        )
+    return Sent(id, sequence, count)
+
+
+def _part(topic: Topic, arguments: CallArguments) -> Topic:
+    """The topic at the queue that the messages go to."""
+    queue = queue_of(topic, arguments)
+    return topic.next_part() if queue < 0 else topic.parts[queue]
+
+
+def queue_of(topic: Topic, arguments: CallArguments) -> int:
+    """The number of the queue that messages go to; -1 for any. Raises CallError and NotFound."""
+    if "queue" in arguments:
+        if "order_key" in arguments:
+            raise CallError("BAD_ARGUMENT", "'queue' and 'order_key' each tell where: give one")
+        return topic.part(arguments.number("queue")).number
+    if "order_key" in arguments:
+        return topic.part_for_key(arguments.text("order_key").encode()).number
+    return -1

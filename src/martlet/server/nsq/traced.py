@@ -6,8 +6,8 @@
     PROTOCOL(V2): writing msg(18a34d8b6a269000) to client(127.0.0.1:41966) - body
     [127.0.0.1:41966] state rdy:    1 inflt:    1
 
-A connection is made traced or not when its client connects, so that the others are spared even
-the question.  A command that is refused for its form is told by its error alone.
+A connection is made traced or not when its client connects, so that the others do not even check.
+A malformed command is logged by its error alone.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from collections.abc import Iterator, Sequence
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.connection import ClientConnection
+from martlet.server.nsq.outcome import Outcome
 
 _OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.RequeueCommand)
-"""What changes how many messages a consumer wants, or has."""
+"""The commands that change a consumer's RDY or what it has in flight."""
 _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 
 
 class TracedConnection(ClientConnection):
-    """One client whose every word is logged."""
+    """A connection that logs every command and message."""
 
     may_be_brief = False  # so that each publish is a command
 
-    def _handle(self, command: v2.Command) -> None:
+    def _handle(self, command: v2.Command) -> Outcome:
         for line in describe(command):
-            self.server.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
-        super()._handle(command)
+            self._context.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
+        outcome = super()._handle(command)
         if isinstance(command, _OF_CONSUMERS):
             self._log_state()
+        return outcome
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
         for frame in _each(frames):
-            self.server.log.debug(
+            self._context.log.debug(
                 "PROTOCOL(V2): writing msg(%s) to client(%s) - %s",
                 frame[_ID].decode("ascii"),
                 self.remote_address,
@@ -49,7 +51,7 @@ class TracedConnection(ClientConnection):
 
     def _log_state(self) -> None:
         if self.consumer is not None:
-            self.server.log.debug(
+            self._context.log.debug(
                 "[%s] state rdy: %4d inflt: %4d",
                 self.remote_address,
                 self.consumer.ready_count,

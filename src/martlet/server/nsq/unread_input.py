@@ -1,9 +1,9 @@
-"""Unread: the commands of a client that was lost before the broker had read them.
+"""Unread input: the commands of a client that was lost before the broker had read them.
 
 A client that dies with messages unread resets its connection.  The next write to it fails, which
-closes the transport, though the kernel still holds what the client had sent: FINs, and what it said
-that it starts to handle.  If that were dropped, finished messages would come again, and a crash
-would be charged to messages that had nothing to do with it.
+closes the transport, though the kernel still holds what the client had sent: FINs and STARTEDs.
+If they were dropped, finished messages would be delivered again, and a crash would be charged to
+messages that had nothing to do with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,30 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-if TYPE_CHECKING:
-    from martlet.server.nsq.connection import ClientConnection
+
+class LostConnection(Protocol):
+    """A connection whose transport is closed, and that can still take input."""
+
+    transport: asyncio.Transport
+
+    @property
+    def held_up(self) -> bool:
+        """Whether its commands are not read at present."""
+
+    @property
+    def has_turn_ahead(self) -> bool:
+        """Whether commands that have come wait for nothing but their turn."""
+
+    def go_on(self) -> None:
+        """Give them their turn."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle bytes that are in the buffer."""
 
 
 class _LostTransport(asyncio.Transport):
@@ -43,20 +63,16 @@ class _LostTransport(asyncio.Transport):
         """It is."""
 
 
-def handle_unread(connection: ClientConnection) -> None:
+def handle_unread(connection: LostConnection) -> None:
     """Handle what a client sent before its connection was lost.
 
-    The kernel's receive buffer bounds it, since a connection that was reset gets nothing more.
-    Behind TLS or compression nothing is read: the layer has let go of its state by then.
+    The kernel's receive buffer bounds it, since a connection that was reset receives nothing more.
+    A connection in TLS or compressed has nothing to read here: its layer has dropped its state.
     """
-    transport = connection.transport
-    sock = transport.get_extra_info("socket")
-    if sock is None or connection.snappy or connection.deflate or connection.tls is not None:
+    sock = connection.transport.get_extra_info("socket")
+    if sock is None:
         return
     connection.transport = cast(asyncio.Transport, _LostTransport())
-    if connection.consumer is not None and connection.channel is not None:
-        # What it finishes now makes no room for more.
-        connection.channel.set_ready(cast(Any, connection.consumer), 0)
     try:
         while True:
             while connection.has_turn_ahead:
@@ -68,4 +84,4 @@ def handle_unread(connection: ClientConnection) -> None:
                 return
             connection.buffer_updated(count)
     except OSError:
-        connection.server.log.debug("[%s] nothing more is there", connection.remote_address)
+        return  # the kernel has nothing more

@@ -1,4 +1,4 @@
-"""The upgrade: what a connection goes on as after IDENTIFY.
+"""The upgrade of a connection to TLS or compression, behind IDENTIFY.
 
 The answer to IDENTIFY is sent as the connection was.  Then, each step answered OK in its new form::
 
@@ -6,13 +6,15 @@ The answer to IDENTIFY is sent as the connection was.  Then, each step answered 
                     TLS handshake           -> OK, in TLS
                     snappy or deflate       -> OK, compressed (and in TLS, if that is on)
 
-What a client sends before it has the answer is taken as the bytes of the first step, never as
+Bytes that a client sends before it has the answer are taken as those of the first step, never as
 commands: nobody on the way can slip a command into a connection that its owner believes encrypted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from martlet.layer.compression import Codec, CompressionLayer
@@ -20,48 +22,57 @@ from martlet.layer.tls import TlsLayer, reason
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
-from martlet.protocol.nsq.negotiation import Agreement
+from martlet.server.nsq.outcome import ConnectionUpgrade
 from martlet.server.tls import HANDSHAKE_S
 
 if TYPE_CHECKING:
+    import ssl
+
+    from martlet.protocol.nsq.negotiation import Agreement
     from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.server import Server
 
 
-class Agreed(Exception):
-    """No error: what was agreed on changes how the bytes behind it are to be read."""
+@dataclass(frozen=True, slots=True)
+class UpgradeContext:
+    """What all upgrades of a broker share.
 
-    def __init__(self, agreement: Agreement) -> None:
-        super().__init__()
-        self.agreement = agreement
+    Attributes:
+        tls: the certificate and its settings, if there is one.
+        space: where layers receive what is still encrypted or compressed.
+    """
+
+    tls: ssl.SSLContext | None
+    space: memoryview
+    log: logging.Logger
 
 
-class Upgrade:
+class Upgrade(ConnectionUpgrade):
     """The upgrade of one connection.
 
     Args:
-        connection: which.
-        agreement: what it has agreed on.
-        early: the bytes that came behind IDENTIFY.
+        connection: the connection.
+        agreement: from its IDENTIFY.
+        context: what all upgrades share.
     """
 
-    def __init__(self, connection: ClientConnection, agreement: Agreement, early: bytes) -> None:
+    def __init__(
+        self, connection: ClientConnection, agreement: Agreement, context: UpgradeContext
+    ) -> None:
         self._connection = connection
         self._agreement = agreement
-        self._early = early
+        self._context = context
+        self._loop = asyncio.get_running_loop()
 
-    def begin(self, server: Server, transport: asyncio.Transport) -> None:
-        """Start, once the answer to IDENTIFY has been written."""
-        self._server = server
-        self._transport = transport
+    def begin(self, transport: asyncio.Transport, early: bytes) -> None:
+        """Start, once the answer to IDENTIFY is written."""
         if not self._agreement.tls:
-            self._compress()
+            self._compress(transport, early)
             return
         self._log("upgrading connection to TLS")
-        assert server.tls is not None
-        self._tls = TlsLayer(server.loop, server.wire_view, server.tls, None, self._shaken)
+        context = self._context
+        assert context.tls is not None
+        self._tls = TlsLayer(self._loop, context.space, context.tls, None, self._shaken)
         self._tls.insert(transport, self._connection)
-        early, self._early = self._early, b""
         self._tls.begin(HANDSHAKE_S, early)
 
     def _shaken(self, error: Exception | None) -> None:
@@ -70,12 +81,11 @@ class Upgrade:
                 v2.ProtocolError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason(error)}")
             )
             return
-        self._transport = self._tls
         self._connection.tls = self._tls
-        self._transport.write(v2.OK)
-        self._compress()
+        self._tls.write(v2.OK)
+        self._compress(self._tls, b"")
 
-    def _compress(self) -> None:
+    def _compress(self, transport: asyncio.Transport, early: bytes) -> None:
         codec: Codec | None = None
         if self._agreement.snappy:
             self._log("upgrading connection to snappy")
@@ -88,13 +98,12 @@ class Upgrade:
             self._connection.deflate = True
         layer = None
         if codec is not None:
-            layer = CompressionLayer(self._server.loop, self._server.wire_view, codec)
-            layer.insert(self._transport, self._connection)
-            self._transport = layer
+            layer = CompressionLayer(self._loop, self._context.space, codec)
+            layer.insert(transport, self._connection)
             layer.write(v2.OK)
-        self._connection.upgraded(self._transport)
-        if layer is not None and self._early:
-            layer.feed(self._early)
+        self._connection.upgraded(layer or transport)
+        if layer is not None and early:
+            layer.feed(early)
 
     def _log(self, text: str) -> None:
-        self._server.log.info("PROTOCOL(V2): [%s] %s", self._connection.remote_address, text)
+        self._context.log.info("PROTOCOL(V2): [%s] %s", self._connection.remote_address, text)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Sized
+from dataclasses import dataclass
 from operator import add, attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-from aiohttp import web
 
 from martlet import __version__
 from martlet.broker.channel.partitioned import PartitionedChannel
@@ -29,12 +28,14 @@ from martlet.server.observability.histogram import Histogram
 from martlet.server.observability.process_metrics import process_metrics
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
+    from martlet.broker.retention.reclaim import HistoryReclaimer
     from martlet.broker.topic.topic import Topic
     from martlet.broker.transactions.manager import Transactions
-    from martlet.server.http.request import Request
-    from martlet.server.http.server import Routes
-    from martlet.server.server import Server
+    from martlet.options import BrokerOptions
+    from martlet.server.data_folder import DataFolder
+    from martlet.server.flusher import Flusher
 
 OTHER = "(other)"
 """Stands for all topics or channels beyond the limit; no topic can have that name."""
@@ -175,39 +176,100 @@ NEAR_METRICS = tuple(
 """Told where near consumers are preferred."""
 
 
-class MetricsApi:
-    """The endpoint over a server's broker."""
+@dataclass(frozen=True)
+class BrokerMetrics:
+    """The metrics of a broker.
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    Attributes:
+        broker: has the topics and the log.
+        options: how many channels have lines of their own.
+        folder: has the log's files.
+        flusher: has the durations.
+        reclaimer: has the evictions.
+        connections: those of the clients.
+    """
 
-    def routes(self) -> Routes:
-        """The endpoint of each path and method."""
-        return {"/metrics": {"GET": self.metrics}}
+    broker: BrokerCore
+    options: BrokerOptions
+    folder: DataFolder
+    flusher: Flusher
+    reclaimer: HistoryReclaimer
+    connections: Sized
 
-    async def metrics(self, request: Request) -> object:
+    async def text(self) -> str:
         """All numbers, as Prometheus's text."""
-        text = "".join([part async for part in self._parts()])
-        return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+        return "".join([part async for part in self._parts()])
 
     async def _parts(self) -> AsyncIterator[str]:
-        max_count = self._server.options.metrics_max_channels
-        topics = [topic.whole for topic in self._server.broker.topics.values()]
+        max_count = self.options.metrics_max_channels
+        topics = [topic.whole for topic in self.broker.topics.values()]
         topics.sort(key=attrgetter("id"))
         channels = sorted(
             (channel for topic in topics for channel in topic.channels.values()),
             key=attrgetter("id"),
         )
-        yield _broker(self._server) + _log(self._server) + process_metrics()
+        yield _broker(self.broker, len(self.connections)) + self._log() + process_metrics()
         async for part in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
             yield part
         async for part in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
             yield part
-        if self._server.options.prefers_near:
+        if self.options.prefers_near:
             async for part in _table(NEAR_METRICS, channels, _channel_labels, max_count):
                 yield part
         async for part in _latencies(channels, max_count):
             yield part
+
+    def _log(self) -> str:
+        log, flusher = self.broker.log, self.flusher
+        spare_sizes = self.folder.storage.spare_sizes()
+        segment_bytes = sum(segment.capacity for segment in log.segments)
+        free = os.statvfs(self.folder.path)
+        return (
+            prometheus.lone(
+                [
+                    ("martlet_log_position_bytes", "gauge", "Where the log ends.", log.position),
+                    (
+                        "martlet_log_durable_position_bytes",
+                        "gauge",
+                        "Up to where the log survives a power cut.",
+                        log.durable_position,
+                    ),
+                    ("martlet_log_segments", "gauge", "Files of the log.", len(log.segments)),
+                    (
+                        "martlet_log_spare_segments",
+                        "gauge",
+                        "Files that wait to be used.",
+                        len(spare_sizes),
+                    ),
+                    (
+                        "martlet_log_disk_bytes",
+                        "gauge",
+                        "What all of them take.",
+                        segment_bytes + sum(spare_sizes),
+                    ),
+                    (
+                        "martlet_log_disk_free_bytes",
+                        "gauge",
+                        "Room on their disk.",
+                        free.f_bavail * free.f_frsize,
+                    ),
+                    (
+                        "martlet_log_refused_writes_total",
+                        "counter",
+                        "Writes that the log did not take, being full or failed.",
+                        log.refused_count,
+                    ),
+                    (
+                        "martlet_log_evicted_segments_total",
+                        "counter",
+                        "Files that went, to make room, though messages in them were not finished.",
+                        self.reclaimer.evicted_count,
+                    ),
+                ]
+            )
+            + _durations("flush", "Flushes of the log.", flusher.flushes)
+            + _durations("checkpoint", "Checkpoints, waiting included.", flusher.checkpoints)
+        )
 
 
 def _topic_labels(topic: Topic | PartitionedTopic | None) -> str:
@@ -271,7 +333,7 @@ def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
     return prometheus.histogram(_LATENCY, labels, _LATENCY_BOUNDS, counts, sum_ns / SECOND_NS)
 
 
-def _broker(server: Server) -> str:
+def _broker(broker: BrokerCore, connection_count: int) -> str:
     name = "martlet_info"
     version = prometheus.label_text({"version": __version__})
     return (
@@ -283,29 +345,29 @@ def _broker(server: Server) -> str:
                     "martlet_healthy",
                     "gauge",
                     "1 while messages are taken, 0 when /ping says why not.",
-                    int(server.broker.health == "OK"),
+                    int(broker.health == "OK"),
                 ),
-                ("martlet_connections", "gauge", "Clients over TCP.", len(server.connections)),
-                ("martlet_topics", "gauge", "Topics.", len(server.broker.topics)),
+                ("martlet_connections", "gauge", "Clients over TCP.", connection_count),
+                ("martlet_topics", "gauge", "Topics.", len(broker.topics)),
                 (
                     "martlet_delayed_messages",
                     "gauge",
                     "Messages that wait on the disk for their time.",
-                    server.broker.delays.pending_count,
+                    broker.delays.pending_count,
                 ),
                 (
                     "martlet_known_producers",
                     "gauge",
                     "Producers whose last sends are known, should they be repeated.",
-                    len(server.broker.producers),
+                    len(broker.producers),
                 ),
                 (
                     "martlet_repeated_sends_total",
                     "counter",
                     "Sends that came again, and were not stored again.",
-                    server.broker.producers.repeated_count,
+                    broker.producers.repeated_count,
                 ),
-                *_transactions(server.broker.transactions),
+                *_transactions(broker.transactions),
             ]
         )
     )
@@ -344,59 +406,6 @@ def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]
             len(transactions.series),
         ),
     ]
-
-
-def _log(server: Server) -> str:
-    log, disk = server.broker.log, server.disk
-    spare_sizes = server.storage.spare_sizes()
-    segment_bytes = sum(segment.capacity for segment in log.segments)
-    free = os.statvfs(server.data_path)
-    return (
-        prometheus.lone(
-            [
-                ("martlet_log_position_bytes", "gauge", "Where the log ends.", log.position),
-                (
-                    "martlet_log_durable_position_bytes",
-                    "gauge",
-                    "Up to where the log survives a power cut.",
-                    log.durable_position,
-                ),
-                ("martlet_log_segments", "gauge", "Files of the log.", len(log.segments)),
-                (
-                    "martlet_log_spare_segments",
-                    "gauge",
-                    "Files that wait to be used.",
-                    len(spare_sizes),
-                ),
-                (
-                    "martlet_log_disk_bytes",
-                    "gauge",
-                    "What all of them take.",
-                    segment_bytes + sum(spare_sizes),
-                ),
-                (
-                    "martlet_log_disk_free_bytes",
-                    "gauge",
-                    "Room on their disk.",
-                    free.f_bavail * free.f_frsize,
-                ),
-                (
-                    "martlet_log_refused_writes_total",
-                    "counter",
-                    "Writes that the log did not take, being full or failed.",
-                    log.refused_count,
-                ),
-                (
-                    "martlet_log_evicted_segments_total",
-                    "counter",
-                    "Files that went, to make room, though messages in them were not finished.",
-                    server.relief.evicted_count,
-                ),
-            ]
-        )
-        + _durations("flush", "Flushes of the log.", disk.flushes)
-        + _durations("checkpoint", "Checkpoints, waiting included.", disk.checkpoints)
-    )
 
 
 def _durations(what: str, told: str, durations: Histogram) -> str:

@@ -17,7 +17,7 @@ import gc
 import resource
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -29,40 +29,66 @@ from martlet.server.time_slice import TimeSlice
 from martlet.server.tls import suite_name, version_name
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.server.nsq.connection import ClientConnection
-    from martlet.server.server import Server
 
 Report = dict[str, Any]
 """What ``/stats?format=json`` answers, or a part of it."""
 _Thing = TypeVar("_Thing")
 
 
-def head(server: Server) -> Report:
-    """What stands before the topics."""
-    return {
-        "version": NSQD_VERSION,
-        "health": server.broker.health,
-        "start_time": server.broker.started_at_ns // SECOND_NS,
-    }
+class StatsSource:
+    """Counts the topics, channels and clients of a broker.
 
-
-async def topic_reports(
-    server: Server, pace: TimeSlice, topic: str = "", channel: str = "", *, include_clients: bool
-) -> AsyncIterator[Report]:
-    """Each topic, or the one that is named, which must be there; of its channels each, or the one
-    that is named. What is deleted meanwhile is left out.
+    Args:
+        broker: has the topics.
+        connections: those of the clients.
+        levels: the percentiles of latency that are reported.
     """
-    topics = server.broker.topics
-    levels = server.options.e2e_processing_latency_percentiles
-    for each in [topics[topic]] if topic else _by_name(topics):
-        if topics.get(each.name) is each and (not channel or channel in each.channels):
-            yield await _topic(each.whole, channel, include_clients, topic, levels, pace)
-        await pace.rest()
+
+    def __init__(
+        self,
+        broker: BrokerCore,
+        connections: Collection[ClientConnection],
+        levels: Sequence[float],
+    ) -> None:
+        self._broker = broker
+        self._connections = connections
+        self._levels = levels
+
+    def head(self) -> Report:
+        """The fields before the topics."""
+        return {
+            "version": NSQD_VERSION,
+            "health": self._broker.health,
+            "start_time": self._broker.started_at_ns // SECOND_NS,
+        }
+
+    async def topic_reports(
+        self, pace: TimeSlice, topic: str = "", channel: str = "", *, include_clients: bool
+    ) -> AsyncIterator[Report]:
+        """Report each topic, or a named one, which must exist; of its channels each, or a named
+        one. A topic that is deleted meanwhile is left out.
+        """
+        topics = self._broker.topics
+        for each in [topics[topic]] if topic else _by_name(topics):
+            if topics.get(each.name) is each and (not channel or channel in each.channels):
+                yield await _topic(each.whole, channel, include_clients, topic, self._levels, pace)
+            await pace.rest()
+
+    async def producers(self, topic: str, pace: TimeSlice) -> list[Report]:
+        """Report the clients that have published; with a topic, how much to that alone."""
+        reports = []
+        for connection in list(self._connections):
+            if connection.message_counters:
+                reports.append(_client(connection, connection.consumer, topic))
+                await pace.rest()
+        return reports
 
 
 def _by_name(named: Mapping[str, _Thing]) -> list[_Thing]:
@@ -198,9 +224,12 @@ def _client(
         report["topology_region"] = identity.topology_region
     if client.guard is not None and client.guard.authed and client.guard.given is not None:
         given = client.guard.given
-        told = {"auth_identity": given.identity, "auth_identity_url": given.identity_url}
+        identities = {
+            "auth_identity": given.identity,
+            "auth_identity_url": given.identity_url,
+        }
         report["authed"] = True
-        report |= {name: text for name, text in told.items() if text}
+        report |= {name: text for name, text in identities.items() if text}
     counts = [
         {"topic": name, "count": count}
         for name, count in client.message_counters.items()
@@ -216,16 +245,6 @@ def _client(
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": tls is not None,
     }
-
-
-async def producers(server: Server, topic: str, pace: TimeSlice) -> list[Report]:
-    """The clients that have published."""
-    reports = []
-    for connection in list(server.connections):
-        if connection.message_counters:
-            reports.append(_client(connection, connection.consumer, topic))
-            await pace.rest()
-    return reports
 
 
 class Pauses:

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 
 from martlet.durations import SECOND_NS
 from martlet.names import is_ephemeral
-from martlet.server.observability.stats import Report, pauses, topic_reports
+from martlet.server.observability.stats import Report, pauses
 from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions
-    from martlet.server.server import Server
+    from martlet.server.observability.stats import StatsSource
 
 log = logging.getLogger(__name__)
 
@@ -147,12 +147,11 @@ class _Silent(asyncio.DatagramProtocol):
     """What comes back, such as that nobody listens, is of no interest: UDP promises nothing."""
 
 
-async def push(server: Server) -> None:
-    """Send the counts every so often, until cancelled; then what is left is sent at once."""
-    options = server.options
+async def push(stats: StatsSource, options: BrokerOptions) -> None:
+    """Send the counts at each interval, until cancelled; then send the rest at once."""
     pauses.watch()
     statsd = Statsd(options)
-    loop = server.loop
+    loop = asyncio.get_running_loop()
     interval_s = options.statsd_interval_ns / SECOND_NS
     due_s = loop.time()
     try:
@@ -170,24 +169,24 @@ async def push(server: Server) -> None:
                 continue
             log.info("STATSD: pushing stats to %s", options.statsd_address)
             with closing(transport):
-                await _send(transport, await _counts(server, statsd), interval_s - 1)
+                await _send(transport, await _counts(stats, statsd, options), interval_s - 1)
     finally:
         log.info("STATSD: closing")
 
 
-async def _counts(server: Server, statsd: Statsd) -> list[bytes]:
+async def _counts(stats: StatsSource, statsd: Statsd, options: BrokerOptions) -> list[bytes]:
     """The packets of one time, made in slices."""
     pace = TimeSlice()
     lines: list[str] = []
     statsd.begin()
-    async for report in topic_reports(server, pace, include_clients=False):
+    async for report in stats.topic_reports(pace, include_clients=False):
         for line in statsd.topic_lines(report):
             lines.append(line)
             await pace.rest()
-    if server.options.statsd_mem_stats:
+    if options.statsd_mem_stats:
         lines += statsd.memory_lines(pauses.memory())
     found: list[bytes] = []
-    for packet in packets(lines, server.options.statsd_udp_packet_size):
+    for packet in packets(lines, options.statsd_udp_packet_size):
         found.append(packet)
         await pace.rest()
     return found

@@ -36,15 +36,15 @@ from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.queue.peek import PeekState
 from martlet.broker.retry import MILLISECOND_NS
-from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 _MAX_LOOKED_AT = 5000
 """In one call."""
@@ -60,8 +60,9 @@ _PAGE = ("queue", "offset")
 class DeadLetterCalls:
     """What an operator does with dead letters, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+        self._broker = broker
+        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -78,7 +79,7 @@ class DeadLetterCalls:
         """How many dead letters there are; of the first thousands of each topic, whose and why."""
         arguments.only(*_WHOSE)
         named = bool(arguments.text("topic", "") or arguments.text("dead_letter_topic", ""))
-        topics = [self._topic(arguments)] if named else self._server.broker.topics.values()
+        topics = [self._topic(arguments)] if named else self._broker.topics.values()
         seen = [topic for topic in _tended(topics) if named or _may_see(caller, topic)]
         if named:
             self._keepers(caller, arguments)
@@ -134,16 +135,16 @@ class DeadLetterCalls:
         refused = [str(why) for why in await asyncio.gather(*moves) if why is not None]
         kept.update(refused)
         if not is_dry:
-            self._server.broker.write_journal()
-            await written_down(self._server)
+            self._broker.write_journal()
+            await self._commits.all_settled()
         count = len(moves) - len(refused)
         return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
     def _move(
         self, caller: Caller, letter: DeadLetter, to_name: str, is_dry: bool
     ) -> asyncio.Future[WritesRefused | None]:
-        broker = self._server.broker
-        end: asyncio.Future[WritesRefused | None] = self._server.loop.create_future()
+        broker = self._broker
+        end: asyncio.Future[WritesRefused | None] = asyncio.get_running_loop().create_future()
         only: Channel | None = None
         if to_name:
             caller.may(to_name)
@@ -183,15 +184,15 @@ class DeadLetterCalls:
                 if not is_dry:
                     purge(letter)
         if not is_dry:
-            self._server.broker.write_journal()
-            await written_down(self._server)
+            self._broker.write_journal()
+            await self._commits.all_settled()
         return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
     # what is asked for
 
     def _topic(self, arguments: CallArguments) -> Topic:
         """The dead-letter topic that is meant."""
-        broker = self._server.broker
+        broker = self._broker
         if "dead_letter_topic" in arguments:
             return arguments.topic(broker, "dead_letter_topic")
         topic, channel = arguments.name("topic"), arguments.name("channel")
@@ -231,7 +232,7 @@ class DeadLetterCalls:
                 f"say which: with any of {', '.join(_WHICH)}, or 'all' true for all of them",
             )
         ids = arguments.sequence("ids") if "ids" in arguments else ()
-        now_ms = self._server.broker.clock() // MILLISECOND_NS
+        now_ms = self._broker.clock() // MILLISECOND_NS
         return DeadLetterSelection(
             frozenset(str(id) for id in ids),
             arguments.text("reason", ""),

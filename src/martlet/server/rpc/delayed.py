@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from martlet.broker.delayed.delayed_messages import ListingPosition
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import Properties
-from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.delayed.bucket import Delayed
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 MAX_LISTED = 1000
 MAX_CANCELLED = 10_000
@@ -27,8 +27,9 @@ _FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
 class DelayCalls:
     """What waits for its time, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+        self._broker = broker
+        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -41,8 +42,8 @@ class DelayCalls:
         batch that was sent as one is listed whole, so there may be more than `limit`.
         """
         arguments.only("topic", "from", "limit")
-        delays = self._server.broker.delays
-        topic = arguments.topic(self._server.broker)
+        delays = self._broker.delays
+        topic = arguments.topic(self._broker)
         caller.may(topic.name)
         behind = _place(arguments.text("from", ""))
         max_count = arguments.number("limit", 100, min_value=1, max_value=MAX_LISTED)
@@ -66,7 +67,7 @@ class DelayCalls:
         cancelled already.
         """
         arguments.only("topic", "id", "ids")
-        broker = self._server.broker
+        broker = self._broker
         topic = arguments.topic(broker)
         caller.may(topic.name)
         if "ids" in arguments:
@@ -81,7 +82,7 @@ class DelayCalls:
             wanted.append(id)
         cancelled = broker.delays.cancel(topic, [id.encode() for id in dict.fromkeys(wanted)])
         if cancelled:
-            await written_down(self._server)
+            await self._commits.all_settled()
         return {
             "cancelled": [id for id in wanted if id.encode() in cancelled],
             "not_waiting": [id for id in wanted if id.encode() not in cancelled],

@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.follow import follow
-from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.groups import offsets_by_queue
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 
 class FollowCalls:
     """The followers of a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+        self._broker = broker
+        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -39,7 +40,7 @@ class FollowCalls:
     async def follow(self, caller: Caller, arguments: CallArguments) -> Answer:
         """A reader is somewhere."""
         arguments.only("topic", "topic_id", "group", "offsets", "retain")
-        topic, name = arguments.topic(self._server.broker), arguments.name("group")
+        topic, name = arguments.topic(self._broker), arguments.name("group")
         caller.may(topic.name, name)
         offsets = offsets_by_queue(arguments)
         if arguments.number("topic_id", topic.id) != topic.id:
@@ -55,5 +56,5 @@ class FollowCalls:
         except OutOfReach as error:
             raise CallError("OUT_OF_REACH", str(error)) from None
         if channel.policy != policy:
-            await written_down(self._server)
+            await self._commits.all_settled()
         return {"topic": topic.name, "group": name, "lag": channel.whole.depth}

@@ -38,13 +38,13 @@ from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.long_poll import LongPoll
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.groups.membership import Membership
     from martlet.broker.topic.topic import Topic
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 MAX_WAIT_MS = 300_000
 MAX_WAITING = 10_000
@@ -55,8 +55,8 @@ _NAMES = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms")
 class FetchCalls:
     """What is read by offset, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore) -> None:
+        self._broker = broker
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -69,7 +69,7 @@ class FetchCalls:
     async def group_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Messages for a member of a group."""
         arguments.only("group", "member", *_NAMES)
-        topic, members = group_of(self._server, caller, arguments)
+        topic, members = group_of(self._broker, caller, arguments)
         channel = part_of(topic, arguments).find_channel(arguments.name("group"))
         member = members.find(arguments.text("member"), caller.connection)
         return await self._fetch(caller, arguments, channel, member)
@@ -77,7 +77,7 @@ class FetchCalls:
     async def topic_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Messages for whoever keeps his offsets himself."""
         arguments.only(*_NAMES)
-        topic = arguments.topic(self._server.broker)
+        topic = arguments.topic(self._broker)
         caller.may(topic.name)
         return await self._fetch(caller, arguments)
 
@@ -88,22 +88,20 @@ class FetchCalls:
         channel: Channel | None = None,
         member: GroupConsumer | None = None,
     ) -> Answer:
-        part = part_of(arguments.topic(self._server.broker), arguments)
+        part = part_of(arguments.topic(self._broker), arguments)
         asked = offset = arguments.number("offset")
         max_count = arguments.number("max_messages", 32, min_value=1, max_value=MAX_FETCH_MESSAGES)
         max_bytes = arguments.number("max_bytes", 1 << 20, min_value=1, max_value=MAX_FETCH_BYTES)
         wait_ms = arguments.number("wait_ms", 15_000, max_value=MAX_WAIT_MS)
         if member is not None:
             wait_ms = min(wait_ms, patience_ms(member))
-        poll = LongPoll(self._server.loop, wait_ms)
+        poll = LongPoll(wait_ms)
         with ExitStack() as undo:
             while True:
                 poll.clear()
                 if caller.connection is not None:
                     await caller.connection.drained()
-                if part.queue.topic not in self._server.broker.by_id or (
-                    channel and channel.closed
-                ):
+                if part.queue.topic not in self._broker.by_id or (channel and channel.closed):
                     raise CallError("NOT_FOUND", f"topic {part.name!r}, or the group, was deleted")
                 status, found = self._look(part, channel, member, offset, max_count, max_bytes)
                 offset = found.next_offset
@@ -149,7 +147,7 @@ class FetchCalls:
             return Status.OFFSET_MOVED, Fetched([], 0, min(max(start, offset), end), True)
         if channel is not None and channel.paused:
             return Status.NO_NEW, Fetched([], 0, offset, True)
-        broker = self._server.broker
+        broker = self._broker
         fetch = Fetch(broker.log, part.queue, offset, 0 if channel is None else channel.id)
         if channel is None:
             fetch.on_lost = lambda first, end, why: broker.lost(part.name, "", first, end, why)
@@ -169,7 +167,7 @@ class FetchCalls:
     def offset(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Where a queue was at a time."""
         arguments.only("topic", "queue", "time_ms")
-        part = part_of(arguments.topic(self._server.broker), arguments)
+        part = part_of(arguments.topic(self._broker), arguments)
         caller.may(part.name)
         offset, gone = offset_since(part, arguments.number("time_ms"))
         return {
@@ -217,9 +215,11 @@ def _enter(
         undo.callback(member.watchers.pop, poll.ring, None)
 
 
-def group_of(server: Server, caller: Caller, arguments: CallArguments) -> tuple[Topic, Membership]:
+def group_of(
+    broker: BrokerCore, caller: Caller, arguments: CallArguments
+) -> tuple[Topic, Membership]:
     """The members of the group that a call names. Raises CallError and NotFound."""
-    topic, name = arguments.topic(server.broker), arguments.name("group")
+    topic, name = arguments.topic(broker), arguments.name("group")
     caller.may(topic.name, name)
     channel = topic.channels.get(name)
     if channel is None:

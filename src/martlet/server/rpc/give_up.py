@@ -25,9 +25,10 @@ from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of, part_of
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 _REASONS = (DeadLetterReason.MAX_ATTEMPTS, DeadLetterReason.REJECTED, DeadLetterReason.DISCONNECTED)
 _MAX_ERROR = 100 * MAX_ERROR_LENGTH
@@ -39,8 +40,9 @@ _STORED_AT = 8
 class BurialCalls:
     """What members of groups give up, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+        self._broker = broker
+        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -52,8 +54,8 @@ class BurialCalls:
             "topic", "group", "member", "generation", "queue", "offset", "reason", "attempts",
             "first_error", "last_error",
         )  # fmt: skip
-        broker = self._server.broker
-        topic, members = group_of(self._server, caller, arguments)
+        broker = self._broker
+        topic, members = group_of(self._broker, caller, arguments)
         member = members.find(arguments.text("member"), caller.connection)
         part = part_of(topic, arguments)
         if not members.holds(member, part.number, arguments.number("generation")):
@@ -91,7 +93,7 @@ class BurialCalls:
         broker.commit()
         if receipt.error is not None:
             raise WritesRefused(str(receipt.error))
-        await self._server.settled(receipt)
+        await self._commits.settled(receipt)
         channel.dead_letter_count += 1
         if channel.trail is not None:
             to = f"{death.reason} -> {keeper.name}" + (f": {told[1]}" if told[1] else "")

@@ -40,18 +40,22 @@ from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.plural import counted
-from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.fetch import MAX_WAIT_MS, group_of, patience_ms
 from martlet.server.rpc.long_poll import LongPoll
 from martlet.server.rpc.started import failures_of
 
 if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.groups.membership import Membership
     from martlet.broker.topic.topic import Topic
+    from martlet.options import BrokerOptions
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 _MILLISECOND_NS = 1_000_000
 DEFAULT_LEASE_MS = 120_000
@@ -61,10 +65,32 @@ MAX_NAME_LENGTH = 300
 
 
 class GroupCalls:
-    """The groups of a server's broker."""
+    """The groups of a broker.
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    Args:
+        broker: has the groups.
+        commits: makes changes durable.
+        options: the broker's name and zone, for the allocation.
+        is_stopping: whether the broker closes its connections, to stop.
+        log: takes members that join.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerCore,
+        commits: GroupCommit,
+        options: BrokerOptions,
+        is_stopping: Callable[[], bool],
+        log: logging.Logger,
+    ) -> None:
+        self._broker = broker
+        self._commits = commits
+        self._place = (
+            f"{options.broadcast_address}:{options.broadcast_tcp_port}",
+            options.topology_zone,
+        )
+        self._is_stopping = is_stopping
+        self._log = log
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -116,7 +142,7 @@ class GroupCalls:
             ]:
                 del leave[known]
             leave[member] = lambda: self._gone(members, member)
-        self._server.log.info(
+        self._log.info(
             "GROUP %s:%s: %s joins from %s, generation %d",
             topic.name, channel.name, member.id, member.address, members.generation,
         )  # fmt: skip
@@ -127,15 +153,15 @@ class GroupCalls:
         }
 
     def _gone(self, members: Membership, member: GroupConsumer) -> None:
-        """A member's connection has ended; it is lost, but where the broker hangs up to stop."""
-        if self._server.is_stopping:
+        """Lose a member whose connection has ended, unless the broker has closed it to stop."""
+        if self._is_stopping():
             members.leave(member)
         else:
             members.lose(member)
 
     async def _begin(self, caller: Caller, arguments: CallArguments) -> tuple[Topic, Channel]:
         """The group, made where it is missing. Raises CallError."""
-        broker = self._server.broker
+        broker = self._broker
         topic_name, name = arguments.name("topic"), arguments.name("group")
         caller.may(topic_name, name)
         start = arguments.choice("start", STARTS, "last")
@@ -152,7 +178,7 @@ class GroupCalls:
         except BadPolicy as error:
             raise CallError("CONFLICT" if known else "BAD_ARGUMENT", str(error)) from None
         if known is not channel or channel.policy != policy:
-            await written_down(self._server)
+            await self._commits.all_settled()
             if channel.closed:
                 raise CallError("NOT_FOUND", f"group {name!r} was deleted while it was joined")
         return topic, channel
@@ -160,9 +186,7 @@ class GroupCalls:
     def _members(self, topic: Topic, channel: Channel) -> Membership:
         assert channel.group is not None
         members = channel.group.members
-        options = self._server.options
-        name = f"{options.broadcast_address}:{options.broadcast_tcp_port}"
-        members.resize(AllocatedTopic(topic.name, name, options.topology_zone, len(topic.parts)))
+        members.resize(AllocatedTopic(topic.name, *self._place, len(topic.parts)))
         return members
 
     async def assignment(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -171,7 +195,7 @@ class GroupCalls:
         topic, members, member = self._member(caller, arguments)
         known = arguments.number("generation")
         wait_ms = arguments.number("wait_ms", 15_000, max_value=MAX_WAIT_MS)
-        poll = LongPoll(self._server.loop, min(wait_ms, patience_ms(member)))
+        poll = LongPoll(min(wait_ms, patience_ms(member)))
         member.watchers[poll.ring] = None
         try:
             while member.changed <= known and not member.is_gone and not poll.is_over:
@@ -200,7 +224,7 @@ class GroupCalls:
         queues = {id: _numbers(CallArguments(told), id) for id in told}
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)
-        self._server.log.debug(
+        self._log.debug(
             "GROUP %s:%s: %s shares out the queues, generation %d",
             topic.name, arguments.name("group"), member.id, members.generation,
         )  # fmt: skip
@@ -255,7 +279,7 @@ class GroupCalls:
     def _member(
         self, caller: Caller, arguments: CallArguments
     ) -> tuple[Topic, Membership, GroupConsumer]:
-        topic, members = group_of(self._server, caller, arguments)
+        topic, members = group_of(self._broker, caller, arguments)
         return topic, members, members.find(arguments.text("member"), caller.connection)
 
     # operators
@@ -263,13 +287,13 @@ class GroupCalls:
     def describe(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Members, and how far they are."""
         arguments.only("topic", "group")
-        topic, members = group_of(self._server, caller, arguments)
+        topic, members = group_of(self._broker, caller, arguments)
         return _described(topic, topic.channels[arguments.name("group")], members)
 
     def list_groups(self, caller: Caller, arguments: CallArguments) -> Answer:
         """The groups that there are."""
         arguments.only("topic")
-        broker = self._server.broker
+        broker = self._broker
         some = [arguments.topic(broker)] if "topic" in arguments else list(broker.topics.values())
         return {
             "groups": [
@@ -292,7 +316,7 @@ class GroupCalls:
     async def reset(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set the offsets. Answers those that were and are."""
         arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force")
-        topic, members = group_of(self._server, caller, arguments)
+        topic, members = group_of(self._broker, caller, arguments)
         to = arguments.choice("to", STARTS)
         time_ms = arguments.number("time_ms") if to == "time" else 0
         offset = arguments.number("offset") if to == "offset" else 0
@@ -315,7 +339,7 @@ class GroupCalls:
             reset_group(topic, channel, numbers, to, time_ms, offset)
         except OutOfReach as error:
             raise CallError("OUT_OF_REACH", str(error)) from None
-        await written_down(self._server)
+        await self._commits.all_settled()
         return {
             "queues": [
                 {

@@ -12,13 +12,12 @@ class LongPoll:
     It can stand wherever somebody is told that messages have arrived.
 
     Args:
-        loop: for the time.
         wait_ms: how long in all.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wait_ms: int) -> None:
-        self._loop = loop
-        self._ends_at = loop.time() + wait_ms / 1000
+    def __init__(self, wait_ms: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ends_at = self._loop.time() + wait_ms / 1000
         self._rung = asyncio.Event()
         self.is_waiting = False
         """Whether it stands where it is told of what happens."""

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 _MAX_IDS = 10_000
 _REASONS = (DeadLetterReason.REJECTED, DeadLetterReason.GIVEN_UP)
@@ -48,8 +47,8 @@ _MAX_ERROR = 100 * MAX_ERROR_LENGTH
 class MessageCalls:
     """What consumers say of their messages, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, max_requeue_ns: int) -> None:
+        self._max_delay_ms = max(max_requeue_ns // MILLISECOND_NS, DELAY_LEVELS_MS[-1])
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -74,18 +73,14 @@ class MessageCalls:
                 return None
             delay_ms = level_ms(level) if level else 0
         else:
-            delay_ms = self._delay_ms(arguments, "delay_ms")
+            delay_ms = min(arguments.number("delay_ms", 0), self._max_delay_ms)
             if not delay_ms and not channel.retries:
-                delay_ms = self._delay_ms(arguments, "otherwise_ms")
+                delay_ms = min(arguments.number("otherwise_ms", 0), self._max_delay_ms)
         delay_ns = delay_ms * MILLISECOND_NS
         with _as_call_errors(arguments):
             offset = _offset(channel, arguments.text("id"))
             channel.requeue(consumer, offset, delay_ns, error)
         return None
-
-    def _delay_ms(self, arguments: CallArguments, name: str) -> int:
-        max_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
-        return min(arguments.number(name, 0), max(max_ms, DELAY_LEVELS_MS[-1]))
 
     def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have a message go to the dead-letter topic."""

@@ -1,4 +1,4 @@
-"""The rooms of the calls: all methods of a broker, put together.
+"""All methods of a broker, put together.
 
 They stand apart from `martlet.server.rpc.registry`, since a broker listens before it needs them.
 """
@@ -20,22 +20,35 @@ from martlet.server.rpc.traces import TraceCalls
 from martlet.server.rpc.transactions import TransactionCalls
 
 if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from martlet.broker.broker import BrokerCore
+    from martlet.options import BrokerOptions
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Methods
-    from martlet.server.server import Server
 
 
-def broker_methods(server: Server) -> Methods:
+def broker_methods(
+    broker: BrokerCore,
+    commits: GroupCommit,
+    options: BrokerOptions,
+    data_path: Path,
+    is_stopping: Callable[[], bool],
+    log: logging.Logger,
+) -> Methods:
     """The methods of a broker."""
     return {
-        **DeadLetterCalls(server).methods(),
-        **DelayCalls(server).methods(),
-        **BurialCalls(server).methods(),
-        **FetchCalls(server).methods(),
-        **FollowCalls(server).methods(),
-        **GroupCalls(server).methods(),
-        **MessageCalls(server).methods(),
-        **StartCalls(server).methods(),
-        **TopicCalls(server).methods(),
-        **TransactionCalls(server).methods(),
-        **TraceCalls(server).methods(),
+        **DeadLetterCalls(broker, commits).methods(),
+        **DelayCalls(broker, commits).methods(),
+        **BurialCalls(broker, commits).methods(),
+        **FetchCalls(broker).methods(),
+        **FollowCalls(broker, commits).methods(),
+        **GroupCalls(broker, commits, options, is_stopping, log).methods(),
+        **MessageCalls(options.max_req_timeout_ns).methods(),
+        **StartCalls(broker).methods(),
+        **TopicCalls(broker, commits, log).methods(),
+        **TransactionCalls(broker.transactions, commits).methods(),
+        **TraceCalls(broker, data_path).methods(),
     }

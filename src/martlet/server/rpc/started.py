@@ -17,10 +17,10 @@ from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of
 
 if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 _MAX_SHOWN = 100
 
@@ -28,8 +28,8 @@ _MAX_SHOWN = 100
 class StartCalls:
     """What members of groups start, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore) -> None:
+        self._broker = broker
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -38,7 +38,7 @@ class StartCalls:
     def start(self, caller: Caller, arguments: CallArguments) -> Answer:
         """A member starts to handle messages."""
         arguments.only("topic", "group", "member", "queue", "runs", "alone")
-        _, members = group_of(self._server, caller, arguments)
+        _, members = group_of(self._broker, caller, arguments)
         member = members.find(arguments.text("member"), caller.connection)
         queue = arguments.number("queue")
         runs = tuple(_run(each) for each in arguments.sequence("runs", max_value=MAX_RUNS))

@@ -8,21 +8,24 @@ from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.requested_policy import wished
 from martlet.broker.policy import BadPolicy, PolicyT
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES
-from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Mapping
 
+    from martlet.broker.broker import BrokerCore
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 
 class TopicCalls:
     """What a topic is, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, commits: GroupCommit, log: logging.Logger) -> None:
+        self._broker = broker
+        self._commits = commits
+        self._log = log
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -39,18 +42,18 @@ class TopicCalls:
         arguments.only("topic", "queues")
         name = arguments.name("topic")
         caller.may(name)
-        broker = self._server.broker
+        broker = self._broker
         if "queues" in arguments:
             broker.set_queues(name, arguments.number("queues", min_value=1, max_value=MAX_QUEUES))
         else:
             broker.topic(name)
-        await written_down(self._server)
+        await self._commits.all_settled()
         return self.describe(caller, CallArguments({"topic": name}))
 
     def describe(self, caller: Caller, arguments: CallArguments) -> Mapping[str, object]:
         """A topic's queues and channels; an id is an offset on its queue's ``id_base``."""
         arguments.only("topic")
-        topic = arguments.topic(self._server.broker)
+        topic = arguments.topic(self._broker)
         return {
             "topic": topic.name,
             "queues": [
@@ -69,16 +72,16 @@ class TopicCalls:
     async def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set some fields of a topic's policy; null for the default. Answers the whole policy."""
         arguments.only("topic", "policy")
-        topic = arguments.topic(self._server.broker)
+        topic = arguments.topic(self._broker)
         caller.may(topic.name)
         topic.configure(_changed(topic.policy, arguments))
-        await written_down(self._server)
+        await self._commits.all_settled()
         return {"policy": topic.policy.to_json()}
 
     async def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """The same for a channel."""
         arguments.only("topic", "channel", "policy")
-        topic, name = arguments.topic(self._server.broker), arguments.name("channel")
+        topic, name = arguments.topic(self._broker), arguments.name("channel")
         caller.may(topic.name, name)
         channel = topic.find_channel(name)
         try:
@@ -86,7 +89,7 @@ class TopicCalls:
             topic.configure_channel(name, policy)
         except BadPolicy as error:
             raise CallError("BAD_ARGUMENT", str(error)) from None
-        await written_down(self._server)
+        await self._commits.all_settled()
         return {"policy": channel.policy.to_json()}
 
     async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -95,7 +98,7 @@ class TopicCalls:
         Answers also which fields were set in another way before, by consumers that have left.
         """
         arguments.only("topic", "channel", "policy")
-        broker = self._server.broker
+        broker = self._broker
         topic_name, name = arguments.name("topic"), arguments.name("channel")
         caller.may(topic_name, name)
         topic = broker.topic(topic_name)
@@ -111,11 +114,11 @@ class TopicCalls:
             topic.configure_channel(name, wanted)
             replaced = {field: told for field, told in before.to_json().items() if field in wish}
             if replaced:
-                self._server.log.warning(
+                self._log.warning(
                     "CHANNEL(%s): a consumer of topic %s wants it to be %s, which was %s before",
                     *(name, topic_name, dict(wish), replaced),
                 )
-            await written_down(self._server)
+            await self._commits.all_settled()
         return {"policy": wanted.to_json(), "replaced": replaced}
 
 

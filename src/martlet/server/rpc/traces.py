@@ -16,21 +16,24 @@ from martlet.broker.errors import WritesRefused
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.tracing.model import TraceResult
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
-USUAL_LIMIT_MS = 10_000
+DEFAULT_LIMIT_MS = 10_000
 MAX_LIMIT_MS = 600_000
-MAX = 1000
+MAX_TRACES = 1000
 
 
 class TraceCalls:
     """Traces, over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, broker: BrokerCore, data_path: Path) -> None:
+        self._broker = broker
+        self._data_path = data_path
         self._searching = asyncio.Lock()
 
     def methods(self) -> Methods:
@@ -42,20 +45,20 @@ class TraceCalls:
         arguments.only("id", "key", "topic", "since_ns", "most", "limit_ms")
         if ("id" in arguments) == ("key" in arguments):
             raise CallError("BAD_ARGUMENT", "give either 'id' or 'key'")
-        topic = arguments.topic(self._server.broker).name if "topic" in arguments else ""
+        topic = arguments.topic(self._broker).name if "topic" in arguments else ""
         if topic:
             caller.may(topic)
-        limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS)
+        limit_ms = arguments.number(
+            "limit_ms", DEFAULT_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS
+        )
         since_ns = arguments.number("since_ns", 0)
-        max_count = arguments.number("most", 20, min_value=1, max_value=MAX)
+        max_count = arguments.number("most", 20, min_value=1, max_value=MAX_TRACES)
         id, key = arguments.text("id", ""), arguments.text("key", "")
-        if not id and not key:
-            raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
         if not id and not key:
             raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
         async with self._searching:
             with suppress(WritesRefused):
-                self._server.broker.write_journal()
+                self._broker.write_journal()
             ends_s = time.monotonic() + limit_ms / 1000
             found = await asyncio.get_running_loop().run_in_executor(
                 None, self._search, id, key, topic, since_ns, max_count, ends_s
@@ -70,7 +73,7 @@ class TraceCalls:
         from martlet.log.folder import Folder
 
         try:
-            folder = Folder(self._server.data_path)
+            folder = Folder(self._data_path)
             search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
             return search.by_id(id) if id else search.by_key(key, since_ns, max_count)
         except TraceNotFound as error:

@@ -45,14 +45,13 @@ from martlet.broker.transactions.state import (
 from martlet.durations import MILLISECOND_NS
 from martlet.log.record import FRAME_HEADER_BYTES, BadRecord
 from martlet.properties.model import Properties
-from martlet.server.durability import on_disk, written_down
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.manager import Transactions
     from martlet.options import BrokerOptions
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Answer, Caller, Methods
-    from martlet.server.server import Server
 
 _MAX_ID_LENGTH = 255
 _MAX_BRANCHES = 10_000
@@ -111,15 +110,20 @@ def place_of(arguments: CallArguments) -> CommitSequence | None:
     return CommitSequence(name, arguments.number("series_number", max_value=MAX_NUMBER))
 
 
+def begin_open(transactions: Transactions, id: str, arguments: CallArguments) -> None:
+    """Begin a transaction, or go on with one. Raises TransitionRefused if it has ended."""
+    state = begin(transactions, id, arguments)
+    if state is not TransactionState.OPEN:
+        raise TransitionRefused(f"transaction {id!r} is {state}", state)
+
+
 class TransactionCalls:
     """Transactions over a server's broker."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._transactions = server.broker.transactions
+    def __init__(self, transactions: Transactions, commits: GroupCommit) -> None:
+        self._transactions = transactions
+        self._commits = commits
         self._transactions.check_back.on_due = self._wake
-        self._transactions.on_set_aside = server.events.set_aside
-        self._transactions.on_abandoned = server.events.abandoned
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         """By group: those that can be asked, who has waited longest first."""
 
@@ -163,7 +167,7 @@ class TransactionCalls:
         """Begin."""
         id = arguments.text("id", max_value=_MAX_ID_LENGTH)
         state = begin(self._transactions, id, arguments.without("id"))
-        await written_down(self._server)
+        await self._commits.all_settled()
         return {"state": state}
 
     async def prepare(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -171,7 +175,7 @@ class TransactionCalls:
         arguments.only("id", "branches")
         id = self._id(caller, arguments)
         self._transactions.prepare(id, _branches(arguments))
-        await on_disk(self._server)
+        await self._commits.all_on_disk()
         return {"state": TransactionState.PREPARED}
 
     async def commit(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -179,14 +183,14 @@ class TransactionCalls:
         arguments.only("id", "branches", "series", "series_number")
         id = self._id(caller, arguments)
         outcome = self._transactions.commit(id, _branches(arguments), place_of(arguments))
-        await written_down(self._server)
+        await self._commits.all_settled()
         return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
 
     async def rollback(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have nobody see it."""
         arguments.only("id")
         outcome = self._transactions.rollback(self._id(caller, arguments))
-        await written_down(self._server)
+        await self._commits.all_settled()
         return {"state": outcome.state}
 
     # who can be asked
@@ -199,20 +203,21 @@ class TransactionCalls:
             raise CallError("BAD_ARGUMENT", "'group' is empty: there is nobody to be asked for it")
         max_count = arguments.number("most", _MAX_CHECKS, min_value=1, max_value=_MAX_CHECKS)
         wait_ms = arguments.number("wait_ms", 30_000, max_value=_MAX_WAIT_MS)
-        deadline_s = self._server.loop.time() + wait_ms / 1000
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_ms / 1000
         while True:
             if caller.is_gone:
                 return {"transactions": []}
             taken = self._transactions.take_due(
                 group, max_count, lambda each: _may_see(caller, each)
             )
-            left_s = deadline_s - self._server.loop.time()
+            left_s = deadline_s - loop.time()
             if taken or left_s <= 0:
                 return {"transactions": [_to_json(transaction) for transaction in taken]}
             await self._wait(group, left_s)
 
     async def _wait(self, group: str, max_s: float) -> None:
-        future: asyncio.Future[None] = self._server.loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(group, {})
         waiting[future] = None
         try:
@@ -308,8 +313,6 @@ class TransactionCalls:
 
 def _may_see(caller: Caller, transaction: OpenTransaction) -> bool:
     """Whether the caller may publish what is in a transaction. Raises CallError."""
-    if caller.connection is None or caller.connection.guard is None:
-        return True
     try:
         for topic in transaction.topics:
             caller.may(topic)

@@ -1,0 +1,305 @@
+"""Build a server: the parts of a broker, each made from those that it needs."""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from martlet.broker.recovery.restore import RestoredBroker, restore
+from martlet.broker.retention.eviction import Eviction
+from martlet.broker.retention.history import Retention, Watermarks
+from martlet.broker.retention.reclaim import HistoryReclaimer
+from martlet.durations import MILLISECOND_NS
+from martlet.layer.layer import SPACE_BYTES
+from martlet.plural import counted
+from martlet.protocol.nsq.v2 import ProtocolLimits
+from martlet.server.clock import Clock
+from martlet.server.data_folder import DataFolder, open_folder, refusal
+from martlet.server.disk_space import DiskSpace
+from martlet.server.due_timer import DueTimer
+from martlet.server.group_commit import GroupCommit
+from martlet.server.listeners import Listeners
+from martlet.server.lookup_peer import LookupPeers
+from martlet.server.nsq.acks import AckCommands
+from martlet.server.nsq.authorizer import AuthServers
+from martlet.server.nsq.calls import CallCommand
+from martlet.server.nsq.clients import Clients
+from martlet.server.nsq.commands import command_handlers
+from martlet.server.nsq.connection import RECEIVE_BYTES, ClientConnection, ConnectionContext
+from martlet.server.nsq.flush_timeouts import FlushTimeouts
+from martlet.server.nsq.handshake import SessionCommands
+from martlet.server.nsq.publish import LonePublish, PublishCommands
+from martlet.server.nsq.upgrade import UpgradeContext
+from martlet.server.observability.event_log import EventLog
+from martlet.server.observability.stats import StatsSource
+from martlet.server.observability.statsd import expand_prefix
+from martlet.server.rpc.registry import CallRegistry
+from martlet.server.rpc.transactions import transaction_limits
+from martlet.server.server import Server
+from martlet.server.tls import server_context
+
+if TYPE_CHECKING:
+    import ssl
+
+    from martlet.broker.broker import BrokerCore
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+    from martlet.options import BrokerOptions
+    from martlet.server.http.request import Routes
+    from martlet.server.rpc.registry import Methods
+
+
+def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> Server:
+    """Bind the addresses, open the data folder and read its log; `Server.start` does the rest.
+
+    Call it where the event loop runs.
+
+    Args:
+        options: as the flags give them.
+        log: where log lines go.
+
+    Raises:
+        OSError: an address, the folder or a certificate cannot be used; the text says why.
+    """
+    log = log or logging.getLogger("martlet")
+    for warning in options.topology_warnings():
+        log.warning("%s", warning)
+    tls = server_context(options)
+    _allow_many_files()
+    with ExitStack() as undo:
+        # The addresses first: a broker that cannot listen leaves no folder behind.
+        listeners = Listeners(options, tls, log)
+        undo.callback(listeners.close)
+        folder = open_folder(Path(options.data_path or ".").absolute(), options, log)
+        undo.callback(folder.storage.close)
+        clock = Clock()
+        broker = _restore(folder, clock, options, log)
+        options = _with_ports(options, listeners)
+        server = _assemble(options, tls, listeners, folder, broker, clock, log)
+        undo.pop_all()
+    return server
+
+
+def _with_ports(options: BrokerOptions, listeners: Listeners) -> BrokerOptions:
+    """The options with the ports that are listened on."""
+    http_port = options.broadcast_http_port or max(0, listeners.http_port)
+    return options.replace(
+        broadcast_tcp_port=options.broadcast_tcp_port or max(0, listeners.tcp_port),
+        broadcast_http_port=http_port,
+        tls_required=options.tls_demanded,
+        statsd_prefix=expand_prefix(options.statsd_prefix, options.broadcast_address, http_port),
+    )
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as it goes: each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# the log
+
+
+def _restore(
+    folder: DataFolder, clock: Clock, options: BrokerOptions, log: logging.Logger
+) -> BrokerCore:
+    try:
+        broker, restored = restore(
+            folder.storage,
+            clock,
+            random.SystemRandom(),
+            segment_bytes=options.segment_bytes,
+            max_consumers=options.max_channel_consumers,
+            prefers_near=options.prefers_near,
+            max_topics=options.max_topics,
+            max_channels=options.max_channels_per_topic,
+            max_timeout_ns=options.max_msg_timeout_ns,
+            latency_window_ns=options.latency_window_ns,
+            retention=Retention.asked(options.retention_ns, options.retention_bytes),
+            transactions=transaction_limits(options),
+            watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
+            max_delayed=options.max_delayed_messages,
+            max_ephemeral=options.mem_queue_size,
+            traces=options.trace,
+            on_lost=partial(_log_lost, log),
+            on_put_off=partial(_log_put_off, log),
+        )
+    except OSError as error:
+        raise refusal(folder.path, error) from error
+    broker.log.refuse_percent = options.disk_refuse_percent
+    _log_recovery(folder.path, broker, restored, log)
+    return broker
+
+
+def _log_recovery(
+    path: Path, broker: BrokerCore, restored: RestoredBroker, log: logging.Logger
+) -> None:
+    report = restored.report
+    for note in restored.notes:
+        log.warning("LOG: %s", note)
+    for damage in report.damaged:
+        log.error("LOG: %s", damage)
+    if report.cut is not None:
+        cut = report.cut
+        log.warning("LOG: cut a torn tail at position %d: %s", cut.start, cut.reason)
+    log.info(
+        "LOG: %s from %s, %s replayed, going on at position %d",
+        counted(len(broker.topics), "topic"),
+        path,
+        counted(report.records, "record"),
+        report.end_position,
+    )
+
+
+def _log_lost(
+    log: logging.Logger, topic: str, channel: str, first: int, end: int, reason: str
+) -> None:
+    log.error(
+        "LOG: topic %s, channel %s: messages %d to %d are lost: %s",
+        topic, channel, first, end - 1, reason,
+    )  # fmt: skip
+
+
+def _log_put_off(log: logging.Logger, topic: str, channel: str, error: OSError) -> None:
+    log.error(
+        "LOG: topic %s, channel %s: delivery is tried again in a second: %s", topic, channel, error
+    )
+
+
+# the parts
+
+
+def _assemble(
+    options: BrokerOptions,
+    tls: ssl.SSLContext | None,
+    listeners: Listeners,
+    folder: DataFolder,
+    broker: BrokerCore,
+    clock: Clock,
+    log: logging.Logger,
+) -> Server:
+    commits = GroupCommit(broker, options, log)
+    events = EventLog(broker, log)
+    lookups = LookupPeers(broker, options, listeners.tcp_port, listeners.http_port)
+    reclaimer = HistoryReclaimer(broker)
+    if options.drops_oldest:
+        reclaimer = Eviction(broker, commits.flusher.flush_now, events.evicted)
+    _observe(broker, events, lookups)
+    broker.transfers.waits_for_flush = not commits.answers_at_once
+    broker.transfers.on_written = commits.flusher.flush
+    clients: Clients[ClientConnection] = Clients(options.max_connections, events, log)
+    calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log))
+    flush_timeouts = FlushTimeouts(commits, clients.connections)
+    auth_servers = AuthServers(options) if options.auth_http_addresses else None
+    receive_buffer = bytearray(RECEIVE_BYTES)
+    upgrades = UpgradeContext(tls, memoryview(bytearray(SPACE_BYTES)), log)
+    context = ConnectionContext(
+        broker=broker,
+        options=options,
+        limits=_limits(options),
+        commits=commits,
+        clients=clients,
+        events=events,
+        auth_servers=auth_servers,
+        commands=command_handlers(
+            SessionCommands(broker, options, upgrades, events),
+            PublishCommands(broker, options, commits.answers_at_once, flush_timeouts, events),
+            AckCommands(options.max_req_timeout_ns, events),
+            CallCommand(calls, log),
+        ),
+        publish_lone=LonePublish(broker, commits, receive_buffer).publish,
+        receive_buffer=receive_buffer,
+        receive_view=memoryview(receive_buffer),
+        log=log,
+    )
+    server = Server(
+        options=options,
+        broker=broker,
+        folder=folder,
+        listeners=listeners,
+        commits=commits,
+        timer=DueTimer(broker, clock, log),
+        reclaimer=reclaimer,
+        disk_space=DiskSpace(broker, commits.flusher, reclaimer, events),
+        clients=clients,
+        connect=partial(_connection, context),
+        routes=lambda: _routes(server),
+        calls=calls,
+        stats=StatsSource(broker, clients.connections, options.e2e_processing_latency_percentiles),
+        lookups=lookups,
+        flush_timeouts=flush_timeouts,
+        auth_servers=auth_servers,
+        log=log,
+    )
+    return server
+
+
+def _observe(broker: BrokerCore, events: EventLog, lookups: LookupPeers) -> None:
+    """Log what happens to topics and transactions, and register it with lookup daemons."""
+
+    def topic_changed(topic: Topic) -> None:
+        events.topic_changed(topic)
+        lookups.topic_changed(topic)
+
+    def channel_changed(topic: Topic, channel: Channel) -> None:
+        events.channel_changed(topic, channel)
+        lookups.channel_changed(topic, channel)
+
+    broker.on_topic = topic_changed
+    broker.on_channel = channel_changed
+    broker.on_grown = events.topic_grown
+    broker.log.on_refused = events.write_refused
+    broker.transfers.on_refused = events.transfer_refused
+    broker.transactions.on_set_aside = events.set_aside
+    broker.transactions.on_abandoned = events.abandoned
+
+
+def _limits(options: BrokerOptions) -> ProtocolLimits:
+    return ProtocolLimits(
+        options.max_rdy_count,
+        options.max_msg_size,
+        options.max_body_size,
+        options.max_req_timeout_ns // MILLISECOND_NS,
+    )
+
+
+def _connection(context: ConnectionContext) -> ClientConnection:
+    if context.log.isEnabledFor(logging.DEBUG):
+        from martlet.server.nsq.traced import TracedConnection
+
+        return TracedConnection(context)
+    return ClientConnection(context)
+
+
+def _methods(
+    options: BrokerOptions,
+    folder: DataFolder,
+    broker: BrokerCore,
+    commits: GroupCommit,
+    clients: Clients[ClientConnection],
+    log: logging.Logger,
+) -> Methods:
+    from martlet.server.rpc.methods import broker_methods
+
+    return broker_methods(broker, commits, options, folder.path, lambda: clients.is_stopping, log)
+
+
+def _routes(server: Server) -> Routes:
+    from martlet.server.http.nsq_api import LiveOptions
+    from martlet.server.http.routes import broker_routes
+    from martlet.server.observability.metrics import BrokerMetrics
+
+    options, broker = server.options, server.broker
+    settings = LiveOptions(options, server.lookups, server.tcp_port, server.http_port)
+    metrics = BrokerMetrics(
+        broker, options, server.folder, server.flusher, server.reclaimer, server.connections
+    )
+    return broker_routes(
+        broker, server.commits, settings, server.folder, server.calls, server.stats, metrics
+    )

@@ -1,0 +1,45 @@
+"""The endpoints of a broker, put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.server.http.channel_api import ChannelApi
+from martlet.server.http.debug_api import DebugApi
+from martlet.server.http.log_api import LogApi
+from martlet.server.http.metrics_api import MetricsApi
+from martlet.server.http.nsq_api import NsqApi
+from martlet.server.http.rpc_api import CallApi
+from martlet.server.http.segment_api import SegmentApi
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import BrokerCore
+    from martlet.server.data_folder import DataFolder
+    from martlet.server.group_commit import GroupCommit
+    from martlet.server.http.nsq_api import LiveOptions
+    from martlet.server.http.request import Routes
+    from martlet.server.observability.metrics import BrokerMetrics
+    from martlet.server.observability.stats import StatsSource
+    from martlet.server.rpc.registry import CallRegistry
+
+
+def broker_routes(
+    broker: BrokerCore,
+    commits: GroupCommit,
+    settings: LiveOptions,
+    folder: DataFolder,
+    calls: CallRegistry,
+    stats: StatsSource,
+    metrics: BrokerMetrics,
+) -> Routes:
+    """The endpoints of a broker."""
+    _ = calls.methods  # imported now, and not when the first client waits for them
+    return {
+        **NsqApi(broker, commits, settings, stats).routes(),
+        **LogApi(broker, commits, folder).routes(),
+        **SegmentApi(broker.log, folder).routes(),
+        **ChannelApi(broker, commits).routes(),
+        **CallApi(calls).routes(),
+        **MetricsApi(metrics).routes(),
+        **DebugApi().routes(),
+    }

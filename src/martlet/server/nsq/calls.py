@@ -1,0 +1,86 @@
+"""CALL: the calls of a client (see `martlet.server.rpc.registry`), answered when they are done."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from martlet.protocol.nsq import v2
+from martlet.server.nsq.outcome import WAIT, Outcome
+from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.registry import Reply, encoded, reply_of
+
+if TYPE_CHECKING:
+    from martlet.server.nsq.connection import ClientConnection
+    from martlet.server.rpc.registry import CallRegistry
+
+MAX_CALLS = 1000
+"""Of one connection that are not answered yet."""
+
+
+class CallCommand:
+    """CALL.
+
+    Args:
+        registry: has the methods.
+        log: takes unexpected errors.
+    """
+
+    def __init__(self, registry: CallRegistry, log: logging.Logger) -> None:
+        self._registry = registry
+        self._log = log
+
+    def call(self, connection: ClientConnection, command: v2.Call) -> Outcome:
+        """Call a method; one that never waits is done at once, in the order of the commands.
+
+        The command waits while the client does not read its answers, which may be large.
+        """
+        if connection.held_up and connection.consumer is None:
+            return WAIT
+        if connection.guard is not None and connection.guard.given is None:
+            _refuse(connection, command, "FORBIDDEN", "AUTH is required before CALL")
+        elif not self._registry.waits(command.method):
+            with self._answering(connection, command) as answer:
+                begun = self._registry.begin(connection, command.method, command.fields)
+                assert not inspect.isawaitable(begun)
+                answer(reply_of(begun))
+        elif len(connection.calls) >= MAX_CALLS:
+            text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
+            _refuse(connection, command, "LIMIT_REACHED", text)
+        else:
+            task = asyncio.get_running_loop().create_task(self._answer(connection, command))
+            connection.calls.add(task)
+            task.add_done_callback(connection.calls.discard)
+        return None
+
+    async def _answer(self, connection: ClientConnection, command: v2.Call) -> None:
+        await connection.drained()
+        with self._answering(connection, command) as answer:
+            answer(await self._registry.run(connection, command.method, command.fields))
+
+    @contextmanager
+    def _answering(
+        self, connection: ClientConnection, command: v2.Call
+    ) -> Iterator[Callable[[Reply], None]]:
+        """Give a function that answers a call; an exception is answered as its error."""
+
+        def answer(reply: Reply) -> None:
+            fields, data = reply
+            connection.send_answer(v2.answer(command.number, encoded(fields), data))
+
+        try:
+            yield answer
+        except CallError as error:
+            answer(({"error": {"code": error.code, "text": str(error), **error.fields}}, b""))
+        except Exception:
+            self._log.exception("call %s of %s", command.method, connection.remote_address)
+            answer(({"error": {"code": "INTERNAL_ERROR", "text": "see the broker's log"}}, b""))
+
+
+def _refuse(connection: ClientConnection, command: v2.Call, code: str, text: str) -> None:
+    fields = {"error": {"code": code, "text": text}}
+    connection.send_answer(v2.answer(command.number, encoded(fields)))

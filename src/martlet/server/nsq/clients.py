@@ -1,0 +1,86 @@
+"""The clients that are connected over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from martlet.server.observability.event_log import EventLog
+
+
+class OpenConnection(Protocol):
+    """A connection of one client.
+
+    Attributes:
+        remote_address: as ``address:port``.
+        greeted: whether the client has said which protocol it speaks.
+    """
+
+    remote_address: str
+    greeted: bool
+
+    def close(self) -> None:
+        """Send the answers that are due, then close."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+ConnectionT = TypeVar("ConnectionT", bound=OpenConnection)
+
+
+class Clients(Generic[ConnectionT]):
+    """The connections that are open.
+
+    Args:
+        max_count: of connections, 0 for no limit.
+        events: logs those that come and go.
+        log: takes refusals.
+
+    Attributes:
+        connections: all of them.
+        is_stopping: whether the broker closes them, to stop itself.
+    """
+
+    def __init__(self, max_count: int, events: EventLog, log: logging.Logger) -> None:
+        self._max_count = max_count
+        self._events = events
+        self._log = log
+        self.connections: set[ConnectionT] = set()
+        self.is_stopping = False
+        self._empty: asyncio.Event | None = None
+
+    def opened(self, connection: ConnectionT) -> None:
+        """Count a new connection, or abort one beyond the limit."""
+        self.connections.add(connection)
+        if self._max_count and len(self.connections) > self._max_count:
+            self._log.warning(
+                "TCP: refusing %s: --max-connections is %d",
+                connection.remote_address,
+                self._max_count,
+            )
+            connection.abort()
+        else:
+            self._events.opened(connection.remote_address)
+
+    def closed(self, connection: ConnectionT, error: Exception | None) -> None:
+        """Count a connection no longer."""
+        self.connections.discard(connection)
+        if self._empty is not None and not self.connections:
+            self._empty.set()
+        if connection.greeted:
+            self._events.closed(connection.remote_address, error)
+
+    async def stop(self) -> None:
+        """Close all connections, and return when they are closed."""
+        self.is_stopping = True
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.abort()
+        if self.connections:
+            self._empty = asyncio.Event()
+            await self._empty.wait()
