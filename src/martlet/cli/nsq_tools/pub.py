@@ -105,7 +105,6 @@ class PublishTool:
     """Publishes files.
 
     Args:
-        options: as the flags give them.
         on_stored: called with how many more bytes of the input are stored.
         clock: seconds.
     """

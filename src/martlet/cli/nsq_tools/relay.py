@@ -227,11 +227,7 @@ class Destination:
 
 
 class Relay:
-    """Passes messages on.
-
-    Args:
-        options: as the flags give them.
-    """
+    """Passes messages on."""
 
     def __init__(self, options: RelayOptions) -> None:
         self._options = options

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -106,65 +106,45 @@ class Look:
     failed: list[str]
 
 
-class Stat:
-    """Asks brokers for what they count.
+async def looks(options: StatOptions) -> AsyncGenerator[Look]:
+    """Ask brokers for their counts; yield a look each interval.
 
-    Args:
-        options: as the flags give them.
-        clock: seconds.
+    Raises:
+        NoHttpAnswer: no broker was found or answered at the first look; later ones say so.
     """
+    async with BrokerHttpClient(options) as client:
+        next_s = time.monotonic()
+        look: Look | None = None
+        while True:
+            try:
+                look = await _look(client, options)
+            except NoHttpAnswer as error:
+                if look is None:
+                    raise
+                look = Look(time.monotonic(), {}, frozenset(), [str(error)])
+            yield look
+            next_s = max(next_s + options.interval_ns / SECOND_NS, time.monotonic())
+            await asyncio.sleep(next_s - time.monotonic())
 
-    def __init__(self, options: StatOptions, clock: Callable[[], float] = time.monotonic) -> None:
-        self._options = options
-        self._clock = clock
 
-    async def looks(self) -> AsyncGenerator[Look]:
-        """Yield one look after the other, each an interval after the one before.
-
-        Raises:
-            NoHttpAnswer: no broker was found or answered at the first look; later ones say so.
-        """
-        interval_s = self._options.interval_ns / 1e9
-        async with BrokerHttpClient(self._options) as client:
-            next_s = self._clock()
-            look: Look | None = None
-            while True:
-                try:
-                    look = await self._look(client)
-                except NoHttpAnswer as error:
-                    if look is None:
-                        raise
-                    look = Look(self._clock(), {}, frozenset(), [str(error)])
-                yield look
-                next_s = max(next_s + interval_s, self._clock())
-                await asyncio.sleep(next_s - self._clock())
-
-    async def _look(self, client: BrokerHttpClient) -> Look:
-        options = self._options
-        arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
-        if options.topic:
-            arguments["topic"] = options.topic
-        if options.channel:
-            arguments["channel"] = options.channel
-        urls = await client.brokers(options.topic)
-        answers = await asyncio.gather(
-            *(client.get(url, "/stats", arguments) for url in urls), return_exceptions=True
-        )
-        channels: dict[tuple[str, str], StatCounts] = {}
-        paused: set[tuple[str, str]] = set()
-        failed = []
-        for answer in answers:
-            if isinstance(answer, NoHttpAnswer):
-                failed.append(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                for name, counts, is_paused in _entries(answer):
-                    channels[name] = channels.get(name, StatCounts()) + counts
-                    paused |= {name} if is_paused else set()
-        if len(failed) == len(urls):
-            raise failed[0]
-        return Look(self._clock(), channels, frozenset(paused), [str(error) for error in failed])
+async def _look(client: BrokerHttpClient, options: StatOptions) -> Look:
+    arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
+    wanted = {"topic": options.topic, "channel": options.channel}
+    arguments |= {name: value for name, value in wanted.items() if value}
+    channels: dict[tuple[str, str], StatCounts] = {}
+    paused: set[tuple[str, str]] = set()
+    failed: list[NoHttpAnswer] = []
+    urls = await client.brokers(options.topic)
+    for _, answer in await client.each(urls, lambda url: client.get(url, "/stats", arguments)):
+        if isinstance(answer, NoHttpAnswer):
+            failed.append(answer)
+            continue
+        for name, counts, is_paused in _entries(answer):
+            channels[name] = channels.get(name, StatCounts()) + counts
+            paused |= {name} if is_paused else set()
+    if len(failed) == len(urls):
+        raise failed[0]
+    return Look(time.monotonic(), channels, frozenset(paused), [str(error) for error in failed])
 
 
 def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], StatCounts, bool]]:
@@ -264,8 +244,8 @@ async def print_lines(options: StatOptions) -> None:
     before: Look | None = None
     number = 0
     output = StandardOutput()
-    async with aclosing(Stat(options).looks()) as looks:
-        async for look in looks:
+    async with aclosing(looks(options)) as all_looks:
+        async for look in all_looks:
             if look.failed:
                 raise NoHttpAnswer("not every broker answers", "; ".join(look.failed))
             if name not in look.channels:
@@ -302,8 +282,8 @@ async def show_table(options: StatOptions) -> None:
     console = Console(file=screen, force_terminal=True)
     try:
         with Live(console=console, auto_refresh=False) as live:
-            async with aclosing(Stat(options).looks()) as looks:
-                async for look in looks:
+            async with aclosing(looks(options)) as all_looks:
+                async for look in all_looks:
                     live.update(table(before, look), refresh=True)
                     await draw()
                     before = look

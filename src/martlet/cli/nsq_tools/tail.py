@@ -47,7 +47,6 @@ class Tail:
     """Shows messages.
 
     Args:
-        options: as the flags give them.
         descriptor: of the file or pipe in which they are shown.
     """
 

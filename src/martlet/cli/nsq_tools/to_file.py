@@ -69,7 +69,6 @@ class TopicWriter:
     """Writes one topic.
 
     Args:
-        options: as the flags give them.
         topic: which.
     """
 
@@ -136,11 +135,7 @@ class TopicWriter:
 
 
 class Writers:
-    """Writes all topics that are asked for, those too that come later.
-
-    Args:
-        options: as the flags give them.
-    """
+    """Writes all topics that are asked for, those too that come later."""
 
     def __init__(self, options: FileOptions) -> None:
         self._options = options

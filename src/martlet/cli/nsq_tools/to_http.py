@@ -195,7 +195,6 @@ class ToHttp:
     """Sends the messages of topics.
 
     Args:
-        options: as the flags give them.
         dice: for sampling, and for the choice of URLs.
     """
 
