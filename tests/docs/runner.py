@@ -34,7 +34,8 @@ _ADDRESS = re.compile(r"(?<=127\.0\.0\.1:)(4[12]\d\d)\b|(?<=localhost:)(4[12]\d\
 _USES_BROKER = re.compile(r"127\.0\.0\.1:41\d\d|martlet_broker")
 _FOR_JAVA = re.compile(r'(checkpointLocation", |\.start\(|from_archive=)"([^"/]+)"')
 _NSQD = re.compile(r"[$(] ?nsqd -")
-_OF_THE_SHELL = set("|<>$;&")
+_ALONE = re.compile(r"martlet (pipeline |[^|<>$;&]*$)")
+"""A command that needs no shell; of jobs only their SQL has such signs."""
 _SERVER = re.compile(r"(?:\./run|martlet) (broker|up|lookup)\b")
 
 _MASKS = [
@@ -42,6 +43,7 @@ _MASKS = [
     (re.compile(r"\b\d\d:\d\d:\d\d\.\d+\b"), "TIME"),
     (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "DATE"),
     (re.compile(r"hour=\d\d\b"), "hour=HH"),
+    (re.compile(r"DATE \d\d:00\b"), "HOUR"),
     (re.compile(r"\b[0-9a-f]{12,32}\b"), "ID"),
     (re.compile(r"\b[0-9a-f]{8}-\d-"), "ID-"),
     (re.compile(r"\b\d[\d,.]* a second\b"), "RATE"),
@@ -200,7 +202,7 @@ class Runner:
         if server is not None and "--help" not in command:
             self._serve(command, server[1])
             return
-        if command.startswith("martlet ") and not set(command) & _OF_THE_SHELL:
+        if _ALONE.match(command):
             code, printed = self._in_process(command)
         else:
             done = subprocess.run(
