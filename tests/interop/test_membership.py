@@ -161,7 +161,7 @@ async def test_an_offset_refused_late_takes_nothing_from_who_has_the_queue_again
         assert isinstance(post, BrokerMembership)
         before = post.held[0]
         await consumer.seek(0, 0)
-        post._heed_refusals({"refused": {"0": "NOT_HELD"}}, {0: before})
+        post._on_refused({"refused": {"0": "NOT_HELD"}}, {0: before})
         got: list[PulledMessage] = [m async for m in limited(consumer, 4)]
         assert [(m.place, m.offset) for m in got] == [
             (QueueId(broker.tcp_address, 0), n) for n in range(4)

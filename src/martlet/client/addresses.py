@@ -1,4 +1,4 @@
-"""The brokers' addresses that an application gives: one or several, in several shapes."""
+"""Brokers' addresses as an application gives them: one or several, in several forms."""
 
 from __future__ import annotations
 

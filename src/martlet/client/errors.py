@@ -1,4 +1,4 @@
-"""What the client raises.  All of it is a ``ClientError``."""
+"""The errors of the client.  All of them are a ``ClientError``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ClientError(Exception):
-    """Anything that the client raises on its own account."""
+    """The base of all errors that the client raises."""
 
 
 class ConnectFailed(ClientError, ConnectionError):
@@ -15,9 +15,9 @@ class ConnectFailed(ClientError, ConnectionError):
 
 
 class ConnectRefused(ConnectFailed):
-    """A broker was reached, and will not have this client, nor the next time; the text says why.
+    """A broker was reached and does not take this client, nor would next time; the text says why.
 
-    It does not offer what was asked for, its certificate is not trusted, or it will not have what
+    It does not offer what was asked for, its certificate is not trusted, or it does not take what
     IDENTIFY says.  One that has taken this client before is tried again for a minute all the same,
     since it may be half-way through a change.
     """
@@ -120,7 +120,7 @@ class TransactionRefused(TransactionError):
         code: one word in capitals: ``CONFLICT`` (it is in another state), ``INCOMPLETE`` (messages
             of it are missing), ``NOT_FOUND`` (it is not known), ``BAD_TRANSACTION`` (it is too
             large, say), ``LIMIT_REACHED``, or ``REFUSED`` (the disk is full).
-        state: in which it is, where the broker has told that.
+        state: its state, where the broker reports it.
     """
 
     def __init__(self, id: str, code: str, text: str, state: str = "") -> None:
@@ -165,7 +165,7 @@ class AlreadyAnswered(ClientError):
 
 
 class HandlerFailed(ClientError):
-    """A handler in a process failed, which the text tells, or the process has ended."""
+    """A handler in a process failed, as the text describes, or the process has ended."""
 
 
 class InvalidName(ClientError, ValueError):

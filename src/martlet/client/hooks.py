@@ -1,4 +1,4 @@
-"""Hooks: what a producer or consumer does, told to functions of yours, for logs, metrics, traces.
+"""Hooks: functions that a producer or consumer calls, for logs, metrics and traces.
 
 ::
 
@@ -8,12 +8,12 @@
     )
     async with Producer(hooks=hooks) as producer: ...
 
-A hook is told of a whole run of messages where they come as a run, and of each message only where
-each message is a step of its own: a call of ``publish``, a handler at work.  One that is not set
+A hook is called once for a run of messages where they come as a run, and for each message only
+where each is a step of its own: a call of ``publish``, a handler at work.  One that is not set
 costs nothing.  Hooks are called in the event loop and must return soon; what one raises is logged,
 and changes nothing.
 
-``Publishing`` and ``Handling`` are told of twice, before and after, and carry in ``state`` whatever
+``Publishing`` and ``Handling`` are passed twice, before and after, and carry in ``state`` whatever
 a hook wants to find again.  Before a handler runs, ``on_handle`` is called in its context, so that
 context variables that it sets are seen by the handler, in a thread of the consumer's too.
 
@@ -41,7 +41,7 @@ MessageT = TypeVar("MessageT", Message, PulledMessage)
 
 
 class _Step:
-    """Something that begins and ends.
+    """A step that begins and ends.
 
     Attributes:
         state: the hook's own.
@@ -79,7 +79,7 @@ class Handling(_Step):
     Attributes:
         topic, channel: where the message is from; a pull consumer's group is the channel, which is
             empty where it has none.
-        message: it; for looking at, since answering it is the handler's.
+        message: the message, to read; the handler answers it.
     """
 
     def __init__(self, topic: str, channel: str, message: Message | PulledMessage) -> None:
@@ -91,7 +91,7 @@ class Handling(_Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hooks:
-    """Functions to be called; those that are None are not.
+    """Functions to be called; None for none.
 
     Attributes:
         on_publish: before messages are published.
@@ -119,7 +119,7 @@ class Hooks:
     on_lost: Callable[[str, Exception], object] | None = None
 
     def guarded(self) -> Hooks:
-        """The same, but what they raise is logged."""
+        """Copy the hooks, with what they raise logged."""
         guards = {
             each.name: guarded(f"the hook {each.name}", hook)
             for each in fields(self)
@@ -129,38 +129,38 @@ class Hooks:
 
     @property
     def has_publishing(self) -> bool:
-        """Whether calls that publish are to be told of."""
+        """Whether a hook wants calls that publish."""
         return self.on_publish is not None or self.on_published is not None
 
     @property
     def has_handling(self) -> bool:
-        """Whether handlers at work are to be told of."""
+        """Whether a hook wants handlers at work."""
         return self.on_handle is not None or self.on_handled is not None
 
     @property
     def has_settling(self) -> bool:
-        """Whether what is finished or requeued is to be told of."""
+        """Whether a hook wants what is finished or requeued."""
         return self.on_finished is not None or self.on_requeued is not None
 
     def begin(self, call: Publishing) -> Publishing:
-        """Messages are about to be published."""
+        """Call ``on_publish``: messages are about to be published."""
         if self.on_publish is not None:
             self.on_publish(call)
         return call
 
     def end(self, call: Publishing, error: BaseException | None) -> None:
-        """They are stored, or this happened."""
+        """Call ``on_published``: they are stored, or this happened."""
         if self.on_published is not None:
             self.on_published(call, error)
 
     def ended(self, call: Publishing, future: asyncio.Future[None]) -> None:
-        """The same, by a future that is done."""
+        """Call ``on_published`` with the outcome of a future that is done."""
         self.end(call, CancelledError() if future.cancelled() else future.exception())
 
     def handler(
         self, topic: str, channel: str, handler: Callable[[MessageT], Awaitable[object] | object]
     ) -> Callable[[MessageT], Awaitable[object]]:
-        """The handler, with what is to be told before and after."""
+        """Wrap a handler so that the hooks are called before and after."""
 
         async def handle(message: MessageT) -> None:
             handling = Handling(topic, channel, message)

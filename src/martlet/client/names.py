@@ -1,4 +1,4 @@
-"""A name is checked before the broker is asked, which hangs up on a wrong one."""
+"""Checks of names before the broker is asked, which hangs up on a wrong one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from martlet.properties.model import BadProperties, Properties
 
 @lru_cache(maxsize=4096)
 def check_name(name: str, kind: str) -> str:
-    """The name, if a topic or channel (the kind) may be called that.
+    """Check that a topic or channel (the kind) may be called that.
 
     Raises:
         InvalidName: it may not.
@@ -26,7 +26,7 @@ def check_name(name: str, kind: str) -> str:
 
 
 def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
-    """The tags of a list, or of an expression of RocketMQ's: ``a || b``, ``*`` for all.
+    """Read tags of a list, or of an expression of RocketMQ's: ``a || b``, ``*`` for all.
 
     Raises:
         BadProperties: one of them is none that a message can have.

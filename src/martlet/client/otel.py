@@ -13,7 +13,7 @@ Each call of ``publish``, ``submit`` or ``publish_many`` is a span of kind produ
 caller's span; each message in a handler a span of kind consumer, which is current while the handler
 runs; a pull consumer's group is its consumer group.  The two are not linked: NSQ's messages carry
 no headers, see `martlet.client.hooks`.  What is taken by iterating or in batches has no spans,
-since nobody tells when it has been dealt with; it is counted.
+since nothing shows when its handling ends; it is counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def otel_hooks(
 
 
 class _Telemetry:
-    """What the hooks do."""
+    """Makes spans and metrics."""
 
     def __init__(self, tracer: Any, meter: Any) -> None:
         from opentelemetry import context, trace

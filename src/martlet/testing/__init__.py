@@ -1,4 +1,4 @@
-"""What tests need: a broker inside the test, a broker as a process that can be killed, and for the
+"""A test kit: a broker inside the test, a broker as a process that can be killed, and for the
 core alone a clock that stands still and a disk that fails on demand.
 
 ::

@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1:0"
 
 
 class Broker:
-    """A whole broker on free ports of the loopback interface.
+    """A complete broker on free ports of the loopback interface.
 
     ::
 

@@ -1,7 +1,7 @@
 """Ports for servers that tests start, which no other test process deals out as well.
 
 Between the finding of a free port and a server's taking it, or while the server is killed and
-started again, somebody else might get it.  The system gives none of these ports by itself.  And a
+started again, another process might get it.  The system gives none of these ports by itself.  And a
 process deals out the ports of a block, which is its own as long as it listens at the block's first.
 """
 
@@ -77,7 +77,7 @@ _dealer = _Dealer()
 
 
 def free_port() -> int:
-    """A port of the loopback interface on which nobody listens.
+    """A free port of the loopback interface.
 
     Raises:
         OSError: no block is free, or all ports of this process's block are taken.

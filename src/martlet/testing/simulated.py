@@ -44,16 +44,16 @@ from random import Random
 from martlet.log.storage import DiskUsage, Segment, StorageFull
 
 START_NS = 1_700_000_000 * 10**9
-"""When a simulated clock begins, unless it is told otherwise: in November 2023."""
+"""When a simulated clock begins, by default: in November 2023."""
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""The unit that a disk writes completely or not at all."""
 
 Write = tuple[int, bytes]
-"""A place in a file and the bytes that were written there."""
+"""An offset in a file and the bytes that were written there."""
 
 
 class SimulatedClock:
-    """A clock that moves when it is told to, and only forwards.
+    """A clock that a test moves, and only forwards.
 
     Call it for the time, as the broker does.
 
@@ -156,7 +156,7 @@ def _beside(write: Write, at: int, data: bytes) -> list[Write]:
 
 
 def _lay_sectors(file: bytearray, at: int, data: bytes, random: Random) -> None:
-    """Some of the sectors of a write, whole ones."""
+    """Some of the sectors of a write, each complete."""
     start = 0
     while start < len(data):
         end = min(len(data), start + SECTOR_BYTES - (at + start) % SECTOR_BYTES)
@@ -182,7 +182,7 @@ class SimulatedSegment:
 
     @property
     def content(self) -> bytearray:
-        """The same bytes, for a test that wants to damage them behind everybody's back."""
+        """The same bytes, for a test to damage them unnoticed."""
         return self._file.seen
 
     def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
@@ -210,7 +210,7 @@ class SimulatedSegment:
         self._file.flush()
 
     def let_go(self) -> bool:
-        """Nobody is to read it any more; False where somebody still does."""
+        """Release its memory; False where a reader still uses it."""
         self._view.release()
         try:
             self._file.seen.extend(b"\0")
@@ -232,7 +232,7 @@ class SimulatedSegment:
 
 class SimulatedStorage:
     """A data folder in memory: ``martlet.log.storage.Storage``, with a disk under it that fails
-    when it is told to.
+    on request.
 
     Set these attributes at any time:
 
@@ -282,7 +282,7 @@ class SimulatedStorage:
             power: False: the process is killed, and all that it wrote is there.  True: the power
                 is cut, and what was not flushed is there in part, or not.
 
-        Whoever still uses the old storage gets a ``RuntimeError``.  After a clean stop, too, this
+        Using the old storage raises a ``RuntimeError`` from then on.  After a clean stop, too, this
         is how the folder is opened again.
         """
         after = SimulatedStorage(
@@ -311,12 +311,12 @@ class SimulatedStorage:
         return after
 
     def segment_bytes_of(self, base: int) -> bytearray:
-        """The bytes of the segment at a base, to be damaged behind everybody's back."""
+        """The bytes of the segment at a base, for a test to damage them unnoticed."""
         return self._segments[base].content
 
     @property
     def used_bytes(self) -> int:
-        """What is taken of the disk."""
+        """The used bytes of the disk."""
         segments = [*self._segments.values(), *self._spares]
         return sum(s.capacity for s in segments) + sum(len(f.seen) for f in self._files.values())
 
@@ -372,7 +372,7 @@ class SimulatedStorage:
             )
 
     def retire(self, segment: Segment) -> None:
-        """Keep the segment as a spare unless there are enough, or somebody still reads it."""
+        """Keep the segment as a spare unless there are enough, or a reader still uses it."""
         self.check_alive()
         gone = self._segments.pop(segment.base)
         assert gone is segment, f"another segment is at {segment.base}"
@@ -393,7 +393,7 @@ class SimulatedStorage:
         return DiskUsage(self.used_bytes - spares, self.capacity_bytes or 0)
 
     def free_bytes(self) -> int:
-        """What the disk has free; 0 where it has no end."""
+        """The free bytes of the disk; 0 where it has no limit."""
         return (self.capacity_bytes or self.used_bytes) - self.used_bytes
 
     def read(self, name: str) -> bytes | None:

@@ -90,12 +90,19 @@ async def test_consumers_take_settings_and_keywords() -> None:
         (lambda: Consumer("t", "c", connect_timeout_s=0), ValueError, "timeout_s=0 must be above"),
         (lambda: Consumer("t", "c", close_timeout_s=-1), ValueError, "close_timeout_s=-1: 0 is"),
         (lambda: Consumer("t", "c", lookup="a", lookup_poll_s=0), ValueError, "lookup_poll_s=0"),
+        (lambda: Consumer("t", ""), ValueError, "'' is no name of a channel"),
+        (lambda: PullConsumer("t", ""), ValueError, "'' is no name of a channel"),
         (lambda: PullConsumer("t", "g", leave_timeout_s=-1), ValueError, "leave_timeout_s=-1: 0"),
         (lambda: PullConsumer("t", "g", commit_every_s=-1), ValueError, "commit_every_s=-1: 0 is"),
         (
             lambda: Consumer("t", "c", max_inflight=1),  # type: ignore[call-arg]
             TypeError,
             r"Consumer\(\) has no keyword argument 'max_inflight'; did you mean 'max_in_flight'\?",
+        ),
+        (
+            lambda: blocking.Consumer("t", "c", tag="red"),  # type: ignore[call-arg]
+            TypeError,
+            r"Consumer\(\) has no keyword argument 'tag'; did you mean 'tags'\?",
         ),
         (
             lambda: BroadcastConsumer("t", offsets=None, lease_s=5),  # type: ignore[call-arg]

@@ -18,19 +18,19 @@ from martlet.protocol.nsq import commands
 
 
 def _ignore(_event: BackoffEvent) -> None:
-    """Nobody backs off."""
+    """Ignore a message that failed or succeeded: there is no backoff."""
 
 
 def _ignore_settled() -> None:
-    """Nobody waits for room."""
+    """Ignore that messages were answered."""
 
 
 _MAX_IDS = 5000
-"""Given back in one call."""
+"""How many messages one call gives back."""
 
 
 class AckBatcher:
-    """What is to be told to the broker about the messages that it delivered here.
+    """Gathers the answers to the messages of one connection, and writes them together.
 
     Attributes:
         received: how many messages came.
@@ -41,9 +41,9 @@ class AckBatcher:
         touch_before_s: how long before its time runs out a message is touched when its handling
             begins.
         dropped: how many will not be answered, as their time ran out while they waited.
-        on_answer: told what was said of a message, before it is written: backing off must not let
-            another message come in between.
-        on_settled: told that answers have been written.
+        on_answer: called with the kind of an answer before it is written: a backoff must take
+            effect before the broker sends another message.
+        on_settled: called when answers have been written.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class AckBatcher:
     )
 
     is_handed_out = True
-    """Whether the application has a message that these are the answers to."""
+    """Whether the application has got the messages that these answer."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -90,7 +90,7 @@ class AckBatcher:
         return max(0, self.received - gone)
 
     def finish(self, message_id: bytes) -> None:
-        """Tell that the message has been dealt with."""
+        """Tell the broker that the message is handled."""
         self._ids.append(message_id)
         if not self._scheduled:
             self._schedule()
@@ -109,13 +109,13 @@ class AckBatcher:
         return self._connection.features.extensions > 0
 
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
-        """Ask for the message again, and say what went wrong; of a Martlet broker."""
+        """Ask a Martlet broker for the message again, with the text of the error."""
         self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.later", id=message_id.decode(), error=error, **delay)
 
     def reject(self, message_id: bytes, reason: str, error: str) -> None:
-        """Have the message become a dead letter; of a Martlet broker."""
+        """Have a Martlet broker put the message into the dead-letter topic."""
         self.on_answer(BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.dead", id=message_id.decode(), reason=reason, error=error)
@@ -142,8 +142,8 @@ class AckBatcher:
         return self._connection.max_attempts
 
     def started(self, message_id: bytes) -> None:
-        """Tell at once that the message, and all that came before it, are being dealt with; what is
-        answered is told before that.
+        """Tell the broker at once that the handling of the message, and of all that came before it,
+        has begun; answers that were gathered are written first.
         """
         self.flush()
         self._connection.write(commands.started(message_id))
@@ -155,7 +155,7 @@ class AckBatcher:
             self._schedule()
 
     def finish_array(self, ids: NDArray[np.void]) -> None:
-        """Tell at once that these messages have been dealt with."""
+        """Tell the broker at once that these messages are handled."""
         self.on_answer(BackoffEvent.SUCCESS)
         self.finished += len(ids)
         self._write(commands.finish_array(ids))
@@ -174,9 +174,9 @@ class AckBatcher:
             self._requeue_array(ids, 0)
             return
         self.requeued += len(ids)
-        told = [id.decode() for id in ids.tolist()]
-        for start in range(0, len(told), _MAX_IDS):
-            some = told[start : start + _MAX_IDS]
+        texts = [each.decode() for each in ids.tolist()]
+        for start in range(0, len(texts), _MAX_IDS):
+            some = texts[start : start + _MAX_IDS]
             call = self._connection.unanswered("message.give_back", ids=some, started=is_started)
             self._write(call)
 

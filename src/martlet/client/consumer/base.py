@@ -30,7 +30,7 @@ class ConsumerBase(ABC, Generic[SessionT]):
 
     Args:
         topic: the topic's name.
-        name: the channel's, or the group's; empty for none.
+        name: the channel's, or the group's; None for none.
         addresses: where brokers listen; None for 127.0.0.1:4150, or those that are looked up.
         connection: how they are found and connected to.
         source: hands messages out.
@@ -41,7 +41,7 @@ class ConsumerBase(ABC, Generic[SessionT]):
     def __init__(
         self,
         topic: str,
-        name: str,
+        name: str | None,
         addresses: Addresses | None,
         connection: ConnectionSettings,
         *,
@@ -50,14 +50,14 @@ class ConsumerBase(ABC, Generic[SessionT]):
         close_timeout_s: float,
     ) -> None:
         self._topic = check_name(topic, "topic")
-        self._name = check_name(name, "channel") if name else ""
+        self._name = "" if name is None else check_name(name, "channel")
         self._connection = connection
         self._hooks = connection.hooks.guarded()
         self._source = source
         self._workers = workers
         self._close_timeout_s = close_timeout_s
         if self._hooks.has_handling:
-            workers.wrap = partial(self._hooks.handler, topic, name)
+            workers.wrap = partial(self._hooks.handler, topic, self._name)
         daemons = connection.lookup_daemons
         if addresses is None and daemons is None:
             addresses = "127.0.0.1:4150"

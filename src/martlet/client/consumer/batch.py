@@ -1,4 +1,4 @@
-"""Many messages at once, for those who want speed: nothing is made of a single one unasked."""
+"""Many messages at once, for speed: an object is made of a single one only on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Batch(Decoded):
 
     Attributes:
         count: how many there are.
-        answers: what tells the broker of them.
+        answers: writes the answers to the broker.
         is_open: whether one of them is neither finished nor requeued.
     """
 
@@ -41,7 +41,7 @@ class Batch(Decoded):
         return int(np.count_nonzero(self._open))
 
     async def finish(self, where: Where | None = None) -> None:
-        """Tell the broker, in one write, that the messages have been dealt with.
+        """Tell the broker, in one write, that the messages are handled.
 
         Without ``where``: all that are not answered yet.
 
@@ -77,7 +77,7 @@ class Batch(Decoded):
         self.answers.touch_array(self._run.ids()[self._open])
 
     def start(self) -> bool:
-        """Tell the broker that the messages are being dealt with, if it wants to know that."""
+        """Report the messages as started, to a broker that counts failures."""
         if not self.answers.max_attempts:
             return False
         self.answers.started(self._run.ids()[-1].tobytes())

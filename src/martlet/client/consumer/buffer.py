@@ -1,15 +1,15 @@
-"""What has been received and not been handed to the application yet.
+"""The buffer of messages that were received and not handed to the application yet.
 
-Runs of messages stay as they came until somebody takes a message, which makes message objects of
-one run, or a batch, which makes none.
+Runs of messages stay as they came until a message is taken, which makes message objects of one run,
+or a batch, which makes none.
 
-Where a broker counts failures it is told which messages are started before they are handed out, and
-that has to be on its way before a handler can end the process.  So there what is ready comes in
-runs that are told at once, a turn of the event loop before: as many messages as are handled in one
+A broker that counts failures must know which messages are started before they are handed out, and
+that report must be written before a handler can end the process.  So messages become ready in runs,
+and each run is reported one turn of the event loop before: as many messages as are handled in one
 turn, or as there are idle workers; one where handlers take long::
 
-    came      | rest: not started | told, on its way | ready: started | handed out
-                                  1 turn             ^ to be taken from the left
+    received  | rest: not started | reported, written | ready: started | handed out
+                                  1 turn              ^ taken from the left
 
 A message that has failed before has a run of its own, and one that was with a client when that was
 lost, a suspect, is handled while nothing else is (see
@@ -38,9 +38,9 @@ from martlet.properties.model import Properties
 from martlet.protocol.nsq.message_run import MessageRun
 
 _MAX_RUN_LENGTH = 1024
-"""So many messages are told of as started at once."""
+"""How many messages are reported as started at once."""
 _PATIENCE = 1 / 8
-"""Such a part of a message's time a suspect waits, and others for one that was taken one by one."""
+"""The part of a message's time that a suspect waits, and that others wait for it."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class BufferedMessage:
 
 
 class ReceiveBuffer(Waiters):
-    """Deliveries in the order in which they came, and those who wait for one.
+    """Holds deliveries in the order in which they came, and wakes the workers that wait for one.
 
     Attributes:
         ready: message objects made of the oldest delivery; to be taken from the left after
@@ -70,7 +70,7 @@ class ReceiveBuffer(Waiters):
             them here would be for nothing.
         taken: how many runs of messages were begun or handed out.
         worker_count: how many workers take messages from here.
-        on_hungry: called when somebody waits for a message after `take_late` found some.
+        on_hungry: called when a worker waits for a message after `take_late` found some.
         is_out: whether the application has taken messages or batches that it has not answered.
     """
 
@@ -85,19 +85,19 @@ class ReceiveBuffer(Waiters):
         self.on_hungry: Callable[[], None] | None = None
         self.is_out: Callable[[], bool] = lambda: False
         self._rest: deque[Message] = deque()
-        """What follows in the current delivery, and is not started."""
+        """The messages that follow in the current delivery, and are not started."""
         self._reported: list[Message] = []
-        """What the broker is told of as started, and is ready in the next turn."""
+        """The messages that are reported as started, and become ready in the next turn."""
         self._run_size = 1
         self._run_began_s = 0.0
-        self._solitude = SuspectIsolation(partial(self._wake, 1))
+        self._isolation = SuspectIsolation(partial(self._wake, 1))
         self._current: BufferedMessage | None = None
         self._deliveries: deque[BufferedMessage] = deque()
         self._delivered = 0
         """The messages of those."""
 
     def put(self, delivery: BufferedMessage) -> None:
-        """This came."""
+        """Add what was received."""
         count = delivery.run.count
         self._deliveries.append(delivery)
         self._delivered += count
@@ -106,15 +106,15 @@ class ReceiveBuffer(Waiters):
             self._wake(count)
 
     def close(self, error: Exception | None = None) -> None:
-        """Hand out no more; whoever asks is told the error, if there is one."""
-        self._solitude.close()
+        """Hand out no more; iterators and ``run`` raise the error, if there is one."""
+        self._isolation.close()
         super().close(error)
 
     async def arrival(self) -> None:
-        """Wait until there may be something, or the inbox is closed."""
+        """Wait until there may be a message, or the buffer is closed."""
         if self.is_closed or self.ready:
             return
-        if self._is_held_up or self._solitude.is_waiting or not (self._rest or self._deliveries):
+        if self._is_held_up or self._isolation.is_waiting or not (self._rest or self._deliveries):
             if self.on_hungry is not None:
                 self.on_hungry()
             await self._wait()
@@ -159,14 +159,14 @@ class ReceiveBuffer(Waiters):
     @property
     def _is_held_up(self) -> bool:
         """Whether nothing may be taken just now, though there may be something."""
-        return bool(self._reported) or self._solitude.holds_up
+        return bool(self._reported) or self._isolation.holds_up
 
     def _start(self, *, idle_count: int) -> bool:
-        """Tell the broker of the next messages as started. True where they are ready already."""
+        """Report the next messages as started. True where they are ready already."""
         rest, current = self._rest, self._current
         assert current is not None
         if not current.answers.max_attempts:
-            self.ready.extend(rest)  # It does not want to know any more.
+            self.ready.extend(rest)  # The channel's policy no longer counts failures.
             rest.clear()
             return True
         first = rest[0]
@@ -199,19 +199,19 @@ class ReceiveBuffer(Waiters):
         return count
 
     def _hand_out_reported(self) -> None:
-        """The broker knows: hand them out."""
-        told, self._reported = self._reported, []
-        self.ready.extend(told)
+        """Hand out what was reported, now that it is written."""
+        reported, self._reported = self._reported, []
+        self.ready.extend(reported)
         self._run_began_s = time.monotonic()
         self._begin_turn()
-        self._wake(len(told))
+        self._wake(len(reported))
         if self._waiters and self._rest and not self._is_held_up:
             self._start(idle_count=len(self._waiters))
 
     def _begins_alone(self, suspect: Message, answers: AckBatcher, idle_count: int) -> bool:
         """Whether a suspect is to begin now, with nothing beside it."""
         patience_s = answers.message_timeout_s * _PATIENCE
-        solitude = self._solitude
+        solitude = self._isolation
         if not self.worker_count:
             if not solitude.may_begin(self.is_out, patience_s):
                 return False
@@ -224,7 +224,7 @@ class ReceiveBuffer(Waiters):
         return True
 
     def take_late(self, until_s: float) -> list[tuple[AckBatcher, NDArray[np.void]]]:
-        """Take out what a Martlet broker sent, nobody handles, and has its time run out by then."""
+        """Take out messages of Martlet brokers that wait here, and whose time runs out by then."""
         late: list[tuple[AckBatcher, NDArray[np.void]]] = []
         current = self._current
         if (
@@ -242,7 +242,7 @@ class ReceiveBuffer(Waiters):
         return late
 
     def forget(self, answers: AckBatcher) -> None:
-        """The connection of these is lost: what it delivered comes again, from another."""
+        """Drop what a lost connection delivered: it comes again on another."""
         if self._current is not None and self._current.answers is answers:
             self._forget_current()
         kept = [each for each in self._deliveries if each.answers is not answers]
@@ -266,14 +266,14 @@ class ReceiveBuffer(Waiters):
         self.ready.clear()
         self._reported.clear()
         self._rest.clear()
-        self._solitude.is_waiting = False
+        self._isolation.is_waiting = False
         self._current = None
 
     def next_batch(self, max_messages: int) -> Batch | None:
         """The oldest messages, as many as one connection gave and no more than so many. None where
         there are none, or not yet.
         """
-        if self._solitude.holds_up:
+        if self._isolation.holds_up:
             return None
         self._unready()
         delivery = self._next_delivery()
@@ -284,10 +284,10 @@ class ReceiveBuffer(Waiters):
         suspect_at = _suspect_at(delivery.run) if delivery.answers.max_attempts else None
         if suspect_at == 0:
             patience_s = delivery.answers.message_timeout_s * _PATIENCE
-            if not self._solitude.may_begin(self.is_out, patience_s):
+            if not self._isolation.may_begin(self.is_out, patience_s):
                 self._put_back(delivery)
                 return None
-            self._solitude.begin(self.is_out, patience_s)
+            self._isolation.begin(self.is_out, patience_s)
         if suspect_at is not None:
             left = min(left, max(1, suspect_at) - delivery.run.count)
         while left > 0 and self._deliveries and suspect_at is None:
@@ -318,7 +318,7 @@ class ReceiveBuffer(Waiters):
         return left
 
     def _unready(self) -> None:
-        """Make a delivery again of the messages that are ready and that nobody took."""
+        """Make a delivery again of the messages that are ready and were not taken."""
         count = self._current_count
         current = self._current
         if count and current is not None:
@@ -348,7 +348,7 @@ class ReceiveBuffer(Waiters):
 
 
 def _suspect_at(run: MessageRun) -> int | None:
-    """Where in a run the first message stands that was with a client when that was lost."""
+    """The index in a run of the first message that a client had when it was lost."""
     for place, packed in run.properties.items():
         if Properties.unpack(packed).system.get("suspect"):
             return place

@@ -1,4 +1,4 @@
-"""Messages as columns: what is asked of a run of frames, made when it is first asked for."""
+"""Messages as columns, each made of a run of frames when it is first asked for."""
 
 from __future__ import annotations
 
@@ -53,10 +53,8 @@ class Decoded:
     @cached_property
     def properties(self) -> list[Properties]:
         """The properties of each message, made when first asked for."""
-        told = self._run.properties
-        return [
-            Properties.unpack(told[place]) if place in told else NONE for place in range(self.count)
-        ]
+        packed = self._run.properties
+        return [Properties.unpack(packed[at]) if at in packed else NONE for at in range(self.count)]
 
     def arrow(self) -> pa.BinaryArray:
         """The bodies as one Arrow array, made without a step for each message.

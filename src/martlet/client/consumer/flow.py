@@ -1,6 +1,6 @@
-"""How much a consumer lets come: its ready counts, its pauses, and its backing off from failures.
+"""A consumer's flow control: its ready counts, its pauses, and its backoff after failures.
 
-This is where the rules (`readiness`, `failure_backoff`) meet connections, the clock and timers.
+Here the rules (`rdy`, `handling.backoff`) meet connections, the clock and timers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Flow:
         max_in_flight: how many messages may be in flight, from all brokers together.
         rotation: how connections take turns where there are more of them than that.
         failure_backoff: how long nothing is asked for when messages fail.
-        name: whose it is, for logs.
-        chance: throws the dice, from 0 to below 1.
+        name: the consumer's, for logs.
+        chance: returns a random number from 0 to below 1.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Flow:
 
     @property
     def state(self) -> BackoffState:
-        """Whether messages flow, or are held back because others failed."""
+        """Whether messages are asked for, or not because others failed."""
         return self._gate.state
 
     @property
@@ -78,7 +78,7 @@ class Flow:
         """The ready count of each connection."""
         return self._readiness.counts
 
-    # What the consumer is told to do.
+    # what the consumer asks for
 
     def change(self, max_in_flight: int) -> None:
         """Let so many messages be in flight from now on; 0 lets none come."""
@@ -102,25 +102,25 @@ class Flow:
                 timer.cancel()
         self._rotation = self._trial = None
 
-    # What happens.
+    # what happens
 
     def add(self, subscription: Subscription) -> None:
-        """Messages can be asked for there."""
+        """Share ready counts with this subscription too."""
         self._send(self._readiness.add(subscription, time.monotonic()))
 
     def remove(self, subscription: Subscription) -> None:
-        """They no longer can."""
+        """Share its ready count among the others."""
         self._send(self._readiness.remove(subscription, time.monotonic()))
 
     def feed(self, event: BackoffEvent) -> None:
-        """A message is about to be answered so."""
+        """Note how a message is about to be answered."""
         gate = self._gate
         if gate.state is BackoffState.OPEN and event is not BackoffEvent.FAILURE:
             return
         self._act(gate.feed(event, is_connected=bool(self._readiness.counts)))
 
     def settle(self) -> None:
-        """Messages have been answered."""
+        """Raise ready counts that waited for messages to be answered."""
         if self._readiness.is_owing:
             self._send(self._readiness.share(time.monotonic()))
 

@@ -1,4 +1,4 @@
-"""What a consumer's hooks are told by one of its subscriptions, or outposts."""
+"""The calls of a consumer's hooks by its sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES
 
 
 class Counted(Protocol):
-    """What messages are counted at."""
+    """Counts messages."""
 
     @property
     def finished(self) -> int:
@@ -24,7 +24,7 @@ class Counted(Protocol):
 
 
 def instrument(hooks: Hooks, subscription: Subscription) -> None:
-    """Have the hooks told of what comes and is answered, besides whoever is told already."""
+    """Have the hooks called with what comes and is answered, beside the callbacks that are set."""
     address = str(subscription.address)
     if hooks.on_received is not None:
         subscription.on_delivery = _receiving(hooks.on_received, address, subscription.on_delivery)
@@ -52,7 +52,7 @@ def _receiving(
 
 
 def settling(hooks: Hooks, address: str, counted: Counted) -> Callable[[], None]:
-    """A function that tells the hooks what was finished and requeued since it was called last."""
+    """Make a function that calls the hooks with what was answered since it was called last."""
     finished = requeued = 0
 
     def report() -> None:

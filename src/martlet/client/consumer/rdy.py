@@ -16,7 +16,7 @@ failures), some have none.  Then `redistribute` is to be called every so often: 
 received nothing for a while gives its part up, and so does any after a longer while; those get it
 that have waited for it the longest.
 
-Nothing here reads a clock or throws dice: both are handed in.
+Nothing here reads a clock or draws random numbers: both are handed in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class ReadyConnection(Protocol):
-    """A connection, as far as it matters here."""
+    """A connection, as far as the distribution needs it."""
 
     @property
     def max_ready_count(self) -> int:
@@ -52,7 +52,7 @@ class Rotation:
     Attributes:
         low_rdy_idle_timeout_s: a connection gives its part up when nothing came for so long.
         low_rdy_timeout_s: and whatever came, when it has had its part for so long.
-        rdy_redistribute_interval_s: how often that is looked at.
+        rdy_redistribute_interval_s: how often that is checked.
     """
 
     low_rdy_idle_timeout_s: float = 10.0
@@ -95,7 +95,8 @@ class RdyDistributor(Generic[C]):
     Args:
         max_in_flight: what is shared.
         rotation: how connections take turns where it is not enough for all.
-        chance: throws the dice, from 0 to below 1, where none has waited longer than another.
+        chance: returns a random number from 0 to below 1, to choose among those that have waited
+            equally long.
     """
 
     def __init__(self, max_in_flight: int, rotation: Rotation, chance: Callable[[], float]) -> None:
@@ -130,12 +131,12 @@ class RdyDistributor(Generic[C]):
         return len(self._parts) > self.budget > 0
 
     def add(self, connection: C, now_s: float) -> list[tuple[C, int]]:
-        """A connection came; it starts with 0."""
+        """Add a connection; it starts with 0."""
         self._parts[connection] = _Part(since_s=now_s)
         return self.share(now_s)
 
     def remove(self, connection: C, now_s: float) -> list[tuple[C, int]]:
-        """A connection is gone; the others get its part."""
+        """Remove a connection; the others get its part."""
         self._parts.pop(connection, None)
         return self.share(now_s)
 
@@ -145,7 +146,7 @@ class RdyDistributor(Generic[C]):
         return self.share(now_s)
 
     def pause(self, is_paused: bool, now_s: float) -> list[tuple[C, int]]:
-        """No messages from anywhere; or again."""
+        """Ask for no messages from anywhere; or again."""
         self.is_paused = is_paused
         return self.share(now_s)
 

@@ -1,4 +1,4 @@
-"""What a consumer has done so far, and how it stands."""
+"""The state of a consumer, and what it has done so far."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """How a consumer stands with one broker.
+    """The state of a consumer's connection to one broker.
 
     Attributes:
         address: the broker's, as ``host:port``.
@@ -68,7 +68,7 @@ class ConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """How a consumer stands.
+    """The state of a consumer.
 
     Attributes:
         counts: what it has done so far.
@@ -79,8 +79,8 @@ class ConsumerStats:
         is_paused: whether no more are asked for.
         backoff: ``open``, or ``blocked`` because messages failed, or ``trial`` while one is tried.
         backoff_level: how often the wait is doubled; 0 where it is open.
-        connections: how it stands with each broker.
-        stall: why it does not get on, if the watchdog says so; else empty.
+        connections: one for each broker.
+        stall: why it does not progress, if the watchdog found that; else empty.
     """
 
     counts: Counts
@@ -101,7 +101,7 @@ class ConsumerStats:
 
 
 class Losses:
-    """Counts what came to nothing, and says so; not a thousand times a second.
+    """Counts what came to nothing, and logs it, at most once a second.
 
     Attributes:
         expired: messages that were dropped.
@@ -114,7 +114,7 @@ class Losses:
         self._quiet_until_s = 0.0
 
     def on_late(self, error: Refused) -> None:
-        """The broker refused an answer, because the message is not in flight any more."""
+        """Count an answer that the broker refused, as the message is not in flight any more."""
         self.late += 1
         now_s = time.monotonic()
         level = logging.WARNING if now_s >= self._quiet_until_s else logging.DEBUG
@@ -125,7 +125,7 @@ class Losses:
         )
 
     def on_expired(self, count: int) -> None:
-        """So many messages were dropped because they had waited for too long."""
+        """Count messages that were dropped because they had waited for too long."""
         self.expired += count
         logger.warning(
             "%s waited here for longer than the broker's message timeout, to be delivered again:"

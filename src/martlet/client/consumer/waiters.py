@@ -1,8 +1,8 @@
-"""The takers: those who wait for messages that are here, and share the event loop with all else.
+"""Waiting for messages that are here, and sharing the event loop with everything else.
 
-Each waits by a future of its own, the first one first, so that a message wakes one of them and not
-all.  What wakes one that is cancelled is for another.  After ``TURN_S`` of handling in one turn of
-the loop they rest, so that it can do other things.
+Each worker waits by a future of its own, the first one first, so that a message wakes one of them
+and not all.  A wake-up of one that is cancelled goes to another.  After ``TURN_S`` of handling in
+one turn of the loop they rest, so that it can do other things.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from collections import deque
 
 TURN_S = 0.001
-"""How long messages may be handled in one turn of the event loop, by all together."""
+"""How long messages may be handled in one turn of the event loop, by all workers together."""
 
 
 class Waiters:
-    """What hands messages out to those who wait for them.
+    """Wakes workers and iterators that wait for messages.
 
     Attributes:
         is_closed: whether no more is to be handed out.
-        turn_ends_at_s: when whoever handles messages is to ``rest``.
+        turn_ends_at_s: when a worker must ``rest``.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Waiters:
         self._is_resting = False
 
     def close(self, error: Exception | None = None) -> None:
-        """Hand out no more; whoever asks is told the error, if there is one."""
+        """Hand out no more; iterators and ``run`` raise the error, if there is one."""
         self.is_closed = True
         self._error = self._error or error
         self._wake(len(self._waiters))
@@ -49,7 +49,7 @@ class Waiters:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self._wake(1)  # What woke this one, if anything did, is for another.
+            self._wake(1)  # If it was woken, another one must be.
             raise
 
     def _begin_turn(self) -> None:
@@ -64,7 +64,7 @@ class Waiters:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._wake(1)  # What woke this one is for another.
+                self._wake(1)  # Another one must be woken.
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
             raise

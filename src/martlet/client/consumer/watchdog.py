@@ -1,4 +1,4 @@
-"""Notices a consumer that has silently stopped, and says why.
+"""The watchdog, which notices a consumer that has silently stopped, and logs why.
 
 A consumer that gets no messages and one that has stopped look alike from outside.  From inside they
 do not: either messages wait here and none is taken or answered, or nothing is asked for though
@@ -24,14 +24,14 @@ logger = logging.getLogger("martlet.client")
 
 MAX_PAUSE_S = 1.0
 LATE_S = 1.0
-"""When the loop is held up for longer than this, it is said."""
+"""When the loop is held up for longer than this, it is logged."""
 QUIET_S = 60.0
-"""And not more often than so."""
+"""How often that is logged at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """How a consumer stands, as far as it matters here.
+    """A consumer's state, as far as the watchdog needs it.
 
     Attributes:
         connected: at how many brokers.
@@ -53,12 +53,12 @@ class Sight:
 
 
 class Watchdog:
-    """Looks at a consumer every so often.
+    """Checks a consumer every so often.
 
     Args:
-        after_s: how long nothing must get on before it is a stall; 0 never looks.
-        look: tells how the consumer stands.
-        on_stall: told the cause, once for each stall.
+        after_s: how long nothing must progress before it is a stall; 0 never checks.
+        look: returns the consumer's state.
+        on_stall: called with the cause, once for each stall.
 
     Attributes:
         stall: the cause, while there is one.
@@ -82,18 +82,18 @@ class Watchdog:
         self._quiet_until_s = 0.0
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Check from now on."""
         if self._after_s:
             self._pause(time.monotonic())
 
     def end(self) -> None:
-        """Look no more."""
+        """Check no more."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
 
     def bark(self, cause: str) -> None:
-        """Say that the consumer does not get on."""
+        """Report that the consumer does not progress."""
         logger.error("the consumer has stalled: %s", cause)
         if self._on_stall is not None:
             self._on_stall(cause)
@@ -135,7 +135,7 @@ class Watchdog:
         late_s = max(0.0, now_s - due_s)
         self._check_loop(late_s, now_s)
         for name in self._since_s:
-            self._since_s[name] += late_s  # Nobody could get on while the loop was held up.
+            self._since_s[name] += late_s  # Nothing could progress while the loop was held up.
         was = bool(self.stall)
         self.stall = self.check(self._look(), now_s)
         if self.stall and not was:

@@ -3,7 +3,7 @@
 A queue belongs to one member at a time, so it is handled in order, and all that a broker keeps of a
 group is one offset a queue: everything below it is done.  From the broker to the application::
 
-    BrokerMembership       one broker: joins the group, and asks who has which queue (a long poll)
+    BrokerMembership       one broker: joins the group, and asks for its queues (a long poll)
       Fetcher              one queue: asks for what comes next (a long poll), ahead of the handlers
         AssignedQueue      what was fetched and is not done, within `FlowLimits`
           ReadyQueues      the queues that have something, in turns

@@ -41,7 +41,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
 
     Args:
         topic: the topic's name.
-        group: the group's; empty for none.
+        group: the group's; None for none.
         addresses: where brokers listen.
         connection, progress, limits, handling: the settings.
         leave_timeout_s: how long handlers may take to end when their queue goes to another member.
@@ -50,7 +50,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
     def __init__(
         self,
         topic: str,
-        group: str,
+        group: str | None,
         addresses: Addresses | None,
         *,
         connection: ConnectionSettings,

@@ -71,7 +71,7 @@ class BroadcastConsumer(PullConsumerBase):
         connection, progress, limits, handling = settings
         super().__init__(
             topic,
-            "",
+            None,
             addresses,
             connection=connection,
             progress=progress,

@@ -1,10 +1,9 @@
-"""What becomes of a message whose handler fails: it is tried again here, and then kept elsewhere.
+"""Failures of handlers: a message is tried again here, and then kept elsewhere.
 
-It is tried again in its place: in a consumer that handles in order nothing of its queue passes it;
-else later ones are handled meanwhile, as far as the limits of flow control go, and only the
-committed offset waits.  After ``max_attempts``, or when its handler raises ``Reject``, it is kept
-elsewhere (in the group's dead-letter topic, or by ``on_giving_up``), and is done once that has
-succeeded, not before.
+In a consumer that handles in order nothing of its queue passes it; else later ones are handled
+meanwhile, as far as the limits of flow control go, and only the committed offset waits.  After
+``max_attempts``, or when its handler raises ``Reject``, it is kept elsewhere (in the group's
+dead-letter topic, or by ``on_giving_up``), and is done once that has succeeded, not before.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ RETRY = Backoff(first_s=1.0, max_s=60.0, jitter=0.25)
 MAX_ATTEMPTS = 16
 """RocketMQ's."""
 MAX_ERROR_LENGTH = 1000
-"""Characters of what a handler raised that are kept."""
+"""How many characters of an error are kept."""
 
 OnGivingUp = Callable[[PulledMessage], Awaitable[object] | object]
 """Gets a message that is given up, to keep it elsewhere."""
 
 
 class PullFailures:
-    """Deals with messages that were not handled.
+    """Retries messages whose handlers failed, and gives them up.
 
     Args:
         retry: how long a message waits, by its attempts.
         max_attempts: after so many it is given up; 0 for never.
-        bury: keeps it elsewhere, and says where; None where that is nowhere.
+        bury: keeps it elsewhere, and returns where; None where it is kept nowhere.
 
     Attributes:
         given_up: how many messages were.
@@ -58,7 +57,7 @@ class PullFailures:
         self._bury = bury
 
     async def failed(self, message: PulledMessage, error: BaseException) -> None:
-        """Its handler raised this."""
+        """Retry a message whose handler raised this, or give it up."""
         if not message.is_out:
             logger.error("handler failed for %r, which it had finished", message, exc_info=error)
             return
@@ -77,7 +76,7 @@ class PullFailures:
         logger.error("handler failed for %r; again in %.3g s", message, delay_s, exc_info=error)
 
     async def lost_often(self, message: PulledMessage, count: int) -> None:
-        """So many members of its group were lost while they handled it: no handler gets it."""
+        """Give up a message: so many members of its group were lost while they handled it."""
         said = f"{count} members of the group were lost while they handled it"
         message.errors, message.is_lost = (said, said), True
         await self._give_up(message, HandlerFailed(said))
@@ -113,7 +112,7 @@ class PullFailures:
 
 
 def kept_by(on_giving_up: OnGivingUp) -> Callable[[PulledMessage], Awaitable[str | None]]:
-    """The application's function, as what keeps messages."""
+    """Wrap the application's ``on_giving_up``."""
 
     async def keep(message: PulledMessage) -> str:
         result = on_giving_up(message)

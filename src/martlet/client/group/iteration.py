@@ -1,8 +1,8 @@
 """Iterating: what was handed out is done when the next is asked for.
 
-A loop that is left in between drops its iterator, and with that what it was at work on goes back
-into the line, at once: so it is an object, and no generator, which asyncio would end a little later
-when the next loop has already begun behind it.
+A loop that is left in between drops its iterator, and with that its message goes back into the line
+at once.  So the iterator is an object and no generator: asyncio would close that a little later,
+when the next loop has already begun.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Handed(Protocol):
 
     @property
     def is_out(self) -> bool:
-        """Whether somebody is at work on it."""
+        """Whether it is handed out and not done."""
 
     def finish(self) -> None:
-        """It is done."""
+        """Have it done."""
 
     def give_back(self) -> None:
-        """It is to be handed out again."""
+        """Have it handed out again."""
 
 
 HandedT = TypeVar("HandedT", bound=Handed)
@@ -37,25 +37,25 @@ class Iteration(AsyncIterator[HandedT]):
     Args:
         line: where it is.
         take: takes the next out of it; None at the end.
-        lent: where it is noted what is handed out.
+        handed_out: where it is noted what is handed out.
     """
 
     def __init__(
         self,
         line: ReadyQueues,
         take: Callable[[], Awaitable[HandedT | None]],
-        lent: dict[Handed, None],
+        handed_out: dict[Handed, None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._line = line
         self._take = take
-        self._lent = lent
+        self._handed_out = handed_out
         self._last: HandedT | None = None
 
     async def __anext__(self) -> HandedT:
         last, self._last = self._last, None
         if last is not None:
-            self._lent.pop(last, None)
+            self._handed_out.pop(last, None)
             if last.is_out:
                 last.finish()
         taken = await self._take()
@@ -63,17 +63,17 @@ class Iteration(AsyncIterator[HandedT]):
             self._line.check()
             raise StopAsyncIteration
         self._last = taken
-        self._lent[taken] = None
+        self._handed_out[taken] = None
         return taken
 
     async def aclose(self) -> None:
-        """The loop is left."""
+        """Hand out again what the loop did not finish."""
         self._give_back()
 
     def _give_back(self) -> None:
         last, self._last = self._last, None
         if last is not None:
-            self._lent.pop(last, None)
+            self._handed_out.pop(last, None)
             if last.is_out:
                 last.give_back()
 

@@ -10,10 +10,10 @@ Start = Literal["first", "last"] | datetime | int
 
 
 def check_start(start: Start) -> Start:
-    """The place, if it is one.
+    """Check where to begin.
 
     Raises:
-        ValueError: it is none, or a time without its zone, or a negative offset.
+        ValueError: it is nothing of the kind, or a time without its zone, or a negative offset.
     """
     if isinstance(start, datetime):
         if start.tzinfo is None:

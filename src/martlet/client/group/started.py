@@ -1,18 +1,18 @@
-"""Starts: what a member has started to handle of a queue, as its broker is told.
+"""Starts: the messages of a queue whose handling has begun, as they are reported to the broker.
 
 Where the group has a retry policy, the broker charges what was started with a failure when the
-member is lost.  It is told before a handler begins, and by runs where handlers are fast::
+member is lost.  The report is written before a handler begins, in runs where handlers are fast::
 
-    said                                 handlers
+    reported                             handlers
     100 to 101                           100 for 30 ms
     101 to 102                           101 for 0.02 ms
     102 to 104                           102 and 103, together 0.04 ms
     104 to 108  ...  up to 128 at once   as long as a run takes less than a millisecond
     none                                 have ended, and nothing more has come
 
-So a message whose handler takes long is said alone; of a run all are charged, and whatever is said
-and not started when 5 ms are over, or done, is taken back.  What was charged before is started
-alone, while the consumer handles nothing else.
+So a message whose handler takes long is reported alone; of a run all are charged, and what is
+reported and not started when 5 ms are over, or done, is taken back.  A message that was charged
+before is started alone, while the consumer handles nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Say = Callable[[Sequence[tuple[int, int]], bool], None]
 
 @dataclass(slots=True)
 class LostWith:
-    """That members were lost by a message.
+    """The charges of a message by which members were lost.
 
     Attributes:
         failures: how many.
@@ -51,32 +51,31 @@ class LostWith:
 
 
 class StartedTracker:
-    """What of one queue is started.
+    """Tracks which messages of one queue are started.
 
     Args:
-        say: tells the broker the runs (first and end offset) that are started, and whether nothing
-            else is.
+        say: reports the runs (first and end offset) that are started, and whether nothing else is.
 
     Attributes:
         charged: messages that were charged, by offset.
-        at_work: what handlers are at work on: end offsets, by first ones.
+        at_work: the runs that are handled: end offsets, by first ones.
     """
 
     def __init__(self, say: Say) -> None:
         self.charged: dict[int, LostWith] = {}
         self.at_work: dict[int, int] = {}
         self._say = say
-        self._said: list[tuple[int, int]] = []
+        self._reported: list[tuple[int, int]] = []
         self._run = (0, 0)
-        """Said last, where it may be more than is started."""
+        """The run that was reported last, where it may be more than is started."""
         self._length = 1
-        self._said_at_s = 0.0
+        self._reported_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def learn(self, told: Iterable[Sequence[int]]) -> None:
-        """What the broker tells with a fetch of messages that were charged."""
+    def learn(self, charges: Iterable[Sequence[int]]) -> None:
+        """Note the messages that were charged, as a fetch returns them."""
         now_s = time.monotonic()
-        for offset, failures, wait_ms, is_over in told:
+        for offset, failures, wait_ms, is_over in charges:
             self.charged[offset] = LostWith(failures, now_s + wait_ms / 1000, bool(is_over))
 
     def is_alone(self, offset: int) -> bool:
@@ -85,11 +84,11 @@ class StartedTracker:
         return charge is not None and not charge.is_over and charge.wait_s() <= 0
 
     def begin(self, first: int, end: int, fetched_end: int) -> None:
-        """A handler begins with these.
+        """Note that a handler begins with these.
 
         Args:
             first, end: their offsets.
-            fetched_end: up to where there are others that may be said with them.
+            fetched_end: up to where there are others that may be reported with them.
         """
         self.at_work[first] = end
         run_first, run_end = self._run
@@ -97,11 +96,11 @@ class StartedTracker:
             return
         alone = first in self.charged
         now_s = time.monotonic()
-        if alone or end - first > 1 or now_s - self._said_at_s > FAST_S:
+        if alone or end - first > 1 or now_s - self._reported_at_s > FAST_S:
             self._length = 1
         else:
             self._length = min(2 * self._length, MAX_RUN)
-        self._said_at_s = now_s
+        self._reported_at_s = now_s
         run_end = max(end, min(first + self._length, fetched_end))
         charged = [known for known in self.charged if first < known < run_end]
         self._run = (first, max(end, min(charged, default=run_end)))
@@ -109,29 +108,29 @@ class StartedTracker:
         self._report([*others, self._run], alone)
 
     def end(self, first: int) -> None:
-        """A handler has ended with what begins there."""
+        """Note that the handling of what begins there has ended."""
         if self.at_work.pop(first, None) is None:
             return
         if first in self.charged:
             self._take_back()  # At once: another one may be started alone now.
         else:
-            self._look_later()
+            self._take_back_later()
 
     def _report(self, runs: list[tuple[int, int]], alone: bool = False) -> None:
-        self._said = runs[-MAX_RUNS:]
-        self._say(self._said, alone)
-        self._look_later()
+        self._reported = runs[-MAX_RUNS:]
+        self._say(self._reported, alone)
+        self._take_back_later()
 
-    def _look_later(self) -> None:
+    def _take_back_later(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TAKE_BACK_S, self._take_back)
 
     def _take_back(self) -> None:
-        """Say no more than what is at work."""
+        """Report no more than what is handled."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         runs = list(self.at_work.items())
-        if runs != self._said:
+        if runs != self._reported:
             self._run = (0, 0)
             self._report(runs, len(runs) == 1 and runs[0][0] in self.charged)

@@ -1,4 +1,4 @@
-"""How a pull consumer stands, and what it has done so far."""
+"""The state of a pull consumer, and what it has done so far."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from martlet.client.group.queues.queue_id import QueueId
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """How a pull consumer stands in one queue that it holds.
+    """The state of one queue that is assigned to a pull consumer.
 
     Attributes:
         place: the queue, and the broker's address.
         position: the offset of what is handed out next.
-        committed: the offset that was kept last.
+        committed: the offset that was committed last.
         lag: messages that are not done, as of the last fetch.
         in_flight: messages that were fetched and are not done.
         is_paused: whether `pause` holds.
@@ -32,17 +32,16 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class PullStats:
-    """How a pull consumer stands: what `ConsumerStats` has, as far as a consumer that fetches has
-    it too.
+    """The state of a pull consumer: what `ConsumerStats` has, as far as it applies.
 
     Attributes:
         counts: what it has done so far.
         given_up: messages given up because they failed ``max_attempts`` times, or were rejected.
         waiting: messages that were fetched and are not handed out.
         workers: how many handlers may be at work now.
-        connections: how it stands with each broker; their ``ready_count`` is how many messages of
+        connections: one for each broker; their ``ready_count`` is how many messages of
             all its queues there may be here and not done, and ``in_flight`` how many are.
-        queues: how it stands in each queue that it holds.
+        queues: one for each queue that is assigned to it.
     """
 
     counts: PullCounts

@@ -11,10 +11,10 @@ from martlet.client.sync.loop_thread import LoopThread
 
 
 class PostedAnswers:
-    """Stands in a message in the place of its connection's answers, and posts what is answered.
+    """Replaces the answers of a message's connection, and posts what is answered to the loop.
 
     Attributes:
-        answers: the connection's, which are the event loop's alone.
+        answers: the connection's, for use in the event loop alone.
     """
 
     __slots__ = ("_thread", "answers", "is_handed_out")
@@ -30,7 +30,7 @@ class PostedAnswers:
         return self.answers.max_message_timeout_s
 
     def finish(self, message_id: bytes) -> None:
-        """Tell that the message has been dealt with."""
+        """Tell the broker that the message is handled."""
         self._thread.check()
         self._thread.post(self.answers.finish, message_id)
 
@@ -51,7 +51,7 @@ class PostedAnswers:
         return self.answers.are_extended
 
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
-        """Ask for the message again, and say what went wrong."""
+        """Ask for the message again, with the text of the error."""
         self._thread.check()
         call = partial(self.answers.later, message_id, error, backoff=backoff, **delay)
         self._thread.post(call)
@@ -85,7 +85,7 @@ class PostedAnswers:
 
 
 def posted(message: Message, thread: LoopThread) -> Message:
-    """The same message, to be answered from any thread."""
+    """Copy a message, to be answered from any thread."""
     answers = message._answers
     assert answers is not None
     # The methods that a message calls are all that it knows of its answers.

@@ -1,4 +1,4 @@
-"""Consuming without ``await``: messages one by one, through a handler, or in whole batches."""
+"""Consuming without ``await``: messages one by one, through a handler, or in batches."""
 
 from __future__ import annotations
 

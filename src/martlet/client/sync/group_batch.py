@@ -1,4 +1,4 @@
-"""What a pull consumer hands out, for other threads than the event loop's."""
+"""Messages and batches of a pull consumer, for other threads than the event loop's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from martlet.client.sync.loop_thread import LoopThread
 
 
 class PostedQueue:
-    """Stands in a message in the place of its queue, and posts that it is done."""
+    """Replaces the queue of a message, and posts to the loop that the message is done."""
 
     __slots__ = ("_message", "_thread", "place", "topic")
 
@@ -22,7 +22,7 @@ class PostedQueue:
         self._thread = thread
 
     def finish(self, handed: PulledMessage) -> None:
-        """It is done."""
+        """Have it done."""
         self._thread.check()
         handed._stage = PulledMessageState.DONE
         self._thread.post(self._finish)
@@ -34,7 +34,7 @@ class PostedQueue:
 
 
 def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
-    """The same message, to be finished from any thread."""
+    """Copy a message, to be finished from any thread."""
     # All that an application asks of the queue of its message is here.
     handed = PulledMessage(
         cast(MessageQueue, PostedQueue(message, thread)),

@@ -95,7 +95,7 @@ class Handlers:
             except Exception as error:
                 self._settle(outcome, error)
             except BaseException as error:
-                # Ctrl-C: no more come, and this one is for somebody else; but what ends a program
+                # Ctrl-C: take no more, and give this one back; but what ends a program
                 # by an error is not to end the next one.
                 self._thread.post(self._consumer.stop)
                 if isinstance(error, SystemExit) and error.code:

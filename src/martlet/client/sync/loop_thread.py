@@ -1,15 +1,15 @@
-"""The one thread of a process in which an event loop runs for all who do not use asyncio.
+"""The one thread of a process that runs an event loop for code without asyncio.
 
-Calls go in by two doors.  ``call`` has a coroutine run and waits for what it returns.  ``post`` has
-a function called soon and waits for nothing; what many threads post while the loop is at work is
-one wake-up of it.
+There are two ways in.  ``call`` has a coroutine run and waits for what it returns.  ``post`` has a
+function called soon and waits for nothing; what many threads post while the loop is at work is one
+wake-up of it.
 
-A fork takes no threads along: the child has a copy of the loop that nobody runs, on sockets that
-are the parent's.  So what belongs to that copy is told so and never touches them, and what is made
-in the child has a new thread.
+A fork takes no threads along: the child has a copy of the loop that does not run, on sockets of the
+parent.  So producers and consumers of that copy refuse calls and never touch the sockets, and those
+that are made in the child have a new thread.
 
-SystemExit and KeyboardInterrupt, which end an event loop, do not end this one: it is everybody's,
-and those who wait for it would wait for ever.  Who waits for what raised one of them gets it.
+SystemExit and KeyboardInterrupt, which end an event loop, do not end this one: it is shared, and
+threads that wait for it would wait for ever.  The call that raised one of them raises it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoopThread:
     Attributes:
         loop: the event loop.
         is_forked: whether this process is a child of the one in which the thread runs.
-        has_ended: whether the loop was stopped, so that nobody must wait for it.
+        has_ended: whether the loop was stopped, so that nothing may wait for it.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ by iterating, and batches that are not answered.  What is quick is hardly ever m
 costs next to nothing; and a message that has waited for long is touched when it is handed out
 (`ReceiveBuffer.touch_at_s`).
 
-A batch, or a message taken by iterating, counts as being worked on as long as anybody holds it.
+A batch, or a message taken by iterating, counts as being worked on as long as it is referenced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("martlet.client")
 
 MIN_PAUSE_S = 0.02
 MANY = 1000
-"""Of so many batches, those that are done with are sought out."""
+"""Above so many batches, those that are answered are removed."""
 
 
 class AutoTouch:
@@ -37,42 +37,42 @@ class AutoTouch:
 
     Args:
         is_on: whether it does; else it only remembers batches.
-        lent: what was taken by iterating.
+        handed_out: messages that were taken by iterating.
     """
 
-    def __init__(self, is_on: bool, lent: HandedOut) -> None:
+    def __init__(self, is_on: bool, handed_out: HandedOut) -> None:
         self.is_on = is_on
-        self._lent = lent
-        self._lent_since_s: WeakKeyDictionary[Message, float] = WeakKeyDictionary()
+        self._handed_out = handed_out
+        self._handed_out_since_s: WeakKeyDictionary[Message, float] = WeakKeyDictionary()
         self._workers: set[Worker] = set()
         self._seen: dict[Worker, tuple[Message, float]] = {}
         self._batches: deque[ReferenceType[Batch]] = deque()
         self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
         self._overdue: WeakSet[Message | Batch] = WeakSet()
-        """Of these it was said that touches do not help any more."""
+        """Those of which it was logged that touches do not help any more."""
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = float("inf")
 
     def connected(self, message_timeout_s: float) -> None:
-        """A broker gives messages so much time."""
+        """Note how much time a broker gives messages."""
         pause_s = max(MIN_PAUSE_S, message_timeout_s / 4)
         if pause_s < self._pause_s:
             self._pause_s = pause_s
             self._begin_again()
 
     def begin(self, workers: Iterable[Worker]) -> None:
-        """These work."""
+        """Touch what these workers handle."""
         self._workers.update(workers)
         self._begin_again()
 
     def end(self, workers: Iterable[Worker]) -> None:
-        """These no longer do."""
+        """Forget workers that have ended."""
         for worker in workers:
             self._workers.discard(worker)
             self._seen.pop(worker, None)
 
     def take(self, batch: Batch) -> None:
-        """This is handed out."""
+        """Remember a batch that is handed out."""
         batches = self._batches
         while batches:
             first = batches[0]()
@@ -126,20 +126,20 @@ class AutoTouch:
             since_s = self._taken_s.setdefault(batch, now_s)
             if self._may_touch(batch.answers, now_s - since_s, batch):
                 batch.touch_soon()
-        self._touch_lent(now_s)
+        self._touch_handed_out(now_s)
         self._begin_again()
 
-    def _touch_lent(self, now_s: float) -> None:
-        for message in self._lent.held():
+    def _touch_handed_out(self, now_s: float) -> None:
+        for message in self._handed_out.held():
             answers = message._answers
             if answers is None:
                 continue  # Another thread has answered it meanwhile.
-            since_s = self._lent_since_s.setdefault(message, now_s)
+            since_s = self._handed_out_since_s.setdefault(message, now_s)
             if self._may_touch(answers, now_s - since_s, message):
                 answers.touch(message.id)
 
     def _may_touch(self, answers: AckBatcher, at_work_s: float, what: Message | Batch) -> bool:
-        """Whether the broker would heed it; says once when it no longer does."""
+        """Whether the broker takes a touch of it; logs once when it no longer does."""
         left_s = answers.max_message_timeout_s - at_work_s
         if left_s <= 0 and what not in self._overdue:
             self._overdue.add(what)

@@ -1,8 +1,8 @@
 """Backing off when messages fail: the state machine of NSQ's clients, as a table.
 
 Where handlers fail, what they need is probably down, and more messages would only fail as well.  So
-nothing more is asked for, anywhere, for a while; then one message is tried; and how it fares tells
-whether to wait for longer, or shorter, or to go on as before.
+nothing more is asked for, anywhere, for a while; then one message is tried; its result
+decides whether to wait for longer, or shorter, or to continue as before.
 
 ========  =====================================================================================
 state     ready counts
@@ -15,7 +15,7 @@ TRIAL     1 at one connection, 0 at the others, until a message is answered
 The level is how often to double the wait.  It changes only when a message is answered in OPEN or in
 TRIAL: what is still answered while BLOCKED was received before, so a thousand failures at once are
 one step, and so are a thousand successes.  `TABLE` has each step; nothing here reads a clock or
-throws dice: both are handed in.
+draws random numbers: both are handed in.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BackoffState(Enum):
 
 
 class BackoffEvent(Enum):
-    """What happened.  Those that end in a condition are told apart by the machine itself."""
+    """What happened.  The machine itself tells apart those that end in a condition."""
 
     SUCCESS = auto()
     """A message was finished."""
@@ -153,14 +153,14 @@ class FailureBackoff:
 
 
 class FailureGate:
-    """Where a consumer stands in the table.
+    """A consumer's state in the table.
 
     Args:
         settings: how long to wait.
-        chance: throws the dice: from 0 to below 1.
+        chance: returns a random number from 0 to below 1.
 
     Attributes:
-        state: where it stands.
+        state: the present one.
         level: how often the wait is doubled; 0 where it is open.
         wait_s: what to set the timer to, after `BackoffAction.BLOCK` and `BackoffAction.WAIT`.
     """
@@ -173,7 +173,7 @@ class FailureGate:
         self._chance = chance
 
     def feed(self, event: BackoffEvent, *, is_connected: bool = True) -> BackoffAction:
-        """This happened: go on, and tell what is to be done."""
+        """Take a step for what happened, and return what is to be done."""
         step = TABLE[self.state, self._classify(event, is_connected)]
         self.level += step.level_change
         self.state = step.state

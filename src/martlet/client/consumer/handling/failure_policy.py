@@ -7,7 +7,7 @@ minutes, and shows in the logs and in the channel's count of requeues.  Where th
 ``on_giving_up`` gets the message first, to put it elsewhere; only when that succeeds is the message
 finished.  Without it, a Martlet broker puts the message into the channel's dead-letter topic.
 
-A Martlet broker is told what went wrong.  Where the channel has a retry policy of its own, it
+A Martlet broker gets the text of the error.  Where the channel has a retry policy of its own, it
 decides when the message comes again, unless the application has chosen a ``retry``.
 """
 
@@ -32,7 +32,7 @@ one failure (see `martlet.client.consumer.handling.backoff`).  Else the message 
 is the same again, and one that always fails holds up all others for minutes.
 """
 NO_LIMIT = 65_535
-"""More attempts than a message can tell of."""
+"""More attempts than a message can count."""
 
 
 class Delay(Protocol):
@@ -65,7 +65,7 @@ class Reject(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """What a person is told of an error."""
+    """The text of an error, for logs and brokers."""
     if isinstance(error, Reject) and str(error):
         return str(error)
     return "".join(format_exception_only(error)).strip()
@@ -82,7 +82,7 @@ OnGivingUp = Callable[[Message], Awaitable[object] | object]
 
 
 class FailurePolicy:
-    """Deals with messages that were not handled.
+    """Requeues messages whose handlers failed, or gives them up.
 
     Args:
         retry: how long a message waits, by how often it was tried.
@@ -103,7 +103,7 @@ class FailurePolicy:
         self._on_giving_up = on_giving_up
 
     def failed(self, message: Message, error: BaseException) -> None:
-        """Its handler raised this: the message comes again."""
+        """Requeue a message whose handler raised this, or reject it."""
         if isinstance(error, Requeue):
             if not message.is_answered:
                 self._put_off(message, error)
@@ -141,8 +141,8 @@ class FailurePolicy:
             message.requeue(self._delay_ms(message), backoff=wish.backoff)
 
     async def give_up(self, message: Message) -> None:
-        """It was tried too often: hand it to whom it may concern, and finish it; where there is
-        nobody to hand it to, a Martlet broker puts it into the dead-letter topic.
+        """Pass a message that was tried too often to ``on_giving_up``, and finish it; without that,
+        have a Martlet broker put it into the dead-letter topic.
         """
         is_rejected = self._on_giving_up is None and message.can_be_rejected
         where = "; on_giving_up, to keep it, is not set"

@@ -1,9 +1,9 @@
-"""Gives back what has waited here for nearly its whole time, before the broker takes it back.
+"""Gives back messages that have waited here for nearly all their time, before it runs out.
 
 A handler that takes long, or hangs, leaves messages waiting that other consumers could handle.  A
 Martlet broker takes them back free of charge: they come to others at once, and the delivery counts
-as no attempt.  No more are asked for then until somebody here wants one, so that they are not just
-sent here again.  A broker of NSQ would count an attempt, so from there they run out of time.
+as no attempt.  No more are asked for then until a worker here waits for one, so that they are not
+just sent here again.  A broker of NSQ would count an attempt, so from there they run out of time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from martlet.client.consumer.buffer import ReceiveBuffer
 
 Late = list[tuple["AckBatcher", NDArray[np.void]]]
-"""The ids of messages, by whom they are answered."""
+"""Ids of messages, with what answers them."""
 PART = 1 / 4
 """What is left of its time when a message is given back, at the most."""
 _MIN_PAUSE_S = 0.01
@@ -32,7 +32,7 @@ def _none(_until_s: float) -> Late:
 
 
 class UnstartedReturner:
-    """Looks every so often for what has waited for too long.
+    """Checks every so often for messages that have waited too long.
 
     Args:
         inbox: where it waits.
@@ -54,7 +54,7 @@ class UnstartedReturner:
         self._is_closed = False
 
     def connected(self, message_timeout_s: float) -> None:
-        """A broker gives messages so much time."""
+        """Note how much time a broker gives messages."""
         left_s = message_timeout_s * PART
         if left_s < self._left_s and not self._is_closed:
             self._left_s = left_s

@@ -1,7 +1,7 @@
 """Messages that were handed out one by one: those not answered are touched, and given back at last.
 
-A message that nobody has any more is not touched: it cannot be answered, so the broker is to
-deliver it again.
+A message that the application no longer has is not touched: it cannot be answered, so the broker
+must deliver it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class HandedOut:
     """Remembers messages until they are answered.
 
     Args:
-        limit: of so many, those that are answered are sought out; what is still too much then is
+        limit: above so many, those that are answered are removed; what is still too many then is
             forgotten, the oldest first, since its time at the broker has run out.
     """
 
@@ -31,7 +31,7 @@ class HandedOut:
         self._limit = max(self._limit, limit)
 
     def add(self, message: Message) -> None:
-        """This is handed out."""
+        """Remember a message that is handed out."""
         messages = self._messages
         while messages and messages[0]._answers is None:
             messages.popleft()

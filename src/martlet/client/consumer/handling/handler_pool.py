@@ -5,7 +5,7 @@ message is finished, when it raises ``Requeue`` it is put off, and when it raise
 failed.  In a process nothing of what it raises has to be understood here: it comes as text.
 
 No more is given to the pool than it has threads or processes.  A process that dies takes those with
-it that worked beside it, and nothing tells which message it was.  So there is a new pool, and each
+it that worked beside it, and nothing shows which message it was.  So there is a new pool, and each
 message that was at work is handled there once more, one after the other and nothing else beside it:
 only the one whose handler ends a process then too has failed.
 """
@@ -113,7 +113,7 @@ class HandlerPool:
             else:
                 await self._in_process(view)
         except asyncio.CancelledError:
-            self._left_at_work += 1  # Neither a thread nor a process can be told.
+            self._left_at_work += 1  # Neither a thread nor a process can be cancelled.
             raise
 
     async def _in_process(self, view: object) -> None:
@@ -207,7 +207,7 @@ def _begin_process() -> None:
 
 
 def _end_with_parent() -> None:
-    """Nobody gives it work, or tells it to end, once the consumer's process was killed."""
+    """End with the consumer's process: after that was killed, nothing else would end this one."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

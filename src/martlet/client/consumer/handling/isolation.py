@@ -1,4 +1,4 @@
-"""Has a suspect handled alone: a message that was with a client when that was lost.
+"""Isolation of suspects: a message that a client had when it was lost is handled alone.
 
 If it ends this process too, nothing else is at work and fails with it.  So a suspect waits until
 all that was handed out is answered, and what follows waits for the suspect.  Not for ever, as a
@@ -17,7 +17,7 @@ _PAUSE_S = 0.01
 
 
 class SuspectIsolation:
-    """Says when a suspect may begin, and when others may again.
+    """Decides when a suspect may begin, and when others may again.
 
     Args:
         on_over: called when what is waited for has ended, or patience with it.
@@ -44,7 +44,7 @@ class SuspectIsolation:
         return self._is_at_work is not None
 
     def may_begin(self, is_busy: Callable[[], bool], patience_s: float) -> bool:
-        """Whether a suspect may begin; else it waits, and `on_over` tells when to ask again."""
+        """Whether a suspect may begin; else it waits, and `on_over` is called when to ask again."""
         if not is_busy():
             self._is_patient = True
             self.is_waiting = False
@@ -56,7 +56,7 @@ class SuspectIsolation:
         return not self.is_waiting
 
     def begin(self, is_at_work: Callable[[], bool], patience_s: float) -> None:
-        """A suspect begins, and nothing else until it is not at work any more."""
+        """Begin a suspect; nothing else may begin until it is no longer handled."""
         if self._is_patient:
             self._is_at_work = is_at_work
             self._look_for(patience_s)

@@ -1,13 +1,13 @@
 """A member of a group at one broker.
 
-It joins, and then always asks who has which queue; the broker holds the question until that
-changes, and takes it as a sign of life.  A queue that another is to have is handed out no more;
-once the handlers at work on it have ended, or after ``leave_timeout_s``, it is given back with its
-offset.  Should it be ours after all meanwhile, we go on where we were.
+It joins, and then always asks for its assignment; the broker holds the request until that changes
+(a long poll), and takes it as a sign of life.  A queue that goes to another member is handed out no
+more; once the handlers at work on it have ended, or after ``leave_timeout_s``, it is given back
+with its offset.  If it is assigned here again meanwhile, the member continues where it was.
 
-Whoever is told that it is no member any more (its lease is over, or the broker was started again)
-joins again.  Others may have had its queues since: what it commits of them is refused then, so
-that it cannot undo what they did.
+A member that is none any more (its lease is over, or the broker was started again) joins again.
+Others may have had its queues since: what it commits of them is refused then, so that it cannot
+undo what they did.
 
 Where a topic's queues are at several brokers, one of the members shares them out: see
 `martlet.client.group.assignment.planner`.
@@ -34,24 +34,24 @@ from martlet.client.transport.dialer import Dialer
 logger = logging.getLogger("martlet.client")
 
 FAREWELL_S = 5.0
-"""How long it is waited for the answer that one is no member any more, before joining again."""
+"""How long to wait for the answer to leaving, before joining again."""
 ASK_MS = 15_000
-"""How long the broker may hold the question who has which queue; it is never above half a lease."""
+"""How long the broker may hold the request for the assignment; never above half a lease."""
 
 
 class BrokerMembership(PullSession):
-    """Is a member of a group as long as it can.
+    """Keeps the consumer a member of a group at one broker.
 
     Args:
         address: the broker's.
         dialer: connects.
         settings: what is the same at all brokers.
         group: the group's name.
-        joining: what is said when joining.
-        planner: shares the queues of all brokers out; told when it may have to.
+        joining: the arguments of joining.
+        planner: allocates the queues of all brokers, where the consumer leads.
 
     Attributes:
-        roster: where we lead, the broker's number for who is there; None where we do not.
+        roster: the broker's number for the present members, where the consumer leads; else None.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class BrokerMembership(PullSession):
         self._group = {"topic": settings.topic, "group": group}
         self._joining = joining
         self._member: dict[str, Any] | None = None
-        """What each call of the member says."""
+        """The arguments that each call of the member has."""
         self._generation = 0
         self._since: dict[int, int] = {}
-        """Of each queue, the generation in which it became ours."""
+        """Of each queue, the generation in which it was assigned."""
         self._leaving: dict[AssignedQueue, asyncio.Task[None]] = {}
         self._releasing: set[int] = set()
         """Of those, the queues that cannot stay any more."""
@@ -84,7 +84,7 @@ class BrokerMembership(PullSession):
 
     @property
     def is_member(self) -> bool:
-        """Whether we are a member of the group there."""
+        """Whether the broker counts the consumer as a member."""
         return self._member is not None
 
     async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
@@ -105,7 +105,7 @@ class BrokerMembership(PullSession):
             raise ConnectionLost(f"{self.address} is not connected")
         return (await self.connection.call("group.describe", **self._group)).fields
 
-    # being a member
+    # membership
 
     async def _attend(self, connection: Connection) -> None:
         joined = await connection.call("group.join", **self._group, **self._joining)
@@ -113,7 +113,7 @@ class BrokerMembership(PullSession):
         try:
             self.set_connected(connection)
             self._planner.met(self)
-            await self._heed(connection, joined.fields)
+            await self._apply(connection, joined.fields)
             self.mark_attempted()
             await self._wait_over(connection, self._follow(connection))
         finally:
@@ -132,46 +132,44 @@ class BrokerMembership(PullSession):
                 await self._leave_as(connection, member)
 
     async def _leave_as(self, connection: Connection, member: Mapping[str, Any]) -> None:
-        """Be that member no longer: should it still be one, its queues would wait for the end of
-        its lease.
-        """
+        """End a membership, as its queues would else wait for the end of its lease."""
         try:
             async with asyncio.timeout(FAREWELL_S):
                 await connection.call("group.leave", **member)
         except CallRefused as error:
             if error.code not in GONE:
-                logger.warning("%s did not let us leave: %s", self.address, error)
+                logger.warning("%s refused that the member leaves: %s", self.address, error)
         except (TimeoutError, ConnectionLost) as error:
             logger.warning("%s did not confirm the end: %r", self.address, error)
 
     async def _follow(self, connection: Connection) -> None:
-        """Ask who has which queue, again and again."""
+        """Ask for the assignment, again and again."""
         while (member := self._member) is not None:
             try:
-                told = await connection.call(
+                answer = await connection.call(
                     "group.assignment", **member, generation=self._generation, wait_ms=ASK_MS
                 )
             except CallRefused as error:
                 if error.code in GONE:
                     self.end(str(error))
                     return
-                logger.warning("%s: cannot ask who has which queue: %s", self.address, error)
+                logger.warning("%s: cannot ask for the assignment: %s", self.address, error)
                 await asyncio.sleep(ERROR_PAUSE_S)
             except ConnectionLost:
                 return
             else:
-                await self._heed(connection, told.fields)
+                await self._apply(connection, answer.fields)
 
-    async def _heed(self, connection: Connection, told: Mapping[str, Any]) -> None:
-        """Have the queues that we were told are ours, and no others."""
-        self._generation = int(told["generation"])
+    async def _apply(self, connection: Connection, assignment: Mapping[str, Any]) -> None:
+        """Take the queues that are assigned, and no others."""
+        self._generation = int(assignment["generation"])
         if self._closing.is_set():
-            return  # All of them are given up.
-        before, self.roster = self.roster, told.get("roster")
+            return  # All queues are given up.
+        before, self.roster = self.roster, assignment.get("roster")
         if self.roster not in (None, before):
             self._planner.wake()
-        ours = {int(each["queue"]): each for each in told["queues"]}
-        revoked = set(told["revoked"])
+        ours = {int(each["queue"]): each for each in assignment["queues"]}
+        revoked = set(assignment["revoked"])
         gone = [
             held
             for number, held in self.held.items()
@@ -181,7 +179,7 @@ class BrokerMembership(PullSession):
         ]
         for held in gone:
             if held not in self._leaving:
-                logger.warning("%s of %s was taken from us", held.place, held.topic)
+                logger.warning("%s of %s was taken away", held.place, held.topic)
         await self._lose(gone)
         for number, held in self.held.items():
             if number in self._releasing:
@@ -202,23 +200,23 @@ class BrokerMembership(PullSession):
         taken = await self._take(connection, fresh)
         if self._closing.is_set():
             for held in taken:
-                self._drop(held)  # Nothing was told of them.
+                self._drop(held)  # The application has not heard of them.
             return
         for held in taken:
-            told_of = ours[held.place.queue]
-            self._since[held.place.queue] = told_of["since"]
-            held.end_offset = int(told_of["end_offset"])
+            fields = ours[held.place.queue]
+            self._since[held.place.queue] = fields["since"]
+            held.end_offset = int(fields["end_offset"])
         await self.settings.listener.assigned([held.place for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
     def _prepare(self, held: AssignedQueue) -> None:
-        """The broker is told what of a queue is started, where the group has a retry policy."""
+        """Have what is started reported to the broker, if the group has a retry policy."""
         held.say_started = partial(self._say_started, held)
 
     def _say_started(
         self, held: AssignedQueue, runs: Sequence[tuple[int, int]], alone: bool
     ) -> None:
-        """It is written before the handler begins; nobody waits for the answer."""
+        """Report what is started: written before the handler begins, without waiting."""
         connection, member = self.connection, self._member
         number = held.place.queue
         if connection is None or member is None or self.held.get(number) is not held:
@@ -230,14 +228,14 @@ class BrokerMembership(PullSession):
     # queues that go
 
     def _stay(self, held: AssignedQueue) -> None:
-        """It is not to go, if it was to."""
+        """Keep a queue that was to be given back."""
         task = self._leaving.pop(held, None)
         if task is not None:
             task.cancel()
             held.stay()
 
     async def _give_back(self, connection: Connection, held: AssignedQueue) -> None:
-        """Let go of a queue once its handlers have ended."""
+        """Give back a queue once its handlers have ended."""
         if not await held.idle(self.settings.leave_timeout_s):
             logger.warning(
                 "%s of %s goes to another member, and after %g s handlers are still at work on it:"
@@ -248,7 +246,7 @@ class BrokerMembership(PullSession):
         task = self._leaving.pop(held)
         if self.held.get(number) is not held or self._closing.is_set():
             return
-        # From here on it cannot stay; should it be ours again, we are told so anew.
+        # From here on it cannot stay; if it is assigned here again, that is a new assignment.
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
         self._releasing.add(number)
@@ -270,7 +268,7 @@ class BrokerMembership(PullSession):
             self._since.pop(number, None)
         backwards = {"back": list(offsets)} if back else {}
         try:
-            told = await connection.call(
+            answer = await connection.call(
                 "group.release",
                 **self._member,
                 generation=self._generation,
@@ -282,15 +280,15 @@ class BrokerMembership(PullSession):
         except ConnectionLost:
             return
         else:
-            self._heed_refusals(told.fields, {})
+            self._on_refused(answer.fields, {})
 
-    # how far we are
+    # committing
 
     async def commit(self) -> None:
-        """Tell the broker how far the queues have come, where that has changed.
+        """Commit the offsets of the queues, where they have changed.
 
         Raises:
-            ClientError: it could not be told.
+            ClientError: they could not be committed.
         """
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -307,7 +305,7 @@ class BrokerMembership(PullSession):
         asked = {number: self.held[number] for number in offsets}
         back = [number for number, held in asked.items() if held.is_set_back]
         try:
-            told = await connection.call(
+            answer = await connection.call(
                 "group.commit",
                 **member,
                 generation=self._generation,
@@ -318,22 +316,23 @@ class BrokerMembership(PullSession):
             if error.code in GONE:
                 self.end(str(error))
             raise
-        for number, offset in told.fields["offsets"].items():
+        for number, offset in answer.fields["offsets"].items():
             asked[int(number)].committed = int(offset)
             asked[int(number)].is_set_back = False
-        self._heed_refusals(told.fields, asked)
+        self._on_refused(answer.fields, asked)
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
-        """Only offsets that rise are taken unasked.
+        """Carry over what was committed, and note whether the offset goes back.
 
-        What was done is counted as committed: a commit of it may be on its way.
+        The broker takes only offsets that rise, unless it is asked to go back.  What was done
+        counts as committed: a commit of it may be on its way.
         """
         held.committed = before.committed
         held.is_set_back = held.fetch_offset < max(before.committed, before.next_commit)
 
-    def _heed_refusals(self, told: Mapping[str, Any], asked: Mapping[int, AssignedQueue]) -> None:
-        """Offsets that were not taken: others have had these queues since."""
-        for number, why in told.get("refused", {}).items():
+    def _on_refused(self, answer: Mapping[str, Any], asked: Mapping[int, AssignedQueue]) -> None:
+        """Log offsets that were refused, as others have had these queues since."""
+        for number, why in answer.get("refused", {}).items():
             logger.warning(
                 "%s: the offset of queue %s was not taken (%s): what was handled of it meanwhile"
                 " may be handled again by the member that has it now",
@@ -357,7 +356,7 @@ class BrokerMembership(PullSession):
             logger.warning("%s: offsets could not be committed: %s", self.address, error)
 
     async def leave(self, timeout_s: float) -> None:
-        """Commit, unless only the application does, and let the others have the queues."""
+        """Commit, unless only the application does, and give all queues back."""
         self._closing.set()
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -389,7 +388,7 @@ class BrokerMembership(PullSession):
         if connection is None or member is None:
             raise ConnectionLost(f"{self.address} is not connected")
         first, last = message.errors
-        told = await connection.call(
+        answer = await connection.call(
             "group.dead",
             **member,
             generation=self._generation,
@@ -400,7 +399,7 @@ class BrokerMembership(PullSession):
             first_error=first,
             last_error=last,
         )
-        return str(told.fields["dead_letter_topic"])
+        return str(answer.fields["dead_letter_topic"])
 
 
 def _reason(message: PulledMessage) -> str:

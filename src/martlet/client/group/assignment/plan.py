@@ -1,6 +1,6 @@
 """A plan: which member of a group is to have which queues, over all brokers of the topic.
 
-It is made from pictures, one of each broker, by a strategy of `martlet.allocation` or of the
+It is made from views, one of each broker, by a strategy of `martlet.allocation` or of the
 application's.  A member that is not at a broker gets no queue there.  With ``sticky``, and where a
 strategy fails, queues at brokers that another member leads are left where they are, and counted.
 """
@@ -23,7 +23,7 @@ class AllocationStrategy(Protocol):
 
     The leader calls it for each member, with the same sorted queues and members.  It must depend on
     nothing else, and return soon.  Of two members that it gives a queue, the first gets it; what it
-    gives to none goes to those who have least, since messages in it would wait for ever.
+    gives to none goes to the members that have the fewest, since its messages would wait for ever.
     """
 
     def __call__(
@@ -33,7 +33,7 @@ class AllocationStrategy(Protocol):
 
 
 class RoomResolver(Protocol):
-    """Says which machine room something is in, in the place of what brokers and members tell."""
+    """Returns which machine room a queue or member is in, in the place of what it reports."""
 
     def room_of_queue(self, queue: TopicQueue) -> str:
         """The room of the queue's broker."""
@@ -49,7 +49,7 @@ class AllocationChoice:
     Attributes:
         name: the strategy's, for the brokers.
         strategy: one of one's own; None for the one of that name.
-        rooms: which room something is in; None for what is told.
+        rooms: finds the room of queues and members; None for the one that they report.
     """
 
     name: str
@@ -64,7 +64,7 @@ class AllocationChoice:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What a broker tells of the group.
+    """A broker's view of the group.
 
     Attributes:
         broker: its name, which no other has.
@@ -81,17 +81,17 @@ class GroupView:
     roster: int
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], address: str, taken: set[str]) -> GroupView:
+    def of(cls, answer: Mapping[str, Any], address: str, taken: set[str]) -> GroupView:
         """Read an answer to ``group.describe``."""
-        broker = str(told["place"]["broker"])
+        broker = str(answer["place"]["broker"])
         if broker in taken:
             broker = f"{broker} at {address}"
         taken.add(broker)
-        room = str(told["place"]["room"])
-        names = {each["member"]: each["name"] or each["member"] for each in told["members"]}
+        room = str(answer["place"]["room"])
+        names = {each["member"]: each["name"] or each["member"] for each in answer["members"]}
         held: dict[str, list[TopicQueue]] = {}
         queues = []
-        for each in told["queues"]:
+        for each in answer["queues"]:
             queue = TopicQueue(broker, int(each["queue"]), room)
             queues.append(queue)
             if each["target"] is not None:
@@ -105,9 +105,11 @@ class GroupView:
                 client_id=str(each["client_id"]),
                 address=str(each["address"]),
             )
-            for each in told["members"]
+            for each in answer["members"]
         }
-        return cls(broker, queues, members, {n: id for id, n in names.items()}, int(told["roster"]))
+        return cls(
+            broker, queues, members, {n: id for id, n in names.items()}, int(answer["roster"])
+        )
 
 
 def share_out(
@@ -122,13 +124,13 @@ def share_out(
     Args:
         topic: its name.
         choice: how.
-        live: what the brokers tell that answer.
-        absent: what those told who have gone a short while ago.
+        live: the views of the brokers that answer.
+        absent: the last views of those that have gone a short while ago.
         led: the names of the brokers that will do it.
     """
-    pictures = [*live, *absent]
-    queues = [queue for picture in pictures for queue in picture.queues]
-    members = [_over_all(name, pictures) for name in {n: 0 for p in live for n in p.members}]
+    views = [*live, *absent]
+    queues = [queue for view in views for queue in view.queues]
+    members = [_over_all(name, views) for name in {n: 0 for p in live for n in p.members}]
     if choice.is_own:
         try:
             return _by_choice(topic, choice, queues, members)
@@ -141,14 +143,14 @@ def share_out(
     return allocate(choice.name, topic, queues, members)
 
 
-def _over_all(name: str, pictures: Sequence[GroupView]) -> GroupMember:
+def _over_all(name: str, views: Sequence[GroupView]) -> GroupMember:
     """A member, with what it has and reaches at all brokers."""
-    seen = [picture.members[name] for picture in pictures if name in picture.members]
+    seen = [view.members[name] for view in views if name in view.members]
     brokers = frozenset[str]().union(*(one.brokers or () for one in seen))
     return replace(
         seen[0],
         held=[queue for one in seen for queue in one.held],
-        brokers=brokers if len(brokers) < len(pictures) else None,
+        brokers=brokers if len(brokers) < len(views) else None,
     )
 
 
@@ -202,11 +204,11 @@ def plan(
     absent: Sequence[GroupView],
     led: Set[str],
 ) -> dict[str, dict[str, list[int]]]:
-    """What each broker that is led is to be told: the numbers of the queues of each member, by what
-    it is called there.  The arguments are those of `share_out`.
+    """Make the plan for each broker that is led: the numbers of the queues of each member, by the
+    member's id there.  The arguments are those of `share_out`.
     """
     parts: dict[str, dict[str, list[int]]] = {broker: {} for broker in led}
-    ids = {picture.broker: picture.ids for picture in live}
+    ids = {view.broker: view.ids for view in live}
     for name, queues in share_out(topic, choice, live, absent, led).items():
         for queue in queues:
             if queue.broker in led:

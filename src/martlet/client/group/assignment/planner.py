@@ -3,7 +3,7 @@
 Brokers do not talk to each other, but members talk to all of them.  A consumer that is at several
 brokers, or that has a strategy of its own, volunteers at each; all of them take the same one for
 their leader (`martlet.broker.groups.membership`).  The leader asks each broker which members and
-queues it has, shares all of the queues out among all of the members, and tells each broker its
+queues it has, allocates all of the queues to all of the members, and sends each broker its
 part.  The broker has the queues go from holder to holder::
 
     members come or go --roster--> leader --group.describe--> every broker
@@ -31,9 +31,9 @@ from martlet.client.group.assignment.plan import AllocationChoice, GroupView, pl
 logger = logging.getLogger("martlet.client")
 
 SETTLE_S = 0.1
-"""How long it waits for others to come and go too."""
+"""How long it waits for other members to come and go too."""
 LOOK_S = 20.0
-"""How often it looks unasked: RocketMQ's time between two rebalances."""
+"""How often it plans without a change: RocketMQ's time between two rebalances."""
 ABSENT_S = 20.0
 RETRY_S = 1.0
 ANSWER_S = 5.0
@@ -62,11 +62,11 @@ class Planner:
 
     Args:
         topic: its name.
-        client_id: what the consumer calls itself.
-        choice: how.
+        client_id: the consumer's.
+        choice: how queues are allocated.
 
     Attributes:
-        name: what the consumer is called at all brokers.
+        name: the consumer's at all brokers.
     """
 
     def __init__(self, topic: str, client_id: str, choice: AllocationChoice) -> None:
@@ -74,35 +74,35 @@ class Planner:
         self._topic = topic
         self._choice = choice
         self._seen_s: dict[Member, float] = {}
-        """When it was a member there for the last time."""
+        """When the consumer was a member there for the last time."""
         self._announced: dict[Member, int] = {}
-        """At how many brokers we are, as the broker was told last."""
+        """How many brokers the consumer is at, as it was reported to the broker last."""
         self._alone: set[Member] = set()
-        """Where the broker knows no leaders."""
-        self._pictures: dict[Member, GroupView] = {}
+        """Those at brokers of an older version, which know no leaders."""
+        self._views: dict[Member, GroupView] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_failed = False
         self._is_closed = False
 
-    def met(self, post: Member) -> None:
-        """It has become a member there."""
-        self._announced.pop(post, None)
-        self._alone.discard(post)
-        for known in [each for each in self._seen_s if each.address == post.address]:
-            if known is not post:
+    def met(self, member: Member) -> None:
+        """Note that the consumer has become a member."""
+        self._announced.pop(member, None)
+        self._alone.discard(member)
+        for known in [each for each in self._seen_s if each.address == member.address]:
+            if known is not member:
                 self._forget(known)  # It was left, and found anew by a lookup daemon.
-        self._seen_s[post] = asyncio.get_running_loop().time()
+        self._seen_s[member] = asyncio.get_running_loop().time()
         self.wake()
 
-    def lost(self, post: Member) -> None:
-        """It is no member there any more."""
-        if post in self._seen_s:
-            self._seen_s[post] = asyncio.get_running_loop().time()
+    def lost(self, member: Member) -> None:
+        """Note that the consumer is no member any more."""
+        if member in self._seen_s:
+            self._seen_s[member] = asyncio.get_running_loop().time()
             self.wake()
 
     def wake(self) -> None:
-        """Members have come or gone."""
+        """Plan again, as members have come or gone."""
         self._woken.set()
         if self._task is None and not self._is_closed:
             self._task = asyncio.create_task(self._run(), name="martlet planner")
@@ -126,83 +126,83 @@ class Planner:
             self._woken.clear()
             self._has_failed = False
             try:
-                posts = self._posts()
-                await self._volunteer(posts, is_unasked)
-                await self._plan(posts)
+                members = self._members()
+                await self._volunteer(members, is_unasked)
+                await self._plan(members)
             except Exception:
                 logger.exception(
                     "sharing out the queues of %s broke, and begins again", self._topic
                 )
                 self._has_failed = True
 
-    def _posts(self) -> list[Member]:
-        """Where we are a member; who has gone for too long is forgotten."""
+    def _members(self) -> list[Member]:
+        """The memberships that stand; those that ended too long ago are forgotten."""
         now_s = asyncio.get_running_loop().time()
-        for post, seen_s in list(self._seen_s.items()):
-            if not post.is_member and now_s - seen_s >= ABSENT_S:
-                self._forget(post)
-        return [post for post in self._seen_s if post.is_member]
+        for member, seen_s in list(self._seen_s.items()):
+            if not member.is_member and now_s - seen_s >= ABSENT_S:
+                self._forget(member)
+        return [member for member in self._seen_s if member.is_member]
 
-    def _forget(self, post: Member) -> None:
-        del self._seen_s[post]
-        self._announced.pop(post, None)
-        self._alone.discard(post)
-        self._pictures.pop(post, None)
+    def _forget(self, member: Member) -> None:
+        del self._seen_s[member]
+        self._announced.pop(member, None)
+        self._alone.discard(member)
+        self._views.pop(member, None)
 
-    async def _volunteer(self, posts: Sequence[Member], is_again: bool) -> None:
-        """Tell brokers at how many of them we are, where they do not know; or all of them, since
-        one may have passed us over.
+    async def _volunteer(self, members: Sequence[Member], is_again: bool) -> None:
+        """Report to brokers how many of them the consumer is at, where that is new; or to all, as
+        one may have passed the consumer over.
         """
         count = len(self._seen_s.keys() - self._alone)
         if not self._choice.is_own and (count < 2 or self._choice.name == "by-config"):
             count = 0  # Each broker does as well alone.
         is_again = is_again and count > 0
         asked = [
-            post
-            for post in posts
-            if post not in self._alone and (is_again or self._announced.get(post, 0) != count)
+            member
+            for member in members
+            if member not in self._alone and (is_again or self._announced.get(member, 0) != count)
         ]
         answers = [
             self._ask(p, p.call("group.volunteer", name=self.name, brokers=count)) for p in asked
         ]
-        for post, answer in zip(asked, await asyncio.gather(*answers), strict=True):
-            if answer is not None and post not in self._alone:
-                self._announced[post] = count
+        for member, answer in zip(asked, await asyncio.gather(*answers), strict=True):
+            if answer is not None and member not in self._alone:
+                self._announced[member] = count
 
-    async def _plan(self, posts: Sequence[Member]) -> None:
-        """Share the queues out, where we lead."""
-        if all(post.roster is None for post in posts):
+    async def _plan(self, members: Sequence[Member]) -> None:
+        """Allocate the queues, where the consumer leads."""
+        if all(member.roster is None for member in members):
             return
-        asked = sorted((p for p in posts if p not in self._alone), key=lambda p: str(p.address))
-        told = await asyncio.gather(*(self._ask(p, p.describe_group()) for p in asked))
+        asked = sorted((p for p in members if p not in self._alone), key=lambda p: str(p.address))
+        answers = await asyncio.gather(*(self._ask(p, p.describe_group()) for p in asked))
         live: dict[Member, GroupView] = {}
         names: set[str] = set()
-        for post, fields in zip(asked, told, strict=True):
+        for member, fields in zip(asked, answers, strict=True):
             if fields is not None:
-                live[post] = GroupView.of(fields, str(post.address), names)
-        self._pictures |= live
-        absent = [picture for post, picture in self._pictures.items() if post not in live]
-        led = {picture.broker: p for p, picture in live.items() if p.roster is not None}
+                live[member] = GroupView.of(fields, str(member.address), names)
+        self._views |= live
+        absent = [view for member, view in self._views.items() if member not in live]
+        led = {view.broker: p for p, view in live.items() if p.roster is not None}
         parts = plan(self._topic, self._choice, list(live.values()), absent, led.keys())
         await asyncio.gather(
             *(
                 self._ask(
-                    post,
-                    post.call(
+                    member,
+                    member.call(
                         "group.plan",
-                        roster=live[post].roster,
-                        count=len(live[post].queues),
+                        roster=live[member].roster,
+                        count=len(live[member].queues),
                         members=parts[broker],
                     ),
                 )
-                for broker, post in led.items()
+                for broker, member in led.items()
             )
         )
 
     async def _ask(
-        self, post: Member, call: Awaitable[Mapping[str, Any]]
+        self, member: Member, call: Awaitable[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
-        """What a broker answers; None where it does not, and is asked again soon."""
+        """Wait for a broker's answer; None where there is none, and it is asked again soon."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await call
@@ -211,13 +211,13 @@ class Planner:
                 logger.warning(
                     "%s is of an older version, and shares the queues of %s that it has out by"
                     " itself, not evenly over all brokers",
-                    *(post.address, self._topic),
+                    *(member.address, self._topic),
                 )
-                self._alone.add(post)
+                self._alone.add(member)
                 self._woken.set()
                 return None
-            logger.debug("%s: the queues are not shared out now: %s", post.address, error)
+            logger.debug("%s: the queues are not shared out now: %s", member.address, error)
         except (ClientError, TimeoutError) as error:
-            logger.debug("%s: the queues are not shared out now: %r", post.address, error)
+            logger.debug("%s: the queues are not shared out now: %r", member.address, error)
         self._has_failed = True
         return None

@@ -1,4 +1,4 @@
-"""A queue that this consumer holds: what was fetched of it and is not done.
+"""A queue that is assigned to this consumer: what was fetched of it and is not done.
 
 ::
 
@@ -7,9 +7,9 @@
              below    or done    tried again    it came        fetched
              ^ committed next                   ^ position     ^ fetch_offset
 
-A queue that is being given back hands out nothing more, and what of it was not handed out is
-forgotten; what is at work may still be finished.  One that is closed has gone to another member, or
-was replaced when the application went elsewhere in it: nothing that is finished counts any more.
+A queue that is being given back hands out nothing more, and drops what was not handed out; what is
+handed out may still be finished.  One that is closed has gone to another member, or was replaced
+when the application moved to another offset: nothing that is finished counts any more.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SHORT_WAIT_S = 0.001
 
 
 class AssignmentState(Enum):
-    """Whose the queue is."""
+    """Whether the queue is assigned."""
 
     OPEN = "open"
-    """Ours."""
+    """To this consumer."""
     LEAVING = "leaving"
-    """To be given back once nobody is at work on it."""
+    """To be given back once nothing of it is handled."""
     CLOSED = "closed"
-    """Not ours."""
+    """Not to this consumer."""
 
 
 class QueueLine(Protocol):
@@ -62,32 +62,32 @@ class QueueLine(Protocol):
 
 
 class AssignedQueue:
-    """What is here of a queue.
+    """Holds what is here of a queue.
 
     Args:
         topic: the topic's name.
         place: which queue.
-        offset: where to go on.
+        offset: of the next message.
         id_base: what offsets are added to in ids.
         limits: how much may be here.
-        line: where it waits to be handled.
+        line: hands out its messages.
         tally: counts what becomes of messages.
 
     Attributes:
-        hold: whose it is.
+        hold: whether it is assigned.
         fetch_offset: of what is fetched next.
-        committed: what the broker was told last.
+        committed: the offset that was committed last.
         end_offset: of the queue, when it was last fetched from.
         tally: what becomes of messages.
         count, size_bytes: of what is here and not done.
         at_work: how many messages or batches are handed out.
         is_set_back: whether what is committed next may be below what was committed before.
-        is_paused: whether the application wants nothing of it now.
+        is_paused: whether the application paused it.
         is_busy: whether a handler is at work on it beside which there must be no other.
         is_in_line: whether it is in the line.
-        starts: what is started, where the broker wants to know it.
-        say_started: tells the broker.
-        on_settled: called when something of it was finished or put off, where that is to be told.
+        starts: what is started, where the broker charges that after a crash.
+        say_started: reports it to the broker.
+        on_settled: called when something of it was finished or put off, for hooks.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class AssignedQueue:
         return max(0, self.end_offset - self.next_commit)
 
     def stats(self) -> QueueStats:
-        """How it stands."""
+        """Its numbers."""
         return QueueStats(
             place=self.place,
             position=self.position,
@@ -196,14 +196,14 @@ class AssignedQueue:
         return max(0, messages), max(0, size_bytes)
 
     async def change(self) -> None:
-        """Wait until there may be more room, or it has another holder, or nobody is at work."""
+        """Wait until there may be more room, or it is revoked, or nothing of it is handled."""
         self._changed.clear()
         await self._changed.wait()
 
     # what comes in
 
     def put(self, run: MessageRun | None, next_offset: int) -> None:
-        """These were fetched, and there is nothing else before that offset."""
+        """Add what was fetched, up to that offset."""
         if run is not None:
             self._pieces.append(FetchedChunk.of(run, self.id_base))
             self.tally.received += run.count
@@ -213,8 +213,8 @@ class AssignedQueue:
         self._line.add(self)
 
     def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
-        """The broker tells of messages that members were lost by, and wants to know what is
-        started; with None it does not.
+        """Note messages that members were lost by, as the broker counts them; with None it does not
+        charge what is started.
         """
         if failures is None:
             self.starts = None
@@ -252,7 +252,7 @@ class AssignedQueue:
         return self.starts is not None and self.position in self.starts.charged
 
     def start(self, message: PulledMessage) -> None:
-        """It is to be handled now: tell the broker."""
+        """Report to the broker that the handling of a message begins."""
         if self.starts is not None:
             offset = message.offset
             fetched_end = self.fetch_offset if offset == self._newest else offset + 1
@@ -289,9 +289,9 @@ class AssignedQueue:
 
     def _make_ready(self) -> None:
         piece = self._pieces.popleft()
-        told = piece.run.properties
+        packed = piece.run.properties
         self._ready.extend(
-            PulledMessage(self, offset, timestamp_ns, id, body, told.get(at, b""))
+            PulledMessage(self, offset, timestamp_ns, id, body, packed.get(at, b""))
             for at, (offset, (timestamp_ns, _, id, body)) in enumerate(
                 zip(piece.offsets(), piece.run.fields(), strict=True)
             )
@@ -358,7 +358,7 @@ class AssignedQueue:
     # what is done
 
     def finish(self, message: PulledMessage) -> None:
-        """It is done."""
+        """Have it done."""
         if message._stage is PulledMessageState.OUT:
             self._end(message)
         elif message in self._again:
@@ -374,7 +374,7 @@ class AssignedQueue:
         self._settled()
 
     def finish_batch(self, batch: PulledBatch) -> None:
-        """They are done."""
+        """Have the messages of a batch done."""
         batch.is_finished = True
         self._end_batch(batch)
         if self.starts is not None:
@@ -406,9 +406,9 @@ class AssignedQueue:
             self.on_settled()
 
     def put_back(self, message: PulledMessage) -> None:
-        """It is to be handed out again, before those that have higher offsets."""
+        """Have it handed out again, before those that have higher offsets."""
         if message._stage is PulledMessageState.DONE:
-            return  # Somebody has finished it while it waited.
+            return  # It was finished while it waited.
         if message._stage is PulledMessageState.OUT:
             self.put_off(message)
         heappush(self._again, message)
@@ -416,7 +416,7 @@ class AssignedQueue:
         self._line.add(self)
 
     def put_back_batch(self, batch: PulledBatch) -> None:
-        """They are to be handed out again."""
+        """Have the messages of a batch handed out again."""
         batch.is_finished = True
         self._end_batch(batch)
         piece = batch.piece
@@ -455,13 +455,13 @@ class AssignedQueue:
         self.is_paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Hand out and fetch again."""
         self.is_paused = False
         self._changed.set()
         self._line.add(self)
 
     def begin_leaving(self) -> None:
-        """Hand out nothing more; what was not handed out is forgotten."""
+        """Hand out nothing more, and drop what was not handed out."""
         self.hold = AssignmentState.LEAVING
         self.fetch_offset = self._untouched
         self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
@@ -472,18 +472,18 @@ class AssignedQueue:
         self._changed.set()
 
     def stay(self) -> None:
-        """It is ours after all."""
+        """Keep a queue that was to be given back."""
         self.hold = AssignmentState.OPEN
         self._changed.set()
         self._line.add(self)
 
     def close(self) -> None:
-        """It is not ours any more."""
+        """Give up the queue."""
         self.begin_leaving()
         self.hold = AssignmentState.CLOSED
 
     async def idle(self, timeout_s: float) -> bool:
-        """Wait until nobody is at work on it. Returns whether that is so within the time."""
+        """Wait until nothing of it is handled. Returns False where that takes too long."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.at_work and self.hold is AssignmentState.LEAVING:

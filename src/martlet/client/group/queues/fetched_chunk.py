@@ -1,4 +1,4 @@
-"""A piece of a queue: messages as they were fetched, and which offsets they have."""
+"""A chunk of a queue: messages as they were fetched, with their offsets."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class FetchedChunk(NamedTuple):
 
     @classmethod
     def of(cls, run: MessageRun, id_base: int) -> FetchedChunk:
-        """A run of a queue, in which a message's id is its offset on that base."""
+        """Make a chunk of a run, in which a message's id is its offset added to that base."""
         ids = run.ids()
         first, last = (((int(bytes(ids[at]), 16) - id_base) & _MASK) for at in (0, -1))
         return cls(run, first, last)
 
     @classmethod
     def again(cls, messages: Sequence[PulledMessage]) -> FetchedChunk:
-        """The same as a run, of messages that were made of one."""
+        """Make a chunk of messages that were made of one before."""
         frames: list[bytes] = []
         ends: list[int] = []
         end = 0
@@ -56,7 +56,7 @@ class FetchedChunk(NamedTuple):
         return [self.first + ((id - ids[0]) & _MASK) for id in ids]
 
     def split(self, count: int) -> tuple[FetchedChunk, FetchedChunk]:
-        """The first so many, and the others."""
+        """Split into the first so many, and the others."""
         offsets = self.offsets()
         head, rest = self.run.split(count)
         return (
@@ -66,7 +66,7 @@ class FetchedChunk(NamedTuple):
 
 
 def joined(pieces: Sequence[FetchedChunk]) -> FetchedChunk:
-    """One piece of several that follow each other."""
+    """Join chunks that follow each other."""
     if len(pieces) == 1:
         return pieces[0]
     run = MessageRun.joined([piece.run for piece in pieces])

@@ -1,7 +1,7 @@
-"""Fetching: what comes next of a queue is asked for while the handlers are at work on what is here.
+"""Fetching: the next messages of a queue are asked for while handlers work on those that are here.
 
-The broker holds the question while there is nothing.  Its answers, and what is done then (pauses
-are RocketMQ's)::
+The broker holds the request while there is nothing (a long poll).  Its answers, and what is done
+then (pauses are RocketMQ's)::
 
     FOUND          messages
     NO_NEW         nothing within the time, or only what this group does not want
@@ -47,7 +47,7 @@ class Fetcher:
         on_received: called with what came, before anything of it is handed out.
         on_moved: called when the offset was not in the queue.
         on_lost: called when the queue has gone to another member.
-        on_gone: called with the error when it has to be joined again.
+        on_gone: called with the error when the group must be joined again.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Fetcher:
                 elif not await self._fetch(messages, size_bytes):
                     return
         except ConnectionLost:
-            return  # Whoever keeps the connection has heard of it.
+            return  # The session, which keeps the connection, deals with it.
         except (BadFrame, BadProperties, KeyError, TypeError, ValueError) as error:
             reason = f"{held.place}: an answer to a fetch that cannot be read: {error!r}"
             self._connection.abort(ConnectionLost(reason))
 
     async def _fetch(self, messages: int, size_bytes: int) -> bool:
-        """Ask once. Returns whether there is any use in asking again."""
+        """Fetch once. Returns whether to fetch again."""
         held = self._held
         asked = held.fetch_offset
         try:
@@ -100,7 +100,7 @@ class Fetcher:
         except CallRefused as error:
             return await self._refused(error)
         if held.hold is not AssignmentState.OPEN or held.fetch_offset != asked:
-            return True  # It is not wanted any more.
+            return True  # It is no longer wanted.
         status = fields["status"]
         if status == "NOT_HELD":
             self.on_lost(held)

@@ -1,6 +1,6 @@
-"""The offset file: where a broadcasting consumer is in each queue, kept on its own disk.
+"""The offset file: the offsets of a broadcasting consumer, on its own disk.
 
-It is JSON, and is always replaced as a whole, once the new one is on the disk::
+It is JSON.  A new file replaces it once that is on the disk::
 
     {"format": "martlet-offsets", "version": 1, "topic": "orders",
      "offsets": {"127.0.0.1:4150": {"0": 1041, "1": 1038}}}
@@ -24,7 +24,7 @@ MAX_BYTES = 16 << 20
 
 
 class BadOffsetFile(ClientError, ValueError):
-    """The file of offsets cannot be read, or is another topic's; the text says what to do."""
+    """The offset file cannot be read, or is another topic's; the text says what to do."""
 
 
 class OffsetFile:
@@ -57,10 +57,10 @@ class OffsetFile:
         try:
             if len(data) > MAX_BYTES:
                 raise ValueError(f"it is longer than {MAX_BYTES} bytes")
-            told: dict[str, Any] = json.loads(data)
-            if told["format"] != _FORMAT or told["version"] != _VERSION:
-                raise ValueError(f"its format is {told['format']!r} {told['version']!r}")
-            topic, offsets = told["topic"], told["offsets"]
+            content: dict[str, Any] = json.loads(data)
+            if content["format"] != _FORMAT or content["version"] != _VERSION:
+                raise ValueError(f"its format is {content['format']!r} {content['version']!r}")
+            topic, offsets = content["topic"], content["offsets"]
             found = {
                 QueueId(broker, int(number)): offset
                 for broker, queues in offsets.items()
@@ -81,11 +81,11 @@ class OffsetFile:
         return found
 
     def get(self, place: QueueId) -> int | None:
-        """Where the consumer was in a queue; None where it never was."""
+        """The offset of a queue; None where there is none."""
         return self._offsets.get(place)
 
     def write(self, offsets: dict[QueueId, int]) -> None:
-        """Keep these, beside those of other queues, on the disk. Raises OSError."""
+        """Write these, beside those of other queues, to the disk. Raises OSError."""
         with self._writing:
             self._write(offsets)
 
@@ -94,10 +94,15 @@ class OffsetFile:
         brokers: dict[str, dict[str, int]] = {}
         for place in sorted(self._offsets):
             brokers.setdefault(place.broker, {})[str(place.queue)] = self._offsets[place]
-        told = {"format": _FORMAT, "version": _VERSION, "topic": self._topic, "offsets": brokers}
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "topic": self._topic,
+            "offsets": brokers,
+        }
         fresh = self.path.with_name(f"{self.path.name}.new")
         with fresh.open("w", encoding="utf-8") as file:
-            json.dump(told, file, indent=1)
+            json.dump(content, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self.path)

@@ -1,4 +1,4 @@
-"""How far the handling of a queue has come, however many handlers are at work at once.
+"""The lowest offset of a queue whose handling is not done, with any number of handlers.
 
 ::
 
@@ -14,13 +14,13 @@ from heapq import heappop, heappush
 
 
 class OffsetTracker:
-    """Which offsets were begun and are not done."""
+    """Tracks the offsets that were begun and are not done."""
 
     __slots__ = ("_begun", "_ended")
 
     def __init__(self) -> None:
         self._begun: list[int] = []
-        """A heap; what has ended leaves it when it is the lowest."""
+        """A heap; an offset that has ended leaves it when it is the lowest."""
         self._ended: set[int] = set()
 
     @property
@@ -29,14 +29,14 @@ class OffsetTracker:
         return self._begun[0] if self._begun else None
 
     def begin(self, offset: int) -> None:
-        """Its handling begins, or begins again once it has ended."""
+        """Note that its handling begins, or begins again once it has ended."""
         if offset in self._ended:
             self._ended.remove(offset)
         else:
             heappush(self._begun, offset)
 
     def end(self, offset: int) -> None:
-        """It is done, which was begun."""
+        """Note that one that was begun is done."""
         begun, ended = self._begun, self._ended
         if offset != begun[0]:
             ended.add(offset)

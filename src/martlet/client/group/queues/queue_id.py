@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class QueueId(NamedTuple):
-    """A queue, among all that a consumer may hold.
+    """A queue, among all that may be assigned to a consumer.
 
     Attributes:
         broker: its address, as ``host:port``.
@@ -22,10 +22,10 @@ class QueueId(NamedTuple):
 
 
 def find_place(wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId]) -> QueueId:
-    """The one that is meant, a number alone being enough where it is no other broker's too.
+    """Find a queue; its number alone is enough where only one broker has it.
 
     Raises:
-        ValueError: it is not held, or the number is that of several.
+        ValueError: it is not assigned to the consumer, or several brokers have that number.
     """
     if isinstance(wanted, int):
         found = [place for place in held if place.queue == wanted]

@@ -1,4 +1,4 @@
-"""The line: queues of which something can be handled, and those who wait to handle it.
+"""The queues with messages that can be handled, and the workers that wait for them.
 
 The queues take turns, message by message, so that a long backlog in one does not hold up the
 others.
@@ -18,22 +18,22 @@ from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
 class ReadyQueues(Waiters):
-    """The queues that have something."""
+    """Hands out messages of queues in turns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.at_work = 0
-        """How many messages or batches are handed out, of all queues."""
+        """How many messages or batches of all queues are handed out."""
         self.on_lost_often: Callable[[PulledMessage, int], object] = lambda _message, _count: None
-        """Gets messages, with how many members were lost by them, that are to be dead letters."""
+        """Gets messages to be given up, with how many members were lost by them."""
         self._queues: deque[AssignedQueue] = deque()
         self._is_alone = False
-        """Whether what is handed out was charged before."""
+        """Whether the message that is handed out was charged, and nothing else may be."""
         self.is_held_back = False
         """Whether others wait until nothing is handed out."""
 
     def add(self, held: AssignedQueue) -> None:
-        """There may be something of it to be handled."""
+        """Add a queue, if it has messages to hand out."""
         if not held.is_in_line and held.is_ready:
             held.is_in_line = True
             self._queues.append(held)
@@ -54,13 +54,13 @@ class ReadyQueues(Waiters):
         return None
 
     def message_now(self, in_order: bool) -> PulledMessage | None:
-        """The next message, where one may be handled now: for those who handle many."""
+        """The next message, where one may be handled now: saves an await for each."""
         if self.is_closed or time.monotonic() > self.turn_ends_at_s:
             return None
         return self._taken(in_order)
 
     def _taken(self, in_order: bool) -> PulledMessage | None:
-        """The next message, whatever the time.  None where a later one wakes those who wait."""
+        """The next message, whatever the time.  None where waiters are woken for a later one."""
         while (held := self._next(in_order)) is not None:
             if held.starts is None:
                 message = held.take()
@@ -78,7 +78,7 @@ class ReadyQueues(Waiters):
         return None
 
     def look_again(self) -> None:
-        """Nothing is handled any more, which others have waited for."""
+        """Hand out what waited until nothing else was handled."""
         self._is_alone = self.is_held_back = False
         self._wake(1)
 
@@ -129,7 +129,7 @@ class ReadyQueues(Waiters):
         return None
 
     def _back(self, held: AssignedQueue, in_order: bool) -> None:
-        """Let it wait for its next turn, if there is more of it; let the next one take its own."""
+        """Add the queue again for its next turn, if it has more; wake a waiter for the next one."""
         if held.is_ready and not (in_order and held.is_busy):
             held.is_in_line = True
             self._queues.append(held)
