@@ -16,7 +16,7 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "cli": {"pipeline", "supervisor", "migration", "testing", "protocol"} | DOORS | LOWER,
+    "cli": {"pipeline", "supervisor", "migration"} | DOORS | LOWER,
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
@@ -297,6 +297,8 @@ def test_a_tangle_is_found() -> None:
         ("martlet.migration.load", "from martlet.cli import main"),
         ("martlet.options", "from martlet.log import record"),
         ("martlet.spark.source", "from martlet.cli import main"),
+        ("martlet.cli.tool", "import martlet.testing"),
+        ("martlet.pipeline.job", "from martlet.cli import tool"),
         ("pyspark_martlet", "from martlet.server import tcp"),
     ],
 )
@@ -317,7 +319,7 @@ def test_the_check_finds(module: str, source: str) -> None:
         ("martlet.broker.topic.topic", "from martlet.options import BrokerOptions"),
         ("martlet.protocol.nsq.v2", "import struct\nimport numpy as np"),
         ("martlet.log.segment", "import os, mmap\nfrom martlet import __version__"),
-        ("martlet.cli.up", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
+        ("martlet.cli.servers.up", "from martlet.server import tcp\nimport martlet.supervisor"),
         ("pyspark_martlet", "from martlet.spark.source import MartletDataSource"),
     ],
 )

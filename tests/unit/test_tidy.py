@@ -45,7 +45,18 @@ def test_a_name_is_of_one_class() -> None:
 
 
 def test_a_package_of_the_core_says_what_it_may_import_and_where_to_start() -> None:
-    for room in ("broker", "client", "layer", "log", "lookup", "protocol", "server", "spark"):
+    for room in (
+        "broker",
+        "cli",
+        "client",
+        "layer",
+        "log",
+        "lookup",
+        "options",
+        "protocol",
+        "server",
+        "spark",
+    ):
         for path in (PACKAGE / room).rglob("__init__.py"):
             text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
             if not str(path.relative_to(PACKAGE)).startswith((FACES, "client/group/__init__")):

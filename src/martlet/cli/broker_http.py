@@ -20,11 +20,7 @@ from martlet.options.options import LogOptions
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerHttpOptions(LogOptions):
-    """Which brokers to ask, and how long they may take.
-
-    Raises:
-        OptionError: no broker is named, or both brokers and lookup daemons are.
-    """
+    """Which brokers to ask, and how long they may take."""
 
     nsqd_http_addresses: tuple[str, ...] = option(
         (),
@@ -52,11 +48,7 @@ class BrokerHttpOptions(LogOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicOptions(BrokerHttpOptions):
-    """Which topic is meant.
-
-    Raises:
-        OptionError: none is named, or its name is not valid.
-    """
+    """Which topic is meant."""
 
     topic: str = option("", "the topic", section="topic")
 
@@ -69,11 +61,7 @@ class TopicOptions(BrokerHttpOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelOptions(BrokerHttpOptions):
-    """Which channel is meant.
-
-    Raises:
-        OptionError: none is named, or its name is not valid.
-    """
+    """Which channel is meant."""
 
     topic: str = option("", "the topic", section="channel")
     channel: str = option("", "the channel")

@@ -29,11 +29,7 @@ class BrokerOptions(
     StorageOptions,
     NetworkOptions,
 ):
-    """The options of a broker.
-
-    Raises:
-        OptionError: a value is out of its limits, or two do not go together.
-    """
+    """The options of a broker."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,11 +12,7 @@ from martlet.options.options import LogOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOptions(LogOptions):
-    """The options of a lookup daemon.
-
-    Raises:
-        OptionError: a value is out of its limits.
-    """
+    """The options of a lookup daemon."""
 
     tcp_address: str = option("0.0.0.0:4160", "<addr>:<port> for brokers", section="addresses")
     http_address: str = option("0.0.0.0:4161", "<addr>:<port> for HTTP")

@@ -21,7 +21,7 @@ class Options:
     """The options of a command.
 
     Raises:
-        OptionError: a value is out of its limits.
+        OptionError: a value is out of its limits, is missing, or does not go with another.
     """
 
     separator: ClassVar[str] = "-"

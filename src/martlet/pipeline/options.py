@@ -12,11 +12,7 @@ from martlet.options.options import LogOptions
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(LogOptions):
-    """The brokers of a job, and where it runs.
-
-    Raises:
-        OptionError: an address or a setting is none.
-    """
+    """The brokers of a job, and where it runs."""
 
     addresses: tuple[str, ...] = option(
         (),
@@ -123,11 +119,7 @@ class JobOptions(LogOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamJobOptions(JobOptions):
-    """A job that goes on for as long as messages come in.
-
-    Raises:
-        OptionError: as `JobOptions`.
-    """
+    """A job that goes on for as long as messages come in."""
 
     checkpoint: str = option(
         "",

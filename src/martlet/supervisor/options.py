@@ -17,12 +17,7 @@ _HIGHEST_PORT = 65535
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(LogOptions):
-    """The options of ``martlet up``.
-
-    Raises:
-        OptionError: a value is out of its limits, an address is none, or two servers would have the
-            same one.
-    """
+    """The options of ``martlet up``."""
 
     workers: int = option(
         1, "how many brokers; one uses one core", limits=(1, 256), section="brokers"

@@ -33,11 +33,7 @@ REASONS = ("max_attempts", "timeout", "disconnected", "rejected", "given_up")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterOptions(BrokerHttpOptions):
-    """The options of ``martlet dead-letters``.
-
-    Raises:
-        OptionError: there is no such action, or it is not said whose letters, or which.
-    """
+    """The options of ``martlet dead-letters``."""
 
     action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
     all: bool = option(False, "redrive or purge all of the channel's")

@@ -20,11 +20,7 @@ ACTIONS = ("list", "cancel")
 
 @dataclass(frozen=True, kw_only=True)
 class DelayedOptions(BrokerHttpOptions):
-    """The options of ``martlet delayed``.
-
-    Raises:
-        OptionError: there is no such action, no topic, or it is not said what to cancel.
-    """
+    """The options of ``martlet delayed``."""
 
     action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
     topic: str = option("", "the topic that they are for")

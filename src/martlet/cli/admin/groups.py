@@ -23,11 +23,7 @@ ACTIONS = ("list", "describe", "reset")
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions(BrokerHttpOptions):
-    """The options of ``martlet groups``.
-
-    Raises:
-        OptionError: there is no such action, or it is not said which group, or where to.
-    """
+    """The options of ``martlet groups``."""
 
     action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
     topic: str = option("", "the topic", section="which group")

@@ -30,11 +30,7 @@ class InventoryOptions(BrokerHttpOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions(InventoryOptions):
-    """The options of ``martlet topic list`` and ``martlet channel list``.
-
-    Raises:
-        OptionError: the topic's name is not valid.
-    """
+    """The options of ``martlet topic list`` and ``martlet channel list``."""
 
     topic: str = option("", "only this topic (default: every topic)", section="what")
 

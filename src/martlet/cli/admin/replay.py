@@ -15,11 +15,7 @@ from martlet.plural import counted
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(ChannelOptions):
-    """The options of ``martlet replay``.
-
-    Raises:
-        OptionError: it is not said where to, or in more than one way.
-    """
+    """The options of ``martlet replay``."""
 
     to_offset: int = option(
         -1,

@@ -42,11 +42,7 @@ from martlet.plural import counted
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions(BrokerHttpOptions):
-    """The options of ``martlet trace``.
-
-    Raises:
-        OptionError: it does not say which message, or where to look.
-    """
+    """The options of ``martlet trace``."""
 
     id: str = option("", "the message's id, 16 hexadecimal digits", section="message")
     key: str = option("", "messages with this key, instead of one with an id")

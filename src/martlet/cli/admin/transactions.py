@@ -33,11 +33,7 @@ _STATES = ("open", "silent", "prepared", "in-doubt", "set-aside")
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionToolOptions(BrokerHttpOptions):
-    """The options of ``martlet transactions``.
-
-    Raises:
-        OptionError: there is no such action or state, or it is not said which transaction.
-    """
+    """The options of ``martlet transactions``."""
 
     action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
     ids: tuple[str, ...] = option((), "the transaction; may be given several times", name="id")

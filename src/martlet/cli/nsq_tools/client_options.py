@@ -26,11 +26,7 @@ _UNSET = -1
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions(Options):
-    """The options of a client, under the names of go-nsq's Config.
-
-    Raises:
-        OptionError: a value is out of its limits, or two do not go together.
-    """
+    """The options of a client, under the names of go-nsq's Config."""
 
     separator: ClassVar[str] = "_"
     tls_v1: bool = option(False, "speak TLS")

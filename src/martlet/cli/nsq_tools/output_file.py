@@ -37,11 +37,7 @@ _GZIP = 31
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(Options):
-    """How files are named, rotated and compressed.
-
-    Raises:
-        OptionError: they do not go together.
-    """
+    """How files are named, rotated and compressed."""
 
     output_dir: str = option("/tmp", "the folder of finished files", section="files")
     work_dir: str = option(

@@ -46,11 +46,7 @@ from martlet.plural import counted
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(SourceOptions):
-    """The options of ``martlet relay``.
-
-    Raises:
-        OptionError: no topic, no destination, a name that is none, or a circle.
-    """
+    """The options of ``martlet relay``."""
 
     channel: str = option("nsq_to_nsq", "the channel")
     destination_topic: str = option(

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StatOptions(BrokerHttpOptions):
-    """The options of ``martlet stat``.
-
-    Raises:
-        OptionError: a channel without its topic.
-    """
+    """The options of ``martlet stat``."""
 
     topic: str = option("", "only this topic (default: every topic)", section="what")
     channel: str = option("", "only this channel of it (default: every channel)")

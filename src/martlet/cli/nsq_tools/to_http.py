@@ -39,11 +39,7 @@ DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 @dataclass(frozen=True, kw_only=True)
 class ToHttpOptions(SourceOptions):
-    """The options of ``martlet to-http``.
-
-    Raises:
-        OptionError: no topic, no URL, or both kinds of them; a header or a URL that is none.
-    """
+    """The options of ``martlet to-http``."""
 
     gives_up: ClassVar[bool] = True
     channel: str = option("nsq_to_http", "the channel")

@@ -11,11 +11,7 @@ from martlet.pipeline.options import StreamJobOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(StreamJobOptions):
-    """The topics and the table of an archive.
-
-    Raises:
-        OptionError: it is not said what to archive, or where.
-    """
+    """The topics and the table of an archive."""
 
     topics: tuple[str, ...] = option(
         (), "what to archive; may be given several times", name="topic", section="archive"

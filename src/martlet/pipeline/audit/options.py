@@ -11,11 +11,7 @@ from martlet.pipeline.options import JobOptions
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions(JobOptions):
-    """The logs to audit, and the use of the result.
-
-    Raises:
-        OptionError: it is not said whose logs, or what to do with what is found is none.
-    """
+    """The logs to audit, and the use of the result."""
 
     data_paths: tuple[str, ...] = option(
         (),

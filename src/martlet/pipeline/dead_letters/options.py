@@ -14,11 +14,7 @@ ACTIONS = ("list", "redrive", "drop")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterJobOptions(JobOptions):
-    """Which dead letters, and what to do with them.
-
-    Raises:
-        OptionError: it is not said which are meant, or there is no such action.
-    """
+    """Which dead letters, and what to do with them."""
 
     action: str = option(
         "list",

@@ -14,11 +14,7 @@ TOPIC_PLACE = "{topic}"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayJobOptions(JobOptions):
-    """The messages to send again, and their topic.
-
-    Raises:
-        OptionError: it is not said what, or where to.
-    """
+    """The messages to send again, and their topic."""
 
     from_topics: tuple[str, ...] = option(
         (),

@@ -11,11 +11,7 @@ from martlet.pipeline.options import StreamJobOptions
 
 @dataclass(frozen=True, kw_only=True)
 class LiveReportOptions(StreamJobOptions):
-    """The figures of a report, and where they go.
-
-    Raises:
-        OptionError: they do not go together.
-    """
+    """The figures of a report, and where they go."""
 
     description: str = option(
         "",
