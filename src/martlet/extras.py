@@ -1,4 +1,4 @@
-"""How an extra of the package is installed, told in one place: there is no release on the index.
+"""How an extra of the package is installed, in one place: there is no release on the index.
 
 What the index may hold under the package's name until then is somebody else's.
 """

@@ -1,6 +1,6 @@
-"""Failures in a row, told once and then counted: a broker that is down is no news every second.
+"""Failures in a row, logged once and then counted: a broker that is down is no news every second.
 
-The first failure is told at once, and so is one for another reason; after that there is a line at
+The first failure is logged at once, and so is one for another reason; after that there is a line at
 growing intervals, with how long it has been and how many attempts were in vain, and one when it is
 over.
 """
@@ -17,7 +17,7 @@ CLIENT_LOG = logging.getLogger("martlet.client")
 FIRST_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 600.0
 MAX_REASONS = 4
-"""Reasons that are told at once in one outage; a server that fails in more ways is only counted."""
+"""How many reasons are logged at once in one outage; of more, failures are only counted."""
 
 
 class Outage:
@@ -25,9 +25,9 @@ class Outage:
 
     Args:
         trouble: what does not work, such as ``cannot connect to 127.0.0.1:4150``.
-        relief: what is told when it works again, such as ``connected to 127.0.0.1:4150``.
+        relief: logged when it works again, such as ``connected to 127.0.0.1:4150``.
         clock: seconds.
-        log: told of it.
+        log: where.
         level: of failures; their end is a warning.
     """
 
@@ -81,7 +81,7 @@ class Outage:
             )
 
     def over(self) -> bool:
-        """It works. Returns whether it did not before, which is told."""
+        """It works. Returns whether it did not before, which is logged."""
         if not self._attempts:
             return False
         self._log.warning(

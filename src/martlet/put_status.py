@@ -11,9 +11,9 @@ class PutStatus(StrEnum):
     OK = "OK"
     """As safely as was asked for."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    """And handed to consumers; the disk has not told in time that they would survive a power cut.
+    """And handed to consumers; no flush made them durable in time, so a power cut may take them.
     """
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
     """No replica has them. Reserved: brokers have no replicas yet."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    """No replica has told in time that it has them. Reserved."""
+    """No replica has confirmed them in time. Reserved."""

@@ -1,4 +1,4 @@
-"""Why a server cannot be reached, in words that name the way out; the same for TCP and HTTP."""
+"""Texts of errors where a server cannot be reached, with the way out; the same for TCP and HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import ssl
 
 BROKER, LOOKUP_DAEMON = "broker", "lookup daemon"
 _HTTP_PORTS = {BROKER: 4151, LOOKUP_DAEMON: 4161}
-_TCP_PORTS = {BROKER: 4150, LOOKUP_DAEMON: 4160}
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 _BAD_PROTOCOL = ("E_BAD_PROTOCOL", r"b'\x00\x00\x00")
@@ -18,7 +17,7 @@ _BAD_PROTOCOL = ("E_BAD_PROTOCOL", r"b'\x00\x00\x00")
 
 
 def reason(error: OSError, server: str = BROKER) -> str:
-    """Why no connection stands: ``connection refused; is a broker running there?``
+    """The text for a connection that failed: ``connection refused; is a broker running there?``
 
     Args:
         error: what connecting raised.
@@ -33,32 +32,26 @@ def reason(error: OSError, server: str = BROKER) -> str:
         number = int(found[1])  # All addresses of a name were tried, and each has an error.
     if number is None or number <= 0:
         return str(error) or type(error).__name__
-    told = os.strerror(number).lower()
+    text = os.strerror(number).lower()
     if number == errno.ECONNREFUSED:
-        return f"{told}; is a {server} running there?"
-    return told
+        return f"{text}; is a {server} running there?"
+    return text
 
 
 def loss(error: Exception | None) -> str:
-    """Why a connection that stood is gone, None where the server has closed it."""
+    """The text for a connection that is lost; of None, that the server has closed it."""
     if error is None:
         return "the connection was closed"
     return reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
 
 
-def tcp_wanted(server: str = BROKER) -> str:
-    """What is told where HTTP was answered to NSQ's protocol."""
-    port = f"whose port is usually {_TCP_PORTS[server]}"
-    return f"that is an HTTP port; give the {server}'s TCP address, {port}"
-
-
 def http_wanted(server: str = BROKER) -> str:
-    """What is told where NSQ's protocol was answered to an HTTP request."""
+    """The error where NSQ's protocol was answered to an HTTP request, with the way out."""
     return f"that is a TCP port; give the {server}'s HTTP address, {_usual(server)}"
 
 
 def not_that_server(server: str, path: str) -> str:
-    """What is told where an HTTP server is another than the one that was meant."""
+    """The error where an HTTP server is another than the one that was meant, with the way out."""
     return f"it has no {path}; give the HTTP address of a {server}, {_usual(server)}"
 
 
@@ -67,7 +60,7 @@ def _usual(server: str) -> str:
 
 
 def not_http(error: BaseException) -> str:
-    """What is wrong where something answered an HTTP request with anything but HTTP."""
+    """The error where anything but HTTP was answered to an HTTP request."""
     if is_tcp_port(error):
         return http_wanted()
     return f"what answers there does not speak HTTP; give a broker's HTTP address, {_usual(BROKER)}"

@@ -15,6 +15,7 @@ from martlet.log.record import (
     FRAME_HEADER_BYTES,
     FRAME_SIZE_EXTRA,
     HEADER_BYTES,
+    Contents,
     RecordFlag,
     RecordKind,
     align8,
@@ -77,18 +78,20 @@ class Folder:
         record[block_at : block_at + len(block)] = block
         seal(
             memoryview(record),
-            kind=RecordKind.BATCH,
-            position=position,
-            epoch=1,
-            payload_length=len(frames),
-            properties_length=len(block),
-            flags=RecordFlag.UNIFORM if len({len(body) for body in bodies}) == 1 else 0,
-            topic=topic_id,
-            queue=queue,
-            count=len(ends),
-            first_offset=first_offset,
-            stored_at_ns=stored_at_ns,
-            deliver_at_ns=deliver_at_ns,
+            RecordKind.BATCH,
+            RecordFlag.UNIFORM if len({len(body) for body in bodies}) == 1 else 0,
+            position,
+            1,
+            Contents(
+                topic_id,
+                queue,
+                len(ends),
+                first_offset,
+                stored_at_ns,
+                deliver_at_ns,
+                len(frames),
+                len(block),
+            ),
         )
         with open(self._segment_path(), "r+b") as segment:
             segment.seek(position - self._base)

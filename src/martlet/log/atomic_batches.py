@@ -1,10 +1,10 @@
 """The bundle: batches of several queues in one record, there together or not at all.
 
-A bundle's payload is an entry of the journal, and behind it whole records, each a batch as it would
-stand in the log by itself::
+A bundle's payload is an entry of the journal, and behind it records, each a batch as it would stand
+in the log by itself::
 
      0 entry length u32 | 4 batches u32
-     8 the entry: what is decided by this record
+     8 the entry, such as the commit of a transaction (martlet.broker.journal.entries)
      . padding to 8
      . a batch record, its own position and checksum in its header, flagged BUNDLED
      . the next one
@@ -29,6 +29,7 @@ from martlet.log.record import (
     MAGIC,
     VERSION,
     BadRecord,
+    Contents,
     Header,
     RecordFlag,
     RecordKind,
@@ -50,22 +51,17 @@ class BatchSlot(NamedTuple):
 
     Attributes:
         record: all its bytes.
+        flags: of the batch by itself.
+        contents: of its header.
     """
 
     record: memoryview
-    payload_length: int
     flags: int
-    topic: int
-    queue: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name
-    first_offset: int
-    stored_at_ns: int
-    deliver_at_ns: int
-    properties_length: int
+    contents: Contents
 
 
 def _head(entry: bytes, count: int) -> bytes:
-    """What a bundle's payload begins with, before its batches."""
+    """The bytes of a bundle's payload before its batches."""
     length = _HEAD.size + len(entry)
     return _HEAD.pack(len(entry), count) + entry + bytes(align8(length) - length)
 
@@ -108,9 +104,8 @@ def write_batches(
     at = position + len(top)
     checksum = crc32c(top[_CRC_AT + _CRC.size :])
     positions = []
-    for part in parts:
-        record, fields = part.record, part._replace(flags=part.flags | RecordFlag.BUNDLED)[1:]
-        seal(record, RecordKind.BATCH, at, epoch, *fields)
+    for record, flags, contents in parts:
+        seal(record, RecordKind.BATCH, flags | RecordFlag.BUNDLED, at, epoch, contents)
         checksum = crc32c(record, checksum)
         write(record, at)
         positions.append(at)

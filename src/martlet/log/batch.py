@@ -27,6 +27,7 @@ from martlet.properties.bulk import Packed, join
 Bytes = npt.NDArray[np.uint8]
 
 FIRST_CAPACITY = 1 << 16
+"""Bytes of a new scratch buffer; it grows by doubling."""
 _FRAME = struct.Struct(">IIqH16s")
 _HEAD = struct.Struct(">IIqH12s")
 """A frame's header but for the last four digits of the id."""
@@ -135,7 +136,7 @@ class LogBatch:
         self._ends: list[int | npt.NDArray[np.uint32]] = []
         self._properties: list[tuple[int, bytes]] = []
         self._packed: list[tuple[int, Packed]] = []
-        """Those of many messages at once, by the first one's number; none if others were told."""
+        """Those of many messages at once, by the first one's number; none if others were set."""
         self.properties_length = 0
         self.flags = 0
         """What its record's flags say beside what `finish` finds."""

@@ -1,10 +1,13 @@
 """The checkpoint: the state of the broker as of a position of the log.
 
-A file of records, each of which names its place in this file as its own position, so that a
-checkpoint is verified as the log is.  The first is a TOPOLOGY record whose JSON also says which
-position of the log the state belongs to; what follows is the journal in its shortest form.
-A checkpoint that is missing or does not verify costs time and nothing else: each segment begins
-with the same records, and recovery then starts at the oldest segment.
+The file is records (`martlet.log.record`), each with its place in the file as its position, so that
+a checkpoint is verified as the log is::
+
+    | TOPOLOGY: a snapshot, with the position of the log | CURSOR | ... | TRANSACTION |
+
+What follows the first is the journal in its shortest form (`martlet.broker.journal.entries`).  A
+checkpoint that is missing or does not verify costs time and nothing else: each segment begins with
+the same entries, and recovery then starts at the oldest segment.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ JournalEntry = tuple[RecordKind, int, bytes]
 
 
 class SmallFiles(Protocol):
-    """Where the checkpoint is read from: a storage, or a folder that is only looked at."""
+    """Where the checkpoint is read from: a storage, or a folder that is only read."""
 
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""

@@ -1,13 +1,21 @@
-"""The commit log: one append-only run of records for the whole broker.
+"""The commit log: one append-only sequence of records for all topics of a broker.
 
-Positions go up for ever; segments hold a stretch of them each.  There may be holes, where a
-segment that nobody needed was taken away.  A record never crosses the end of a segment: what is
-left there is closed by a SEGMENT_END record, or is too short for a header.
+::
 
-The log is told of time by nobody and starts no thread.  A flush is handed out as a job, for its
-owner to run where waiting does no harm, and its outcome is told to the log afterwards.  A flush
-that failed is not tried again: the kernel may have dropped the pages and would call the second
-try a success (https://lwn.net/Articles/752063/).  From then on the log takes nothing.
+    positions  0            4096         8192         12288
+               | segment 0   | retired    | segment 2   |          |
+               | r | r | end |            | head | r | r | written  |
+                                          durable ^       ^ position
+
+Positions only rise; each segment holds a range of them.  There are holes where a segment was
+retired because nothing in it was needed.  A record never crosses the end of a segment: the rest of
+a full one is closed by a SEGMENT_END record, or is too short for a header.  A segment begins with
+its head, the journal in full, so that older segments may go.
+
+The log reads no clock and starts no thread.  A flush is handed out as a job; its owner runs it
+where blocking does no harm, and reports its outcome.  A flush that failed is not tried again: the
+kernel may have dropped the pages and would call the second try a success
+(https://lwn.net/Articles/752063/).  From then on the log refuses all writes.
 """
 
 from __future__ import annotations
@@ -23,6 +31,7 @@ from martlet.log.atomic_batches import BatchSlot, begin_bundle, bundle_length, w
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
+    Contents,
     RecordFlag,
     RecordKind,
     align8,
@@ -38,7 +47,7 @@ _BATCH = int(RecordKind.BATCH)
 
 
 _HEAD_GROWTH_BYTES = 1024
-"""How much longer, at a guess, the next segment's head will be than the last one's."""
+"""A guess at how many bytes longer the next segment's head will be than the last one's."""
 
 
 class WritesRefused(Exception):
@@ -59,7 +68,7 @@ class FlushJob:
 
 
 def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
-    """The stretches of positions that some segments, by base, hold together."""
+    """The ranges of positions that some segments, by base, hold together."""
     found: list[tuple[int, int]] = []
     for segment in segments:
         base, end = segment.base, segment.base + segment.capacity
@@ -77,8 +86,8 @@ class CommitLog:
         storage: where the segments are.
         segments: those that are there, by base.
         position: where to append; the end of the last good record.
-        durable_position: up to where it is known to be durable.  What is behind may be no more
-            than written, by a broker that was killed; the first flush makes it durable too.
+        durable_position: the log is known to be durable up to here.  Records behind it may only be
+            written, by a broker that was killed; the first flush makes them durable too.
         epoch: the number of this run of the broker, written into each record.
         segment_bytes: the capacity of new segments.
     """
@@ -103,33 +112,33 @@ class CommitLog:
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment was begun, to write down what recovery must know there."""
         self.on_full: Callable[[], bool] = lambda: False
-        """Called when a batch finds no room for its segment: whether some was made meanwhile.  It
-        may take segments away, and appends nothing.  May raise StorageFull, to say more.
+        """Called when there is no room for a segment of a batch. Returns whether it made some.  It
+        may retire segments, and appends nothing.  May raise StorageFull, to say more.
         """
         self.on_refused: Callable[[str], None] = lambda reason: None
         """Called when a write is refused."""
         self.refuse_percent = 0
-        """How full the disk may be when a segment is begun for messages; 0 for no such limit."""
+        """Begin no segment for messages while the disk is fuller than this; 0 for no limit."""
         self.begun_count = 0
         """How many segments were begun; its owner may count it down."""
         self.refused_count = 0
         """How many appends were refused."""
         self.retired_count = 0
-        """How many segments were let go."""
+        """How many segments were retired."""
         self.segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
         self._copied_to = position
-        """Up to where there may be copies of batches whose first place nobody needs any more."""
+        """Up to where there may be copies of batches whose originals may be retired."""
         self._lone = Lone()
         self._head_bytes = 0
         self._head_end = -1
-        """Up to where the last segment begun tells the whole journal, where that is known."""
+        """Where the head of the last segment ends; -1 where there is none, or not all of it."""
         self._heads_from = 0
         """Before this position, what segments begin with is in doubt."""
         self.checkpointed_position = durable_position
-        """Up to where the newest checkpoint tells everything; its owner counts it up."""
+        """The position of the newest checkpoint; its owner raises it."""
         if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(storage.create(position, segment_bytes))
         else:
@@ -140,19 +149,7 @@ class CommitLog:
         with suppress(StorageFull):
             storage.reserve(segment_bytes, 1)
 
-    def append_batch(
-        self,
-        record: memoryview,
-        payload_length: int,
-        flags: int,
-        topic: int,
-        queue: int,
-        count: int,
-        first_offset: int,
-        stored_at_ns: int,
-        deliver_at_ns: int,
-        properties_length: int = 0,
-    ) -> int:
+    def append_batch(self, record: memoryview, flags: int, contents: Contents) -> int:
         """Seal a batch laid out in `record` and write it. Returns its position.
 
         Raises:
@@ -161,22 +158,9 @@ class CommitLog:
         if self.failed is not None or self.position + len(record) > self._end:
             self.make_room(len(record), journal=False)
         position = self.position
-        seal(
-            record,
-            _BATCH,
-            position,
-            self.epoch,
-            payload_length,
-            flags,
-            topic,
-            queue,
-            count,
-            first_offset,
-            stored_at_ns,
-            deliver_at_ns,
-            properties_length,
-        )
+        seal(record, _BATCH, flags, position, self.epoch, contents)
         self._write(record)
+        assert self._current.base <= position < self.position <= self._end
         return position
 
     def append_lone(
@@ -271,6 +255,8 @@ class CommitLog:
         positions = write_batches(top, parts, position, self.epoch, self._write_at)
         self._write(top)  # Last, since only now it is one.
         self.position = position + length
+        assert not positions or position < positions[0] <= positions[-1] < self.position
+        assert self.position <= self._end
         return positions
 
     def append_again(self, record: bytearray) -> int:
@@ -290,8 +276,8 @@ class CommitLog:
         return position
 
     def distrust_heads(self) -> None:
-        """What is there is damaged, and what a segment began with may be among that: count on none
-        that is there, and begin one anew, if there is room.
+        """Count on no head that is there, since damage may be in it, and begin a segment with a new
+        one, if there is room.
         """
         self._heads_from = self.position
         self._head_end = -1
@@ -299,8 +285,8 @@ class CommitLog:
             self._roll(0, journal=True)
 
     def end_segment(self) -> None:
-        """See that the next record begins a segment, so that what could not be written down stands
-        before it, in what `on_roll` writes.
+        """See that the next record begins a segment: what could not be written stands before it, in
+        the head that `on_roll` writes.
         """
         self._end = self.position
 
@@ -310,9 +296,10 @@ class CommitLog:
             raise self._refuse(self.failed)
         while self.position + length > self._end:
             self._roll(length, journal=journal)
+        assert self._current.base <= self.position <= self._end - length
 
     def _roll(self, length: int, *, journal: bool) -> None:
-        """Begin a segment with room for what it begins with, and for `length` bytes more."""
+        """Begin a segment with room for its head, and for `length` bytes more."""
         capacity = self.segment_bytes
         if align8(length) + self._head_bytes > capacity:
             capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
@@ -374,7 +361,7 @@ class CommitLog:
         self.storage.reserve(self.segment_bytes, 2)
 
     def look_for_room(self) -> None:
-        """Whether a disk that was full has room again, so that `full` says how it is now."""
+        """Update `full`: a disk that was full may have room again."""
         if self.full is not None:
             with suppress(OSError):
                 self._reserve()
@@ -393,8 +380,13 @@ class CommitLog:
             )
             self._write(end)
             self.position -= len(end)
+            assert left == self._current.base + self._current.capacity - self.position
 
     def _begin_segment(self, segment: Segment) -> None:
+        if self.segments:
+            last = self.segments[-1]
+            assert last.base + last.capacity <= segment.base, "segments overlap"
+        assert self.position <= segment.base and segment.base % 8 == 0
         self.begun_count += 1
         self.segments.append(segment)
         self._bases.append(segment.base)
@@ -414,7 +406,7 @@ class CommitLog:
             self._dirty.append(current)
 
     def _write_at(self, record: memoryview, position: int) -> None:
-        """Write what counts only once something is written before it."""
+        """Write bytes that count only once others are written before them."""
         try:
             self._current.write(record, position - self._current.base)
         except OSError as error:
@@ -446,11 +438,12 @@ class CommitLog:
         return segment.view[at : at + length]
 
     def flush_job(self) -> FlushJob:
-        """What has to be flushed for all that is written now to be durable."""
+        """A job that makes all that is written by now durable."""
         return FlushJob(self.position, tuple(self._dirty))
 
     def flushed(self, job: FlushJob) -> None:
         """A flush job has succeeded. Until then its segments belong to each later job too."""
+        assert job.position <= self.position
         self.durable_position = max(self.durable_position, job.position)
         written_since = self.position > job.position
         self._dirty = [
@@ -461,7 +454,7 @@ class CommitLog:
         ]
 
     def flush_failed(self, error: OSError) -> None:
-        """A flush job has failed: what it would have kept is in doubt; nothing more is taken."""
+        """A flush job has failed: what it would have kept is in doubt. Refuse all writes."""
         way_out = "check the disk, then start the broker again"
         try:
             fsync_marker.leave(self.storage, self.durable_position)
@@ -482,9 +475,10 @@ class CommitLog:
         return [segment for segment in self.segments if segment is not self._current]
 
     def is_releasable(self, segment: Segment) -> bool:
-        """Whether a segment may be taken away before the next checkpoint is durable: the last one
-        tells all of it, or the journal stands whole, and durable, at the head of a segment behind
-        it; and the copies of batches that were needed of it are durable.
+        """Whether a segment may be retired before the next checkpoint is durable.
+
+        That needs a durable state behind it, of the last checkpoint or of a later segment's head,
+        and durable copies of the batches that are needed of it.
         """
         durable = self.durable_position
         if durable < self._copied_to:
@@ -500,9 +494,10 @@ class CommitLog:
         )
 
     def retire(self, segment: Segment) -> None:
-        """Take a segment away that nobody needs. The one being written stays."""
+        """Remove a segment of which nothing is needed; never the one that is written."""
         assert segment is not self._current and segment not in self._dirty
         number = self._bases.index(segment.base)
         del self._bases[number], self.segments[number]
         self.retired_count += 1
+        assert len(self._bases) == len(self.segments) and self.segments[-1] is self._current
         self.storage.retire(segment)

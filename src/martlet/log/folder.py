@@ -1,8 +1,8 @@
-"""A data folder looked at from outside: read-only, with or without a broker running on it.
+"""A data folder, read from outside, with or without a broker running on it.
 
-Nothing is locked and nothing is written.  A running broker may take a segment away, or write it
-again from its beginning under another base, while somebody reads: what was read from such a
-segment says nothing, and `LookedAtSegment.gone` tells.
+Nothing is locked and nothing is written.  A running broker may retire a segment, or write it again
+from its beginning under another base, while it is read: then what was read of it is worthless, and
+`LookedAtSegment.gone` is True.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class LookedAtSegment:
             return True
 
     def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
-        """Never."""
+        """Raise PermissionError."""
         raise PermissionError(f"{self.path} is only looked at")
 
     def flush(self) -> None:
-        """Nothing was written."""
+        """Do nothing, since nothing was written."""
 
 
 class Folder:

@@ -1,4 +1,4 @@
-"""Doubt: what a flush that failed leaves behind, beyond the end of the broker that made it.
+"""The marker of a failed flush, for the next start of the broker.
 
 The kernel may drop what it could not write, or keep it in memory and take it for written; a flush
 after that succeeds and has written nothing of it (https://lwn.net/Articles/752063/)::
@@ -8,14 +8,16 @@ after that succeeds and has written nothing of it (https://lwn.net/Articles/7520
                             ^ durable position          ^ a flush succeeds here, and makes durable
                                                           what is behind it alone
 
-The broker then takes nothing more and is to be started again.  The next one reads what is in
-memory, and would copy batches out of older segments, or let those go, on the strength of records
-that no flush makes durable any more.  So a note is left of where the doubt begins, and a start
-writes what is in doubt once more: by that it is fresh for the kernel, and the next flush keeps it
-or fails.
+The broker then refuses all writes and is to be started again.  The next one reads what is in
+memory, and would copy batches out of older segments, or retire those, because of records that no
+flush makes durable any more.  So the broker writes a marker with the position where the doubt
+begins, and a start writes all records behind it once more: then the pages are dirty again, and the
+next flush keeps them or fails.
 
-After a power cut nothing of it is in memory, so the note need not be durable.  Where it is there
-all the same, what is found is written again for nothing.
+After a power cut nothing of it is in memory, so the marker need not be durable.  Where it is there
+all the same, the records are written again for nothing.
+
+The file ``doubt`` has 20 bytes: the position in decimal digits, or spaces.
 """
 
 from __future__ import annotations
@@ -26,23 +28,25 @@ from martlet.log.storage import Segment, Storage
 
 NAME = "doubt"
 _PIECE_BYTES = 1 << 20
+"""How many bytes are written again by one call."""
 _NONE = b" " * 20
+"""The marker's place, so that it can be written on a full disk."""
 
 
 def prepare(storage: Storage) -> None:
-    """See that the note can be written later, to a disk that may be full by then."""
-    # On one that is full now there is nothing to be done; who leaves a note is told of it.
+    """See that the marker can be written later, to a disk that may be full by then."""
+    # Where the disk is full now, `leave` raises the error.
     with suppress(OSError):
         storage.write_at(NAME, _NONE, 0)
 
 
 def leave(storage: Storage, durable_position: int) -> None:
-    """Note that what is behind a position may be only in memory. Raises OSError."""
+    """Mark that records behind a position may be in memory only. Raises OSError."""
     storage.write_at(NAME, b"%020d" % durable_position, 0)
 
 
 def found(storage: Storage) -> int | None:
-    """From which position on the log is in doubt; None where it is not."""
+    """The position from which on the log is in doubt; None where it is not."""
     note = (storage.read(NAME) or b"").strip()
     return int(note) if note.isdigit() else None
 

@@ -1,8 +1,7 @@
-"""Heads: the records of a log by their headers alone, for whoever looks for few of very many.
+"""The header scan: the records of a log by their headers alone, to find few of very many.
 
-A header says how long its record is, so what is between is not looked at: neither read from the
-disk nor verified.  What was found is to be verified by `martlet.log.record.read_record` before
-anything of it is believed.
+A header has the length of its record, so the bytes between headers are neither read from the disk
+nor verified.  The caller must verify what it finds by `martlet.log.record.read_record`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LENGTH, _KIND, _POSITION = 2, 4, 6
 """Where those stand in a header."""
 _BATCH, _END, _BUNDLE = int(RecordKind.BATCH), int(RecordKind.SEGMENT_END), int(RecordKind.BUNDLE)
 _LOOK_AT_CLOCK = 256
-"""After so many records it is asked whether that is enough."""
+"""`is_over` is called once for so many records."""
 
 
 def heads(
@@ -38,9 +37,9 @@ def heads(
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Header, Segment]]:
     """The header of each record of some kinds from position `start` on, and the segment that it is
-    in; batches also where they are in a bundle. Damaged places are passed over.
+    in; batches also where they are in a bundle. Damage is skipped.
 
-    It ends early when `is_over` says so, which is asked every now and then.
+    It ends early when `is_over` returns True.
     """
     unpack = HEADER_STRUCT.unpack_from
     wanted = frozenset(map(int, kinds))
@@ -80,7 +79,7 @@ def _bundled(fields: tuple[Any, ...], view: memoryview, at: int) -> Iterator[Hea
 
 
 def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
-    """The segments in which something may stand that was written at a time, or later."""
+    """The segments that may hold records written at a time, or later."""
     if not segments:
         return []
     since = 0
@@ -91,7 +90,7 @@ def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
 
 
 def begun_at_ns(segments: list[Segment]) -> int:
-    """When the first of some segments was begun; 0 where nothing says it."""
+    """When the first of some segments was begun; 0 where there is none."""
     return _begun_at_ns(segments[0]) if segments else 0
 
 

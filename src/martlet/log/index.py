@@ -39,9 +39,11 @@ ENTRY = np.dtype(
 assert ENTRY.itemsize == 40
 
 MAX_ROWS_IN_MEMORY = 4096
+"""So many rows wait in memory, 40 bytes each in the file, until they are written to it."""
 _ROWS_AT_ONCE = 1 << 16
+"""So many rows are searched by one numpy call: 2.6 MB, which fits into a cache."""
 _KEPT_ROWS = 256
-"""How many rows stay in memory when the rest is written to the file."""
+"""How many rows stay in memory when the rest is written to the file: consumers read the newest."""
 
 Rows = npt.NDArray[Any]
 """A structured array of ENTRY."""
@@ -121,8 +123,8 @@ class Index:
     def add(self, entry: IndexEntry) -> None:
         """Append a row; its offsets come behind all others'.
 
-        Where the file takes no rows, because the disk is full, they stay in memory: the log can
-        always tell them again.
+        Where the file takes no rows, because the disk is full, they stay in memory; a start makes
+        them from the log.
         """
         self._tail.append(entry)
         if len(self._tail) % MAX_ROWS_IN_MEMORY == 0:
@@ -159,6 +161,7 @@ class Index:
         unwritten = self._tail[self._stored_end - self._tail_row :]
         if unwritten:
             rows = np.array(unwritten, ENTRY)
+            assert _rises(rows), f"the rows of {self.name} overlap"
             at = (self._stored_end - self.first_row) * ENTRY.itemsize
             self._storage.write_at(self.name, rows.tobytes(), at)
             self.synced = False
@@ -166,6 +169,7 @@ class Index:
                 self._crc = crc32c(rows.tobytes(), self._crc)
             self._stored_end += len(unwritten)
             self._mapped = None
+            assert self._stored_end == self.end_row
         surplus = len(self._tail) - _KEPT_ROWS
         if surplus > 0:
             del self._tail[:surplus]
@@ -338,7 +342,7 @@ class Index:
             return False
 
     def fill(self, rows: Rows) -> None:
-        """Take these rows in place of all others; in memory, where the disk is full."""
+        """Replace all rows by these; in memory, where the disk is full."""
         self._tail = []
         self._moved.clear()
         self.first_row = self._stored_end = self._tail_row = 0
@@ -370,3 +374,10 @@ class Index:
         self._stored_end = number + len(kept)
         self._crc = crc32c(kept.tobytes())
         self.synced = False
+        assert self.first_row <= self._tail_row <= self._stored_end == self.end_row
+
+
+def _rises(rows: Rows) -> bool:
+    """Whether each row's offsets come behind those of the row before."""
+    ends = rows["first_offset"][:-1] + rows["count"][:-1]
+    return bool((ends <= rows["first_offset"][1:]).all())

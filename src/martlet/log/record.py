@@ -1,6 +1,6 @@
 """The record: what the commit log is made of.
 
-Everything that must survive is one of these: a batch of messages, or a piece of the journal.
+Everything that must survive is one of these: a batch of messages, or an entry of the journal.
 Numbers are little-endian, so that numpy reads a header in place; the frames inside a batch are
 big-endian, because they are the very bytes that an NSQ consumer gets.
 
@@ -37,15 +37,18 @@ import numpy as np
 from crc32c import crc32c
 
 Bytes = bytes | bytearray | memoryview | mmap.mmap
-"""Whatever a record can be read from."""
+"""What a record can be read from."""
 
 MAGIC = int.from_bytes(b"MTLG", "little")
+"""The first four bytes of a record."""
 VERSION = 1
+"""Of the layout above; a log of another version is not read."""
 HEADER_BYTES = 80
+"""Bytes of a record that come before its payload, a multiple of 8 as numpy reads it in place."""
 FRAME_HEADER_BYTES = 34
 """Bytes of a frame that come before its body."""
 FRAME_SIZE_EXTRA = 30
-"""What a frame's size field counts beside its body."""
+"""Bytes that a frame's size field counts beside its body: all but the size field itself."""
 
 HEADER = np.dtype(
     [
@@ -85,35 +88,33 @@ class RecordKind(IntEnum):
     EPOCH = 5
     PRODUCERS = 6
     TRANSACTION = 7
-    """A piece of the journal that tells of transactions (see
-    `martlet.broker.transactions.manager`).
-    """
+    """An entry of the journal about transactions (see `martlet.broker.journal.entries`)."""
     BUNDLE = 8
     """Batches that are there together or not at all (see `martlet.log.atomic_batches`)."""
     MARKS = 9
-    """A piece of the journal that tells what of a bucket is done with (see
+    """An entry of the journal: the delayed messages of a bucket that are done (see
     `martlet.broker.delayed.done_bitmap`).
     """
     TRACE = 10
-    """What has become of messages, for those who ask; nothing is restored from it."""
+    """What became of messages, for the search of traces; nothing is restored from it."""
     ACCOUNTS = 11
-    """What channels have done, for those who audit (see `martlet.broker.tracing.counters`); the
-    same.
+    """What channels have done, for audits (see `martlet.broker.tracing.counters`); nothing is
+    restored from it.
     """
 
 
 class RecordFlag(IntFlag):
-    """What else is to be known of a record."""
+    """The flags of a record."""
 
     RELOCATED = 1
     """A batch appended again by cleaning: it replaces the record of the same first offset."""
     UNIFORM = 2
     """All frames of the batch have one size."""
     BUNDLED = 8
-    """The batch stands in a bundle, and counts only where the bundle is whole."""
+    """The batch stands in a bundle, and counts only where the bundle verifies."""
     FORWARDED = 4
-    """Its messages were delayed ones, and their properties tell which
-    (`martlet.broker.delayed.bucket`).
+    """Its messages were delayed; their properties have the ids that they had then (see
+    `martlet.broker.delayed.bucket`).
     """
 
 
@@ -169,32 +170,40 @@ def record_length(payload_length: int, count: int, properties_length: int = 0) -
     return align8(align8(ends_at + 4 * count) + properties_length)
 
 
+class Contents(NamedTuple):
+    """The fields of a header that say what the record holds, in the order of the header.
+
+    Attributes:
+        topic, queue: the numbers of the topic and of its queue.
+        count: how many messages; 0 for an entry of the journal.
+        first_offset: of the first message.
+        stored_at_ns, deliver_at_ns: since 1970; the second 0 for at once.
+        payload_length, properties_length: bytes.
+    """
+
+    topic: int
+    queue: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
+    first_offset: int
+    stored_at_ns: int
+    deliver_at_ns: int
+    payload_length: int
+    properties_length: int = 0
+
+
 def seal(
-    record: memoryview,
-    kind: int,
-    position: int,
-    epoch: int,
-    payload_length: int,
-    flags: int = 0,
-    topic: int = 0,
-    queue: int = 0,
-    count: int = 0,
-    first_offset: int = 0,
-    stored_at_ns: int = 0,
-    deliver_at_ns: int = 0,
-    properties_length: int = 0,
+    record: memoryview, kind: int, flags: int, position: int, epoch: int, contents: Contents
 ) -> None:
     """Write the header, checksum included, over the first bytes of a record already laid out.
 
     `record` is exactly the record: its length is taken from it.
     """
     length = len(record)
-    assert length % 8 == 0
+    assert length % 8 == 0 and length >= HEADER_BYTES + contents.payload_length
     assert position % 8 == 0
     HEADER_STRUCT.pack_into(
-        record, 0, MAGIC, 0, length, VERSION, kind, flags, position, epoch, topic, queue, count,
-        first_offset, stored_at_ns, deliver_at_ns, payload_length, properties_length, 0,
-    )  # fmt: skip
+        record, 0, MAGIC, 0, length, VERSION, kind, flags, position, epoch, *contents, 0
+    )
     _CRC.pack_into(record, 4, crc32c(record[8:]))
 
 
@@ -202,6 +211,7 @@ def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> N
     """Give a copied record a new place, epoch and flags, as cleaning does."""
     header = Header._make(HEADER_STRUCT.unpack_from(record))
     assert header.length == len(record)
+    assert position % 8 == 0
     fields = header._replace(position=position, epoch=epoch, flags=flags)
     HEADER_STRUCT.pack_into(record, 0, *fields)
     _CRC.pack_into(record, 4, crc32c(memoryview(record)[8:]))
@@ -213,15 +223,8 @@ def journal_record(
     """Lay out and seal a record that holds a journal entry."""
     record = bytearray(record_length(len(payload), 0))
     record[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
-    seal(
-        memoryview(record),
-        kind=kind,
-        position=position,
-        epoch=epoch,
-        topic=topic,
-        payload_length=len(payload),
-        stored_at_ns=stored_at_ns,
-    )
+    contents = Contents(topic, 0, 0, 0, stored_at_ns, 0, len(payload))
+    seal(memoryview(record), kind, 0, position, epoch, contents)
     return record
 
 
@@ -250,8 +253,8 @@ def read_header(data: Bytes, at: int, position: int) -> Header:
 def payload_length(record: memoryview, position: int, epoch: int) -> int | None:
     """The payload's length of a record that this run wrote at a position.
 
-    A glance instead of `read_header`, for the way of each delivery.  None where it is not such a
-    record, and has to be looked at in full.
+    Cheaper than `read_header`, for the path of each delivery.  None where it is not such a record,
+    and has to be verified in full.
     """
     magic, own_position, own_epoch, length = _PLACE.unpack_from(record)
     fits = magic == MAGIC and own_position == position and own_epoch == epoch
@@ -259,7 +262,7 @@ def payload_length(record: memoryview, position: int, epoch: int) -> int | None:
 
 
 def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview]:
-    """Read and verify the whole record at byte `at` of `data`.
+    """Read and verify the record at byte `at` of `data`.
 
     Returns its header and a view of all its bytes.
 

@@ -4,12 +4,18 @@ Three things can be found where a record should be:
 
 - nothing: zeros, or the bytes of another position in a recycled segment.  The log ends here.
 - a record begun and not finished, with nothing good behind it: a torn tail, as a power cut leaves
-  it.  It is cut, and said so.
-- something bad with good records behind it: a damaged place.  It is passed over and reported, and
-  what is behind it is kept: those messages were answered OK too.
+  it.  It is cut, and reported.
+- something bad with good records behind it: damage.  It is skipped and reported, and what is behind
+  it is kept: those messages were answered OK too.
+
+::
+
+    | good | good | damage | good | torn tail | zeros or stale bytes
+                    report.damaged  report.cut
+                                  ^ report.end_position: the next record is appended here
 
 A good record is known by its magic, its own position and its checksum, so none of this depends on
-what was written there in an earlier life of the file.
+the bytes of an earlier use of the file.
 """
 
 from __future__ import annotations
@@ -33,8 +39,9 @@ from martlet.log.record import (
 from martlet.log.storage import Segment, forget_pages
 
 _PIECE_WORDS = 1 << 16
+"""How many words of 8 bytes are searched for a magic by one numpy call: half a megabyte."""
 _POSITION_WORD = 2
-"""Where a header tells the record's position, in words of 8 bytes."""
+"""Where a header has the record's position, in words of 8 bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,14 @@ class LogDamage:
 
 @dataclass
 class RecoveryReport:
-    """What a scan has found beside good records, and how many those are: ends of segments, which
-    tell nothing, are not counted.
+    """The outcome of a scan.
+
+    Attributes:
+        records: how many good records there are, but for ends of segments.
+        end_position: behind the last of them: where to append.
+        last_epoch: the highest epoch of a good record.
+        damaged: places with good records behind them.
+        cut: the torn tail, where there is one.
     """
 
     records: int = 0
@@ -110,7 +123,7 @@ def scan(
             if header.kind == RecordKind.BUNDLE:
                 yield from batches_of(header, record)
             at += header.length
-        # Else a start after a crash would count all that it has looked at as its own memory.
+        # Else a start after a crash would count all that it has read as its own memory.
         forget_pages(segment.view)
     if doubt is not None and _is_torn(segments, doubt.start):
         report.cut = doubt
@@ -145,7 +158,7 @@ def next_good(segment: Segment, at: int) -> int | None:
     words = np.frombuffer(segment.view, "<u8", segment.capacity // 8)
     first_halves = np.frombuffer(segment.view, "<u4", segment.capacity // 4)[::2]
     end = len(words) - HEADER_BYTES // 8 + 1
-    # A piece at a time: the unwritten rest of a segment is long, and every start looks through it.
+    # A piece at a time: the unwritten rest of a segment is long, and every start searches it.
     for start in range(at // 8, end, _PIECE_WORDS):
         likely = np.flatnonzero(first_halves[start : min(start + _PIECE_WORDS, end)] == MAGIC)
         likely += start

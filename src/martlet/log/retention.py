@@ -1,18 +1,22 @@
 """Retention: which segments are still needed, and by how much.
 
-A queue needs every batch from its floor on, and below that those that hold a straggler, which may
-be as old as it likes without keeping what is between.
+A queue needs every batch from its floor on, and below that those that hold a straggler, however old
+it is, without what is between::
 
-One log for all topics means that one forgotten channel of a small topic could pin everybody's
-segments.  So a segment of which little is needed is cleaned: the batches that are needed are
-appended again under their offsets, the index points to the new place, and the next checkpoint
-finds the segment free.
+    offsets    0 ... 40 ... 100 .............. 900
+    needed           40       |    all from the floor on
+                 straggler  floor
 
-History, what a queue keeps though it is finished, holds its segments too, and so a small topic's
-would hold everybody's.  But it is copied only where there is very little of it in a segment: what
-was copied once is copied again when the segment that it came to empties around it, and that must
-not become most of what is written.  Of a segment that is cleaned no more than a sixteenth is
-history, so for each byte of new messages less than a fifteenth of a byte of history is copied.
+One log for all topics means that one forgotten channel of a small topic could keep the segments of
+all others.  So a segment of which little is needed is cleaned: the batches that are needed are
+appended again under their offsets, the index points to the copies, and the next checkpoint retires
+the segment.
+
+History, which a queue keeps though it is finished, needs its segments too, and a small topic's
+would keep those of all others.  But it is copied only where there is very little of it in a
+segment: a copy is copied again when the segment around it empties, and that must not become most of
+what is written.  Of a segment that is cleaned no more than a sixteenth is history, so for each byte
+of new messages less than a fifteenth of a byte of history is copied.
 """
 
 from __future__ import annotations
@@ -28,18 +32,22 @@ from martlet.log.index import Index, IndexEntry, Rows
 from martlet.log.storage import Segment
 
 CLEAN_BELOW = 0.25
-"""A segment is cleaned when less than this part of it is needed."""
+"""A segment is cleaned when less than this share of its bytes is needed: copying it then writes at
+most a third of what it frees.
+"""
 CLEAN_HISTORY_BELOW = 1 / 16
-"""And only when no more than this part of it is history."""
+"""And only when no more than this share of its bytes is history."""
 CLEAN_FROM_SEGMENTS = 4
-"""With fewer segments than this there is no need to clean."""
+"""A log of fewer segments is not cleaned: it is small."""
 
 _ROWS_AT_ONCE = 1 << 14
+"""How many rows of an index are counted in one turn of the loop."""
 _MOVED_AT_ONCE = 256
+"""How many batches are copied in one turn of the loop."""
 
 
 class SegmentLocator:
-    """In which of a log's segments positions are."""
+    """Finds the segments of positions."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
@@ -47,7 +55,7 @@ class SegmentLocator:
         self.bases = self._ends = np.empty(0, np.uint64)
 
     def find(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The number of each position's segment among `bases`; -1 where it has gone."""
+        """The number of each position's segment among `bases`; -1 where it was retired."""
         segments = self._segments
         known = (len(segments), segments[-1].base if segments else -1)
         if known != self._known:
@@ -73,9 +81,10 @@ class NeedCounter:
         self.bytes_by_base: dict[int, int] = {}
 
     def count(self, places: SegmentLocator, first_row: int) -> Iterator[None]:
-        """Go on to count the rows from `first_row` on and no others, some at a time."""
+        """Count the rows from `first_row` on and no others, some at a time."""
         index = self._index
         first_row = max(first_row, index.first_row)
+        assert self.first_row <= self.end_row <= index.end_row
         if first_row >= self.end_row:
             self.bytes_by_base.clear()
             self.first_row = self.end_row = first_row
@@ -114,21 +123,20 @@ class NeedCounter:
 
     def _change(self, base: int, length: int) -> None:
         left = self.bytes_by_base.get(base, 0) + length
+        assert left >= 0, f"segment {base} has {left} bytes that are needed"
         if left:
             self.bytes_by_base[base] = left
         else:
             del self.bytes_by_base[base]
 
     def moved(self, row: int, length: int, before: int, after: int) -> None:
-        """A row's batch was appended again: it was in the segment of one base, and is in that of
-        another.
-        """
+        """Count a row's batch, which was appended again, in the segment of another base."""
         if self.first_row <= row < self.end_row:
             self._change(before, -length)
             self._change(after, length)
 
     def forget(self, base: int) -> None:
-        """A segment has gone, though some of its batches are counted."""
+        """Forget a segment that was retired though some of its batches are counted."""
         self.bytes_by_base.pop(base, None)
 
 
@@ -142,15 +150,20 @@ def bytes_by_base(places: SegmentLocator, rows: Rows) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Need:
-    """What a queue needs of the log: the batches that reach beyond an offset, all of which its
-    tally counts, and those that hold some offsets below.
+    """What a queue needs of the log: the batches that reach beyond an offset, and those that hold
+    some offsets below.
+
+    Attributes:
+        index: of the queue.
+        tally: counts the former.
+        below: the offsets of the latter, rising.
+        other: another counter of the index, which must follow what moves.
     """
 
     index: Index
     tally: NeedCounter
     below: npt.NDArray[np.uint64]
     other: NeedCounter | None = None
-    """Another tally of the index, which is to hear what moves."""
 
     def moved(self, row: int, length: int, before: int, after: int) -> None:
         """As `NeedCounter.moved`."""
@@ -215,8 +228,8 @@ def worth_cleaning(
     """The segment that gives most room for least copying, if any is worth it.
 
     `needed` are the bytes needed of each segment of the log, and `history` how many of them are
-    needed only as history, where that is to be spared.  Segments whose base is among `left_alone`
-    are none of them.
+    needed only as history, where that is to be kept.  Segments whose base is in `left_alone` are
+    not considered.
     """
     segments = log.segments
     if len(segments) < CLEAN_FROM_SEGMENTS:
@@ -263,7 +276,7 @@ def _move(
         position = log.append_again(bytearray(segment.view[at : at + entry.length]))
         need.index.move(entry.first_offset, position)
         now_in = log.find(position)
-        assert now_in is not None
+        assert now_in is not None and now_in is not segment
         need.moved(number, entry.length, segment.base, now_in.base)
         if count % _MOVED_AT_ONCE == 0:
             yield

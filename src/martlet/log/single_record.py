@@ -1,6 +1,6 @@
-"""The lone message: a batch of one, laid out and sealed in one go.
+"""The record of a single message: a batch of one, laid out and sealed in one call.
 
-What a batch saves by doing a thing once for many messages, it costs a message that comes alone.
+What a batch saves by doing work once for many messages, it costs a message that comes alone.
 The bytes are the same as `martlet.log.batch` and `martlet.log.record` would write::
 
     0 record header 80 | frame header 34 | body | padding to 8 | end of the frame u32 | 0 u32
@@ -33,7 +33,7 @@ _BATCH = int(RecordKind.BATCH)
 _UNIFORM = int(RecordFlag.UNIFORM)
 _ID_MASK = (1 << 64) - 1
 MAX_BODY_BYTES = 1 << 15
-"""Longer ones have no room in the buffer: what they gain is little."""
+"""Longer bodies have no room in the buffer: they gain little by it."""
 
 
 def lone_length(size: int) -> int:

@@ -27,7 +27,9 @@ from typing import NamedTuple, Protocol
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BESIDE_BYTES = 1 << 20
-"""With less room than this on the disk, the last spare stays for the files beside the log."""
+"""While fewer bytes than this are free, the last spare stays for the files beside the log: a
+checkpoint is smaller than this.
+"""
 
 
 class StorageFull(OSError):
@@ -43,7 +45,7 @@ class DiskUsage(NamedTuple):
 
     Attributes:
         used: the bytes that are taken, spares aside: they are written again.
-        all: the bytes that there are; 0 where nobody knows.
+        all: the bytes that there are; 0 where that is unknown.
     """
 
     used: int
@@ -88,16 +90,16 @@ class Storage(Protocol):
         """See that `count` spares are at hand. Raises StorageFull."""
 
     def retire(self, segment: Segment) -> None:
-        """The segment is not needed any more: keep it as a spare, or give its room back."""
+        """Remove a segment: keep it as a spare, or free its bytes."""
 
     def allow_spares(self, more: int) -> None:
-        """Keep up to so many spares more than usual; beyond that, give their room back."""
+        """Keep up to so many spares more than usual, and free the bytes of others."""
 
     def fill(self) -> DiskUsage:
-        """How full its limit is, or without one the file system. Raises OSError."""
+        """How much of its limit is used, or without one of the file system. Raises OSError."""
 
     def free_bytes(self) -> int:
-        """What the disk has free. Raises OSError."""
+        """The free bytes of the disk. Raises OSError."""
 
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
@@ -124,11 +126,11 @@ class Storage(Protocol):
         """A file's content as it is now, mapped where possible; None where there is none."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all that it holds."""
 
 
 def forget_pages(view: memoryview) -> None:
-    """Give back the memory through which a mapped file was read; it stays in the page cache."""
+    """Free the memory through which a mapped file was read; it stays in the page cache."""
     if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         view.obj.madvise(mmap.MADV_DONTNEED)
 
@@ -159,15 +161,13 @@ class DiskSegment:
             written = os.pwrite(self._fd, data, at)
 
     def flush(self) -> None:
-        """fdatasync, where there still is something to keep: by now the number of a file that was
-        closed may be another file's.
-        """
+        """Call fdatasync, unless the file was closed: its number may be another file's by now."""
         with self._closing:
             if not self._closed:
                 os.fdatasync(self._fd)
 
     def close(self) -> bool:
-        """Unmap and close; False where somebody still looks at the bytes, who then keeps them."""
+        """Unmap and close. Returns False where a view of the bytes is still in use, and stays."""
         with self._closing:
             self._closed = True
             os.close(self._fd)
@@ -184,9 +184,9 @@ class DiskStorage:
 
     Args:
         folder: made where it does not exist.
-        keep_free_bytes: what must stay free on the disk when a segment is made.
-        max_bytes: what the folder's files may take when a segment is made; 0 for no limit.
-        spares: how many segments to keep for reuse; more than that give their room back.
+        keep_free_bytes: so many must stay free on the disk when a segment is made.
+        max_bytes: the folder's files may have so many when a segment is made; 0 for no limit.
+        spares: how many segments to keep for reuse; others are deleted.
 
     Raises:
         FolderInUse: another broker runs on it.
@@ -240,6 +240,7 @@ class DiskStorage:
 
     def create(self, base: int, capacity: int) -> Segment:
         """Rename a spare of that capacity or allocate a file."""
+        assert base % 8 == 0 and capacity > 0
         path = self._log / f"{base:020d}.log"
         with self._spares_lock:
             if len(self._spares) == 1:
@@ -252,15 +253,15 @@ class DiskStorage:
                     os.rename(spare, path)
                     break
             else:
-                # Under its own name only once it is whole: who is killed here leaves a spare.
-                whole = self._spare_path()
-                self._allocate(whole, capacity)
-                os.rename(whole, path)
+                # Renamed only once it is allocated: a broker that is killed here leaves a spare.
+                allocated = self._spare_path()
+                self._allocate(allocated, capacity)
+                os.rename(allocated, path)
         self._sync_folder(self._log)
         return self._open(path, base)
 
     def reserve(self, capacity: int, count: int) -> None:
-        """Allocate spares until there are enough of that capacity; others are given back."""
+        """Allocate spares until there are enough of that capacity, and delete others."""
         with self._spares_lock:
             for spare in [s for s in self._spares if s.stat().st_size != capacity]:
                 self._spares.remove(spare)
@@ -271,8 +272,8 @@ class DiskStorage:
                 self._spares.append(path)
 
     def _keep_last_spare(self) -> None:
-        """A checkpoint takes the place of all journal there is, and lets segments go: where nothing
-        else has room for it, the journal does not take the last room either.
+        """Raise StorageFull where a checkpoint may need the room of the last spare: it replaces the
+        journal before it, and so frees segments.
         """
         free = self.free_bytes()
         if free < _BESIDE_BYTES:
@@ -283,7 +284,7 @@ class DiskStorage:
             )
 
     def free_bytes(self) -> int:
-        """What the disk has free."""
+        """The free bytes of the disk."""
         disk = os.statvfs(self._log)
         return disk.f_bavail * disk.f_frsize
 
@@ -323,7 +324,7 @@ class DiskStorage:
             os.close(fd)
 
     def _used_bytes(self) -> int:
-        """The bytes of the segments, spares and indexes; what lies beside them is small."""
+        """The bytes of the segments, spares and indexes; other files are small."""
         used = 0
         for folder in (self._log, self.folder / "index"):
             with os.scandir(folder) as entries:
@@ -333,7 +334,7 @@ class DiskStorage:
         return used
 
     def retire(self, segment: Segment) -> None:
-        """Keep the file as a spare unless there are enough, or somebody still reads its bytes."""
+        """Keep the file as a spare unless there are enough, or its bytes are still read."""
         assert isinstance(segment, DiskSegment)
         unseen = segment.close()
         with self._spares_lock:
@@ -350,7 +351,7 @@ class DiskStorage:
             return [spare.stat().st_size for spare in self._spares]
 
     def allow_spares(self, more: int) -> None:
-        """Unlink those that are too many, the longest unused first."""
+        """Delete those that are too many, the least recently retired first."""
         with self._spares_lock:
             self._max_spares = self._usual_spares + more
             while len(self._spares) > self._max_spares:
@@ -368,8 +369,8 @@ class DiskStorage:
     def _finding_room(self, write: Callable[[], None]) -> None:
         """Write a file beside the log; on a full disk, spares make room for it.
 
-        What is freed in the end is worth more than a spare: segments can only be let go after a
-        checkpoint, and a checkpoint is such a file.
+        That frees more than a spare in the end: segments can be retired only after a checkpoint,
+        and a checkpoint is such a file.
         """
         while True:
             try:
@@ -433,7 +434,7 @@ class DiskStorage:
         os.truncate(self.folder / name, length_bytes)
 
     def sync(self, name: str) -> None:
-        """fdatasync."""
+        """Call fdatasync."""
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.fdatasync(fd)
@@ -453,7 +454,7 @@ class DiskStorage:
             os.close(fd)
 
     def close(self) -> None:
-        """Give the folder free for another broker."""
+        """Unlock the folder for another broker."""
         os.close(self._lock)
 
     @staticmethod

@@ -104,7 +104,7 @@ class Verification:
     damage_count: int = 0
 
     def add_damage(self, text: str) -> None:
-        """Tell of a place of damage."""
+        """Count a place of damage, and keep its text unless there are too many."""
         self.damage_count += 1
         if self.damage_count <= _MAX_TOLD:
             self.damage.append(text)
@@ -123,8 +123,9 @@ class _StoredIndex:
 
 
 NeededBy = Callable[[Checkpoint], Mapping[int, Needed]]
-"""Tells what channels need by topic number: the journal's meaning is not known here.  Of topics
-that it leaves out nothing is needed."""
+"""Returns the messages that channels need, by topic number: the meaning of the journal is not known
+here.  Of other topics nothing is needed.
+"""
 
 
 def _nothing_needed(loaded: Checkpoint) -> Mapping[int, Needed]:
@@ -138,13 +139,13 @@ def verify(
 ) -> Verification:
     """Verify everything in a data folder.
 
-    What looks damaged beside a running broker may have been half written, or just taken away: it
-    is looked at again, and only what stays counts.
+    Damage beside a running broker may be a record half written, or a segment just retired: the
+    folder is read again, and only damage that stays counts.
 
     Args:
         folder: where.
-        progress: told of bytes done and of all bytes, after each segment.
-        needed_by: tells what channels need, by a checkpoint.
+        progress: called with the bytes done and all bytes, after each segment.
+        needed_by: returns the messages that channels need, by a checkpoint.
     """
     found = _verify_once(folder, progress, needed_by)
     looks = 1
@@ -172,16 +173,16 @@ def _verify_once(
     found.segments = len(segments)
     _segments_in_order(segments, found)
     report = RecoveryReport()
-    whole, done = sum(segment.capacity for segment in segments), 0
+    all_bytes, done = sum(segment.capacity for segment in segments), 0
     base = -1
     for header, record in scan(segments, 0, report):
         segment_base = _base_of(segments, header.position)
         if segment_base != base:
             base = segment_base
-            progress(done, whole)
+            progress(done, all_bytes)
         done = header.position - segments[0].base
         _record(header, record, segments, found)
-    progress(whole, whole)
+    progress(all_bytes, all_bytes)
     found.records = report.records
     found.end_position = report.end_position
     found.last_epoch = report.last_epoch
@@ -263,7 +264,7 @@ def _offsets_go_on(
 
 
 def _hole(segments: list[Segment], start: int, end: int) -> bool:
-    """Whether a segment that is not there any more lay between two positions."""
+    """Whether a segment that was retired lay between two positions."""
     return _gone_between(segments, start, end) or any(
         start <= before.base + before.capacity < behind.base <= end
         for before, behind in pairwise(segments)
@@ -271,7 +272,7 @@ def _hole(segments: list[Segment], start: int, end: int) -> bool:
 
 
 def _gone_between(segments: list[Segment], start: int, end: int) -> bool:
-    """Whether a segment that holds some of these positions was taken away while we read."""
+    """Whether a segment that holds some of these positions was retired while it was read."""
     return any(
         isinstance(segment, LookedAtSegment) and segment.gone
         for segment in segments
@@ -280,7 +281,7 @@ def _gone_between(segments: list[Segment], start: int, end: int) -> bool:
 
 
 def batch_trouble(header: Header, record: memoryview) -> str | None:
-    """What is wrong inside a batch whose checksum fits; None if nothing is."""
+    """A text about an error inside a batch whose checksum fits; None for none."""
     if header.count == 0:
         return "a batch without messages"
     if header.count == 1:
@@ -356,7 +357,7 @@ def _checkpoint(
         return 0, []
     fields = json.loads(loaded.entries[0][2])
     needed = needed_by(loaded)
-    queues = {told["id"]: told.get("queue", 0) for told in fields["topics"]}
+    queues = {topic["id"]: topic.get("queue", 0) for topic in fields["topics"]}
     indexes: list[_StoredIndex] = []
     for topic, (first_row, stored, _) in fields["indexes"].items():
         place = int(topic), queues.get(int(topic), 0)
@@ -427,8 +428,8 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Verificatio
             try:
                 header = read_header(segment.view, position - segment.base, position)
                 wanted = (index.topic, index.queue, first_offset, count, length)
-                told = (header.topic, header.queue, header.first_offset, header.count)
-                fits = (*told, header.length) == wanted and (
+                found_at = (header.topic, header.queue, header.first_offset, header.count)
+                fits = (*found_at, header.length) == wanted and (
                     (header.stored_at_ns, header.deliver_at_ns) == (stored_at_ns, deliver_at_ns)
                 )
                 trouble = "" if fits else f"there is offset {header.first_offset} of another batch"

@@ -63,11 +63,11 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
     if count == 1:
         ((number, entry),) = entries
         return _SINGLE.pack(1, number, len(entry), hash_of(entry)) + entry
-    numbers, told = zip(*entries, strict=True)
-    ends = np.fromiter(map(len, told), "<u4", count).cumsum(dtype="<u4")
-    tags = np.fromiter(map(hash_of, told), "<u4", count)
+    numbers, packed = zip(*entries, strict=True)
+    ends = np.fromiter(map(len, packed), "<u4", count).cumsum(dtype="<u4")
+    tags = np.fromiter(map(hash_of, packed), "<u4", count)
     head = (_COUNT.pack(count), np.array(numbers, "<u4").tobytes(), ends.tobytes(), tags.tobytes())
-    return b"".join([*head, *told])
+    return b"".join([*head, *packed])
 
 
 def block_bytes(entries: Sequence[tuple[int, bytes]]) -> int:

@@ -89,17 +89,17 @@ def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> bytes:
         return pack_block(
             [(first + number, entry) for first, entries in some for number, entry in entries]
         )
-    numbers, ends, tags, told, end = [], [], [], [], 0
+    numbers, ends, tags, tails, end = [], [], [], [], 0
     for first, entries in blocks:
         block = entries.block
         numbers.append(block.numbers.astype(np.int64) + (first + entries.shift))
         ends.append(block.ends + np.uint32(end))
         tags.append(block.tags)
-        told.append(block.entries)
+        tails.append(block.entries)
         end += block.entries_length
     count = sum(map(len, numbers))
     columns = (np.concatenate(each).astype("<u4").tobytes() for each in (numbers, ends, tags))
-    return b"".join([count.to_bytes(4, "little"), *columns, *told])
+    return b"".join([count.to_bytes(4, "little"), *columns, *tails])
 
 
 def read(data: Bytes, count: int) -> Packed | None:

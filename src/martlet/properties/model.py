@@ -110,7 +110,7 @@ class Properties:
 
     def to_json(self) -> dict[str, object]:
         """As JSON tells them, with no field for what there is none of."""
-        told: dict[str, object] = {
+        shown: dict[str, object] = {
             "tag": self.tag,
             "keys": list(self.keys),
             "order_key": self.order_key,
@@ -118,8 +118,8 @@ class Properties:
             "system": dict(self.system),
         }
         if self.sent is not None:
-            told |= {"producer": self.sent.producer.hex(), "sequence": self.sent.sequence}
-        return {name: value for name, value in told.items() if value}
+            shown |= {"producer": self.sent.producer.hex(), "sequence": self.sent.sequence}
+        return {name: value for name, value in shown.items() if value}
 
     def pack(self) -> bytes:
         """The entry; empty where there is nothing in it.
@@ -199,8 +199,8 @@ def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
 
 def system_field(name: str, value: bytes) -> bytes:
     """One field that the broker has noted, to be put behind an entry that has none of that name."""
-    told = name.encode()
-    return _FIELD.pack(Field.SYSTEM, len(told), len(value)) + told + value
+    encoded = name.encode()
+    return _FIELD.pack(Field.SYSTEM, len(encoded), len(value)) + encoded + value
 
 
 def system_value(entry: Bytes, name: str) -> bytes | None:
@@ -271,10 +271,10 @@ def check(entry: Bytes) -> None:
 
 
 def _packed(kind: Field, name: str, value: bytes) -> bytes:
-    told = _utf8(f"the name {name!r}", name)
-    if len(told) > MAX_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not told):
+    encoded = _utf8(f"the name {name!r}", name)
+    if len(encoded) > MAX_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not encoded):
         raise BadProperties(
-            f"the header name {name[:80]!r} takes {len(told)} bytes, between 1 and"
+            f"the header name {name[:80]!r} takes {len(encoded)} bytes, between 1 and"
             f" {MAX_NAME_BYTES} are allowed"
         )
     if len(value) > MAX_BYTES:
@@ -282,7 +282,7 @@ def _packed(kind: Field, name: str, value: bytes) -> bytes:
             f"the header {name!r} takes {len(value)} bytes, the properties of one message may take"
             f" {MAX_BYTES}"
         )
-    return _FIELD.pack(kind, len(told), len(value)) + told + value
+    return _FIELD.pack(kind, len(encoded), len(value)) + encoded + value
 
 
 def _utf8(what: str, text: str) -> bytes:
@@ -295,24 +295,24 @@ def _utf8(what: str, text: str) -> bytes:
 
 
 def _tag(tag: str) -> bytes:
-    told = _utf8("the tag", tag)
-    if len(told) > MAX_TAG_BYTES:
-        raise BadProperties(f"a tag of {len(told)} bytes, the most is {MAX_TAG_BYTES}")
+    encoded = _utf8("the tag", tag)
+    if len(encoded) > MAX_TAG_BYTES:
+        raise BadProperties(f"a tag of {len(encoded)} bytes, the most is {MAX_TAG_BYTES}")
     if "|" in tag or not tag.isprintable() or tag != tag.strip() or tag == "*":
         raise BadProperties(
             f"the tag {tag!r}: a tag is printable, without '|' or spaces around it, and not '*'"
         )
-    return told
+    return encoded
 
 
 def _key(what: str, key: str) -> bytes:
-    told = _utf8(f"the {what}", key)
-    if not 0 < len(told) <= MAX_KEY_BYTES:
+    encoded = _utf8(f"the {what}", key)
+    if not 0 < len(encoded) <= MAX_KEY_BYTES:
         raise BadProperties(
-            f"the {what} {key[:40]!r} takes {len(told)} bytes, between 1 and {MAX_KEY_BYTES}"
+            f"the {what} {key[:40]!r} takes {len(encoded)} bytes, between 1 and {MAX_KEY_BYTES}"
             " are allowed"
         )
-    return told
+    return encoded
 
 
 @lru_cache(maxsize=4096)

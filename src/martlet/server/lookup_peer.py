@@ -25,6 +25,7 @@ from martlet.http_answer import read_json
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.outage import Outage
 from martlet.protocol import lookup as v1
+from martlet.protocol.nsq.frames import http_answered
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class LookupPeer:
                 for command in some:
                     head = await reader.readexactly(4)
                     if head == b"HTTP":
-                        raise ValueError(unreachable.tcp_wanted(unreachable.LOOKUP_DAEMON))
+                        raise ValueError(http_answered(unreachable.LOOKUP_DAEMON))
                     size = int.from_bytes(head, signed=True)
                     if not 0 <= size <= _MAX_ANSWER_BYTES:
                         raise ValueError(f"an answer of {size} bytes")

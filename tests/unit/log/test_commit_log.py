@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from martlet.log.commit_log import CommitLog, WritesRefused
-from martlet.log.record import RecordKind, read_record
+from martlet.log.record import Contents, RecordKind, read_record
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 2048
@@ -95,7 +95,7 @@ def test_a_full_disk_refuses_messages_and_lets_the_journal_have_the_reserve() ->
     record = memoryview(bytearray(1024))
 
     def publish() -> None:
-        log.append_batch(record, 1024 - 80 - 8, 0, 1, 0, 1, 0, 0, 0)
+        log.append_batch(record, 0, Contents(1, 0, 1, 0, 0, 0, 1024 - 80 - 8))
 
     with pytest.raises(WritesRefused, match="the disk is full"):
         many(publish)

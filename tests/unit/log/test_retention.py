@@ -8,7 +8,7 @@ import pytest
 from martlet.log import retention
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
-from martlet.log.record import RecordFlag, RecordKind, journal_record, read_record
+from martlet.log.record import Contents, RecordFlag, RecordKind, journal_record, read_record
 from martlet.log.retention import (
     Need,
     NeedCounter,
@@ -38,7 +38,7 @@ class Log:
         )
         first = index.end_row
         position = self.log.append_batch(
-            memoryview(record), len(payload), 0, topic, 0, 0, first, 0, 0
+            memoryview(record), 0, Contents(topic, 0, 0, first, 0, 0, len(payload))
         )
         index.add(IndexEntry(first, position, 1, RECORD_BYTES, 0, 0))
 

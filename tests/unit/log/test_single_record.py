@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.log.batch import LogBatch
-from martlet.log.record import RecordKind, seal
+from martlet.log.record import Contents, RecordKind, seal
 from martlet.log.single_record import MAX_BODY_BYTES, Lone, lone_length
 
 U32 = st.integers(0, (1 << 32) - 1)
@@ -25,9 +25,8 @@ def test_the_bytes_are_those_of_a_batch_of_one(
         batch.add(body)
         record, flags = batch.finish()
         kind, position = int(RecordKind.BATCH), place & ~7
-        seal(
-            record, kind, position, 7, batch.payload_length, flags, topic, 3, 1, place, now_ns, 0
-        )  # fmt: skip
+        contents = Contents(topic, 3, 1, place, now_ns, 0, batch.payload_length)
+        seal(record, kind, flags, position, 7, contents)
         assert lone_length(len(body)) == len(record)
         built = lone.record(memoryview(body), id, position, 7, topic, 3, place, now_ns)
         assert bytes(built) == bytes(record)

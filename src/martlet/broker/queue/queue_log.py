@@ -16,7 +16,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
-from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.log.record import FRAME_HEADER_BYTES, Contents
 from martlet.log.retention import NeedCounter, SegmentLocator
 
 if TYPE_CHECKING:
@@ -192,15 +192,17 @@ class QueueLog:
         try:
             position = self._log.append_batch(
                 record,
-                batch.payload_length,
                 flags,
-                self.topic,
-                self.number,
-                count,
-                first,
-                stored_at_ns,
-                deliver_at_ns,
-                batch.properties_length,
+                Contents(
+                    self.topic,
+                    self.number,
+                    count,
+                    first,
+                    stored_at_ns,
+                    deliver_at_ns,
+                    batch.payload_length,
+                    batch.properties_length,
+                ),
             )
         except WritesRefused as error:
             receipt.error = error

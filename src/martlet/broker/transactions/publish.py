@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES
 from martlet.log.atomic_batches import BatchSlot
 from martlet.log.index import IndexEntry
-from martlet.log.record import FRAME_HEADER_BYTES, record_length
+from martlet.log.record import FRAME_HEADER_BYTES, Contents, record_length
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
@@ -146,15 +146,14 @@ def _laid_out(batch: LogBatch, piece: _Piece, now_ns: int) -> BatchSlot:
             batch.set_properties(batch.count, stored.entries)
         batch.add_frames(stored.frames, stored.ends)
     record, flags = batch.finish()
-    return BatchSlot(
-        record,
-        batch.payload_length,
-        flags,
+    contents = Contents(
         queue.topic,
         queue.number,
         piece.count,
         piece.first_offset,
         now_ns,
         piece.deliver_at_ns,
+        batch.payload_length,
         batch.properties_length,
     )
+    return BatchSlot(record, flags, contents)

@@ -152,7 +152,7 @@ class Snappy:
 
     def _read(self, kind: int, start: int, stop: int, space: memoryview) -> int:
         """Decompress a chunk into the space, or what has no room there aside."""
-        (told,) = _SUM.unpack_from(self._wire, start)
+        (expected,) = _SUM.unpack_from(self._wire, start)
         with memoryview(self._wire) as wire, wire[start + _SUM_BYTES : stop] as content:
             try:
                 size = len(content) if kind == _PLAIN else self._length(content)
@@ -166,7 +166,7 @@ class Snappy:
                     self._decompress(content, block)
             except self._error as error:
                 raise Corrupt(f"snappy: corrupt input: {error}") from error
-        if _masked_sum(block) != told:
+        if _masked_sum(block) != expected:
             raise Corrupt("snappy: corrupt input: a chunk's sum is wrong")
         if fits:
             return size

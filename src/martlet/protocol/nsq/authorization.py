@@ -75,13 +75,13 @@ class Authorizations:
         return known
 
     def answer(self) -> bytes:
-        """What the client is told."""
-        told = {
+        """The answer to the client."""
+        answer = {
             "identity": self.identity,
             "identity_url": self.identity_url,
             "permission_count": len(self.rules),
         }
-        text = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
         for letter in "<>&\u2028\u2029":  # as Go writes them
             text = text.replace(letter, f"\\u{ord(letter):04x}")
         return text.encode()
@@ -93,24 +93,24 @@ def read_answer(data: bytes) -> Authorizations:
         value = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"no JSON: {error}") from None
-    told = {} if value is None else _fields(value, "the answer")
-    rules = tuple(map(_rule, _list(told, "authorizations")))
-    ttl_s = told.get("ttl") or 0
+    fields = {} if value is None else _fields(value, "the answer")
+    rules = tuple(map(_rule, _list(fields, "authorizations")))
+    ttl_s = fields.get("ttl") or 0
     if type(ttl_s) is not int:
         raise BadAnswer(f"ttl is {ttl_s!r}, no whole number")
     if ttl_s <= 0:
         raise BadAnswer(f"invalid TTL {ttl_s} (must be >0)")
-    return Authorizations(ttl_s, _text(told, "identity"), _text(told, "identity_url"), rules)
+    return Authorizations(ttl_s, _text(fields, "identity"), _text(fields, "identity_url"), rules)
 
 
 def _rule(value: object) -> Authorization:
-    told = _fields(value, "an authorization")
-    permissions = tuple(_list(told, "permissions"))
+    fields = _fields(value, "an authorization")
+    permissions = tuple(_list(fields, "permissions"))
     for permission in permissions:
         if permission not in PERMISSIONS:
             raise BadAnswer(f"unknown permission {permission}")
-    topic = _compiled("topic", _text(told, "topic"))
-    channels = tuple(_compiled("channel", each) for each in _list(told, "channels"))
+    topic = _compiled("topic", _text(fields, "topic"))
+    channels = tuple(_compiled("channel", each) for each in _list(fields, "channels"))
     return Authorization(topic, channels, tuple(map(str, permissions)))
 
 
@@ -138,8 +138,8 @@ def _fields(value: object, what: str) -> dict[str, object]:
     return {str(name).lower(): each for name, each in value.items()}
 
 
-def _list(told: dict[str, object], name: str) -> list[object]:
-    value = told.get(name)
+def _list(fields: dict[str, object], name: str) -> list[object]:
+    value = fields.get(name)
     if value is None:
         return []
     if not isinstance(value, list):
@@ -147,9 +147,9 @@ def _list(told: dict[str, object], name: str) -> list[object]:
     return value
 
 
-def _text(told: dict[str, object], name: str) -> str:
+def _text(fields: dict[str, object], name: str) -> str:
     """A text; half of a surrogate pair in it is no character, and reads as U+FFFD."""
-    value = told.get(name)
+    value = fields.get(name)
     if value is None:
         return ""
     if not isinstance(value, str):

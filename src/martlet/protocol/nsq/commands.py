@@ -107,12 +107,12 @@ def send_laid_out(
 def _send_head(
     topic: str, count: int, bodies_bytes: int, options: Mapping[str, Any], properties: bytes
 ) -> bytes:
-    told = _json(options)
+    options_json = _json(options)
     return b"SEND %b\n%b%b%b%b%b%b" % (
         topic.encode(),
-        _u32(len(told) + len(properties) + bodies_bytes + 12),
-        _u32(len(told)),
-        told,
+        _u32(len(options_json) + len(properties) + bodies_bytes + 12),
+        _u32(len(options_json)),
+        options_json,
         _u32(len(properties)),
         properties,
         _u32(count),
@@ -121,8 +121,8 @@ def _send_head(
 
 def call(number: int, method: str, fields: Mapping[str, Any]) -> bytes:
     """Ask for anything else."""
-    told = _json(fields)
-    return b"CALL %d %b\n%b%b" % (number, method.encode(), _u32(len(told)), told)
+    fields_json = _json(fields)
+    return b"CALL %d %b\n%b%b" % (number, method.encode(), _u32(len(fields_json)), fields_json)
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

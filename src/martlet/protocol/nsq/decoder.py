@@ -280,7 +280,7 @@ class Decoder:
             return None
         start, stop = body
         options, start = self._piece("SEND", "options", buffer, start, stop)
-        told, start = self._piece("SEND", "properties", buffer, start, stop)
+        block, start = self._piece("SEND", "properties", buffer, start, stop)
         count = self._message_count(buffer, start, stop, "SEND")
         bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
         if bodies is None:
@@ -291,10 +291,10 @@ class Decoder:
         fields = _object("SEND", options)
         properties: Sequence[tuple[int, bytes]] | None = None
         try:
-            if told and "transaction" in fields:
-                properties = read(told, count)
+            if block and "transaction" in fields:
+                properties = read(block, count)
             if properties is None:
-                properties = entries_of(told, count) if told else []
+                properties = entries_of(block, count) if block else []
         except BadProperties as error:
             raise ProtocolError("E_BAD_MESSAGE", f"SEND {error}") from None
         return SendCommand(topic, fields, bodies, properties), stop

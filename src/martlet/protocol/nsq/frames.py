@@ -27,16 +27,18 @@ from struct import Struct
 import numpy as np
 
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, FRAME_SIZE_EXTRA, MessageRun
-from martlet.unreachable import tcp_wanted
 
 RESPONSE, ERROR, MESSAGE = range(3)
 PROPERTIES, ANSWER, CHANNEL = 16, 17, 18
 _KNOWN = frozenset({RESPONSE, ERROR, MESSAGE, PROPERTIES, ANSWER, CHANNEL})
+TCP_PORTS = {"broker": 4150, "lookup daemon": 4160}
+"""Where each kind of server listens for NSQ's protocol by default."""
 HEADER_BYTES = 8
+"""Of a frame: its size and its type."""
 SPACE_BYTES = 256 * 1024
 """What a splitter offers to be received into, unless a frame needs more."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The longest frame that a splitter takes unless told otherwise: far above a broker's default
+"""The longest frame that a splitter takes by default, in bytes: far above a broker's default
 of 1 MiB a message, and far below what garbage in the size field would ask for."""
 
 _LEAP = 16
@@ -46,6 +48,12 @@ _unpack_header = Struct(">II").unpack_from
 
 _HTTP = int.from_bytes(b"HTTP")
 """The size that the answer of an HTTP server seems to tell."""
+
+
+def http_answered(server: str = "broker") -> str:
+    """The error where HTTP was answered to NSQ's protocol, with the way out."""
+    port = f"whose port is usually {TCP_PORTS[server]}"
+    return f"that is an HTTP port; give the {server}'s TCP address, {port}"
 
 
 class BadFrame(Exception):
@@ -111,7 +119,7 @@ class FrameSplitter:
     """Cuts what is received into frames.
 
     Receive into ``space()``, then tell how many bytes came by ``received``, which returns the
-    pieces that are now whole, in order.  Or hand bytes in by ``feed``.
+    pieces that are now complete, in order.  Or hand bytes in by ``feed``.
     """
 
     def __init__(
@@ -125,7 +133,7 @@ class FrameSplitter:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received that are no whole frame yet."""
+        """Bytes received that are no complete frame yet."""
         return self._filled
 
     def space(self) -> memoryview:
@@ -133,7 +141,7 @@ class FrameSplitter:
         return self._view[self._filled :]
 
     def feed(self, data: bytes | memoryview) -> list[Piece]:
-        """The pieces that are whole once the data has come too.
+        """The pieces that are complete once the data has come too.
 
         Raises:
             BadFrame: what came is not a frame.
@@ -150,7 +158,7 @@ class FrameSplitter:
         return pieces
 
     def received(self, nbytes: int) -> list[Piece]:
-        """The pieces that are whole now that so many bytes of ``space()`` were filled.
+        """The pieces that are complete now that so many bytes of ``space()`` were filled.
 
         Raises:
             BadFrame: what came is not a frame; the connection is of no more use.
@@ -181,7 +189,7 @@ class FrameSplitter:
 
     def _what_is_wrong(self, size: int, kind: int) -> str:
         if size == _HTTP:
-            return tcp_wanted()
+            return http_answered()
         if kind not in _KNOWN:
             return (
                 f"a frame of unknown type {kind} (size {size}): is this an NSQ broker's TCP port?"
@@ -191,7 +199,7 @@ class FrameSplitter:
         return f"a frame of {size} bytes, above the limit max_frame_bytes={self._max_frame_bytes}"
 
     def _keep(self, position: int, end: int, needed: int) -> None:
-        """Bring what is no whole frame yet to the front, with room for the rest of it."""
+        """Move the incomplete frame to the front, with room for the rest of it."""
         left = end - position
         capacity = max(needed, self._space_bytes)
         if capacity != len(self._buffer):
@@ -206,7 +214,7 @@ class FrameSplitter:
     def _cut_messages(self, pieces: list[Piece], position: int, end: int) -> int:
         """Append the run of message frames that starts here, and return where it ends.
 
-        The first frame is known to be a whole message.
+        The first frame is known to be a complete message.
         """
         length = 4 + int.from_bytes(self._buffer[position : position + 4], "big")
         count = self._leap(position, end, length)
@@ -238,8 +246,8 @@ class FrameSplitter:
     def _walk(self, position: int, end: int) -> tuple[Sequence[int], bool]:
         """The ends of the message frames from here, and whether they have one size.
 
-        Stops at the last whole one, before a frame of another type or a bad one, and where a long
-        run of one size begins.
+        Stops at the last complete one, before a frame of another type or a bad one, and where a
+        long run of one size begins.
         """
         buffer = self._buffer
         limit = end - HEADER_BYTES

@@ -116,9 +116,11 @@ class MessageRun:
                 MessageRun(rest, [end - cut for end in self._ends[count:]]),
             )
         if self.properties:
-            told = self.properties.items()
-            both[0].properties = {place: entry for place, entry in told if place < count}
-            both[1].properties = {place - count: entry for place, entry in told if place >= count}
+            entries = self.properties.items()
+            both[0].properties = {place: entry for place, entry in entries if place < count}
+            both[1].properties = {
+                place - count: entry for place, entry in entries if place >= count
+            }
         return both
 
     def fields(self) -> Iterable[Fields]:

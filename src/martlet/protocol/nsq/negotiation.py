@@ -93,7 +93,7 @@ class Agreement(NamedTuple):
     """What was agreed on.
 
     Attributes:
-        answer: what the client is told: JSON where it negotiates features, else ``OK``.
+        answer: to the client: JSON where it negotiates features, else ``OK``.
         tls: whether the connection goes on in TLS.
         snappy: whether it goes on compressed by snappy, within TLS where that is on too.
         deflate_level: at which level it goes on compressed by deflate; 0 if it does not.
@@ -122,26 +122,26 @@ def negotiate(
     Raises:
         ProtocolError: a field of a wrong type or out of its limits, or two that exclude each other.
     """
-    told = _checked(fields)
+    wanted = _checked(fields)
     for name in _STRINGS:
-        setattr(identity, name, told[name])
-    _take_times(told, identity, options)
-    identity.sample_rate = _within(int(str(told["sample_rate"])), 0, 99, "sample rate")
-    timeout_ms = int(str(told["msg_timeout"]))
+        setattr(identity, name, wanted[name])
+    _take_times(wanted, identity, options)
+    identity.sample_rate = _within(int(str(wanted["sample_rate"])), 0, 99, "sample rate")
+    timeout_ms = int(str(wanted["msg_timeout"]))
     if timeout_ms:
         max_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
         _within(timeout_ms, _MIN_MS, max_ms, "msg timeout")
         identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
-    if not told["feature_negotiation"]:
+    if not wanted["feature_negotiation"]:
         return Agreement(b"OK")
-    tls = offers_tls and bool(told["tls_v1"])
-    snappy = options.snappy and bool(told["snappy"])
-    deflate = options.deflate and bool(told["deflate"])
+    tls = offers_tls and bool(wanted["tls_v1"])
+    snappy = options.snappy and bool(wanted["snappy"])
+    deflate = options.deflate and bool(wanted["deflate"])
     if deflate and snappy:
         raise ProtocolError(
             "E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression"
         )
-    level = int(str(told["deflate_level"])) if deflate else 0
+    level = int(str(wanted["deflate_level"])) if deflate else 0
     level = min(level if level > 0 else _DEFAULT_DEFLATE_LEVEL, options.max_deflate_level)
     topology = {}
     if options.topology_region or options.topology_zone:
@@ -149,8 +149,8 @@ def negotiate(
             "topology_region": options.topology_region,
             "topology_zone": options.topology_zone,
         }
-    identity.extended = bool(told["martlet"])
-    identity.says_started = identity.extended and bool(told["martlet_started"])
+    identity.extended = bool(wanted["martlet"])
+    identity.says_started = identity.extended and bool(wanted["martlet_started"])
     extensions = {"martlet": _extensions(options)} if identity.extended else {}
     answer = json.dumps(
         {
@@ -183,15 +183,17 @@ def _extensions(options: BrokerOptions) -> dict[str, int]:
     }
 
 
-def _take_times(told: dict[str, object], identity: ClientIdentity, options: BrokerOptions) -> None:
-    heartbeat_ms = int(str(told["heartbeat_interval"]))
+def _take_times(
+    wanted: dict[str, object], identity: ClientIdentity, options: BrokerOptions
+) -> None:
+    heartbeat_ms = int(str(wanted["heartbeat_interval"]))
     if heartbeat_ms == -1:
         identity.heartbeat_interval_ns = 0
     elif heartbeat_ms:
         max_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
         _within(heartbeat_ms, _MIN_MS, max_ms, "heartbeat interval")
         identity.heartbeat_interval_ns = heartbeat_ms * _MILLISECOND_NS
-    buffer_ms = int(str(told["output_buffer_timeout"]))
+    buffer_ms = int(str(wanted["output_buffer_timeout"]))
     if buffer_ms == -1:
         identity.output_buffer_timeout_ns = 0
     elif buffer_ms:
@@ -199,7 +201,7 @@ def _take_times(told: dict[str, object], identity: ClientIdentity, options: Brok
         max_ms = options.max_output_buffer_timeout_ns // _MILLISECOND_NS
         _within(buffer_ms, min_ms, max_ms, "output buffer timeout")
         identity.output_buffer_timeout_ns = buffer_ms * _MILLISECOND_NS
-    buffer_size = int(str(told["output_buffer_size"]))
+    buffer_size = int(str(wanted["output_buffer_size"]))
     if buffer_size == -1:
         identity.output_buffer_size, identity.output_buffer_timeout_ns = 1, 0
     elif buffer_size:

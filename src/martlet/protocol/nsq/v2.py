@@ -22,7 +22,7 @@ A client that has said ``"martlet": true`` in IDENTIFY may also say::
 and gets frames of two more types: properties (see `martlet.properties.model`) before the messages
 that have them, and the answers to its calls, ``number u32 | JSON size u32 | JSON | data``.
 
-One that has said ``"martlet_started": true`` too is told, by a frame of the type CHANNEL, whether
+One that has said ``"martlet_started": true`` too learns, by a frame of the type CHANNEL, whether
 its channel counts failures (``{"max_attempts": n}``, -1 for no limit, 0 where it does not), behind
 the answer to SUB where it does and whenever that changes.  As long as it does, the client says
 STARTED before it begins to handle messages: that one and all that were delivered to it before are
@@ -270,10 +270,10 @@ class ProtocolLimits(NamedTuple):
 _ANSWER = struct.Struct(">IIII")
 
 
-def answer(number: int, told: bytes, data: bytes = b"") -> bytes:
+def answer(number: int, fields: bytes, data: bytes = b"") -> bytes:
     """The frame that answers a call: JSON, and whatever bytes belong to it."""
-    size = 12 + len(told) + len(data)
-    return _ANSWER.pack(size, FrameType.ANSWER, number, len(told)) + told + data
+    size = 12 + len(fields) + len(data)
+    return _ANSWER.pack(size, FrameType.ANSWER, number, len(fields)) + fields + data
 
 
 _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
