@@ -39,17 +39,17 @@ HEAD_BYTES = 26
 ID_AT = 10
 _ID_BYTES = 16
 _CHUNK = 1 << 16
-"""So many messages are looked at together."""
+"""The messages that are checked together."""
 _SIZE = struct.Struct(">i")
 _ID = re.compile(rb"(?=[0-9a-f]{16})")
 _META = re.compile(rb"\s*(-?\d+)\n(-?\d+),(-?\d+)\n(-?\d+),(-?\d+)\n")
 _MAX_FAULTS = 20
-"""So many damaged places of a file are told one by one."""
+"""The damaged places of a file that are reported one by one."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What a meta file says."""
+    """The contents of a meta file."""
 
     depth: int
     read_file: int
@@ -68,7 +68,7 @@ class Meta:
 
 
 class QueueFile:
-    """A file of a queue, looked at through a map.
+    """A file of a queue, read through a map.
 
     Args:
         path: where it is.
@@ -104,7 +104,7 @@ class QueueFile:
     def chunks(self, damaged: Callable[[int, int, str], None]) -> Iterator[tuple[Offsets, Offsets]]:
         """Yield where messages begin, and their sizes, some at a time.
 
-        `damaged` is told of stretches without a message: first byte, end, what is wrong.
+        `damaged` gets stretches without a message: first byte, end, what is wrong.
         """
         if self.unread_bytes == 0:
             return
@@ -231,7 +231,7 @@ class DiskQueueChunk:
 
     def ids(self) -> npt.NDArray[np.uint64]:
         """Their ids as numbers.  One that is no number in hexadecimal digits, which nsqd never
-        writes, is told by a hash of it.
+        writes, is recognised by a hash of it.
         """
         digits = self._field(ID_AT, _ID_BYTES)
         values = _DIGITS[digits].astype(np.uint64)
@@ -273,7 +273,7 @@ def open_queue(name: str, folder: Path, numbers: list[int], findings: Findings) 
         name: the queue's, as in the names of its files.
         folder: nsqd's data folder.
         numbers: of its data files, rising.
-        findings: what is not as it should be.
+        findings: problems of the files.
     """
 
     def path(number: int) -> Path:

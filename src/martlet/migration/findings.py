@@ -1,4 +1,4 @@
-"""Findings: what was not as it should be, for whoever reads the report."""
+"""Findings: problems of a data folder, for the report."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Findings:
     """Sentences in three degrees; after a thousand of one degree they are only counted."""
 
     lost: list[str] = field(default_factory=list)
-    """What could not be read: messages may be missing."""
+    """A part could not be read: messages may be missing."""
     doubts: list[str] = field(default_factory=list)
     """Messages may come again that were consumed, or state was lost that is no message."""
     notes: list[str] = field(default_factory=list)
-    """What was passed over with good reason."""
+    """A part was skipped with good reason."""
     more: int = 0
 
     def unreadable(self, text: str) -> None:
@@ -29,7 +29,7 @@ class Findings:
         self._add(self.doubts, text)
 
     def note(self, text: str) -> None:
-        """Nothing is wrong, but somebody may wonder."""
+        """Nothing is wrong, but it may look so."""
         self._add(self.notes, text)
 
     def _add(self, texts: list[str], text: str) -> None:

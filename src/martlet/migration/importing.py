@@ -42,7 +42,7 @@ _INDEX_ROWS = 1 << 16
 
 @dataclass
 class TopicResult:
-    """What became of a topic."""
+    """The result for a topic."""
 
     name: str
     channels: int
@@ -54,12 +54,12 @@ class TopicResult:
 
 @dataclass
 class ImportResult:
-    """What an import has done.
+    """The result of an import.
 
     Attributes:
-        entry: what is written down of it.
+        entry: the record that is kept of it.
         is_new: whether it was done now, and not before.
-        topics: what became of each topic; empty where it was done before.
+        topics: the result for each topic; empty where it was done before.
     """
 
     entry: ImportEntry
@@ -102,7 +102,7 @@ class Importing:
     Args:
         broker, storage: where to.
         folder: where from; it must stay held.
-        progress: told of bytes read, twice for each byte.
+        progress: called with bytes read, twice for each byte.
         max_copies: of messages that are compared at once.
         batch_bytes: of messages that are appended at once.
     """
@@ -316,7 +316,7 @@ class _Writer:
 
 
 def _pieces(chunk: DiskQueueChunk, max_bytes: int) -> Iterator[DiskQueueChunk]:
-    """A chunk in pieces of about so many bytes."""
+    """Split a chunk into pieces of about that size."""
     if not len(chunk):
         return
     numbers = (np.cumsum(chunk.sizes) - 1) // max_bytes
@@ -351,7 +351,7 @@ def _start_and_voids(
 
 
 def _is_whole(topic: Topic) -> bool:
-    """Whether a topic's index tells of all its offsets from 0 on."""
+    """Whether a topic's index has all its offsets from 0 on."""
     index = topic.queue.index
     end = 0
     for number in range(index.first_row, index.end_row, _INDEX_ROWS):

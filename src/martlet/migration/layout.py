@@ -230,10 +230,10 @@ class Layout:
                 copies["channel"], copies["file"] = number, file_number
                 copies["size"], copies["place"] = some.sizes, some.places
                 found.append(self._without_tried(copies, tried))
-        whole = np.concatenate(found)
-        order = np.lexsort((np.arange(len(whole)), whole["crc"], whole["id"]))
-        is_first = _changes(whole[order])
-        first: Copies = whole[np.sort(order[is_first])]
+        merged = np.concatenate(found)
+        order = np.lexsort((np.arange(len(merged)), merged["crc"], merged["id"]))
+        is_first = _changes(merged[order])
+        first: Copies = merged[np.sort(order[is_first])]
         return first
 
     def _without_tried(self, copies: Copies, tried: Ids) -> Copies:

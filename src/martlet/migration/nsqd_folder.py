@@ -10,7 +10,7 @@
 
 At a clean stop nsqd writes what it holds in memory to these files: the memory queues of topics and
 channels, what is in flight, and what is deferred, which thereby is due at once.  What is killed
-loses all of these; no file tells of them.
+loses all of these; no file has them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class NsqdFolder:
     Args:
         path: the folder, which should be `held`.
         with_bad: whether files that nsqd has given up are read too.
-        findings: what is not as it should be.
+        findings: problems of the folder.
 
     Raises:
         NoNsqdFolder: it is none, or its nsqd.dat cannot be understood.
@@ -196,9 +196,9 @@ class NsqdFolder:
             self.findings.note(
                 f"nsqd.dat was written by nsqd {version}; it is read as that of 1.x, which it fits"
             )
-        for told in metadata["topics"] or ():
-            topic = self._topic(told["name"], bool(told.get("paused", False)))
-            for channel in told.get("channels") or ():
+        for entry in metadata["topics"] or ():
+            topic = self._topic(entry["name"], bool(entry.get("paused", False)))
+            for channel in entry.get("channels") or ():
                 if topic is not None:
                     self._channel(topic, channel["name"], bool(channel.get("paused", False)))
 
@@ -251,7 +251,7 @@ class NsqdFolder:
         owner.queue = found
 
     def _look_for_kill(self) -> None:
-        """Report what tells that nsqd did not stop cleanly: then it writes a meta file for each
+        """Report signs that nsqd did not stop cleanly: then it writes a meta file for each
         topic and channel, after nsqd.dat.
         """
         try:

@@ -5,7 +5,7 @@
     {"version": 1, "imports": [{"source": ..., "fingerprint": ..., "done": null, ...}]}
 
 How far an import has come says the log itself: the layout follows from the folder alone, so what a
-topic holds of it is what was done.  The file only tells which folder it is.
+topic holds of it was done. The file only identifies the folder.
 """
 
 from __future__ import annotations
