@@ -41,6 +41,10 @@ case "$*" in
     case "$0" in */.venv/*) [ ! -e "$home/no-ensurepip" ] ;; *) [ ! -e "$home/no-pip" ] ;; esac ;;
 *"-m pip"*" install "*)
     sleep "${{INSTALL_S:-0}}"
+    [ ! -e "$home/shows-downloads" ] || {{
+        printf 'Collecting big\\n  Downloading big (9 MB)\\n'
+        until [ -e "$home/has-been-seen" ]; do sleep 0.05; done
+    }}
     [ ! -e "$home/broken-index" ] || {{ echo "no such package" >&2; exit 1; }} ;;
 "-m venv "*)
     case "$*" in *--without-pip*) ;; *) [ ! -e "$home/no-ensurepip" ] || exit 1 ;; esac
@@ -330,6 +334,20 @@ def test_two_at_once_set_up_once(machine: Machine) -> None:
     said = [process.communicate(timeout=60)[0] for process in both]
     assert said == ["martlet 0\n", "martlet 1\n"]
     assert len(machine.asked("-m venv")) == 1
+
+
+def test_downloads_are_shown_as_they_come(machine: Machine) -> None:
+    (machine.home / "shows-downloads").touch()
+    process = machine.start("broker")
+    assert process.stderr is not None
+    seen = []
+    while not seen or "Downloading" not in seen[-1]:
+        seen.append(process.stderr.readline())
+        assert seen[-1], seen
+    (machine.home / "has-been-seen").touch()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "martlet broker\n")
+    assert "Collecting" not in "".join([*seen, err])
 
 
 def began(process_id: int) -> str:
