@@ -64,6 +64,7 @@ from martlet.client.producer.message import Outgoing
 from martlet.client.producer.options import SendOptions
 from martlet.client.producer.producer import Producer
 from martlet.client.producer.result import SendResult
+from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import BrokerStats, Health, ProducerStats
 from martlet.client.settings import ConnectionSettings
 from martlet.client.transactions.check_back import Outcome, PendingTransaction
@@ -123,6 +124,7 @@ __all__ = [
     "Properties",
     "PublishLost",
     "PublishRefused",
+    "PublishSettings",
     "PublishTimeout",
     "PublishUnclear",
     "Publishing",

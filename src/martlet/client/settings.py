@@ -53,6 +53,7 @@ class ConnectionSettings:
     def __post_init__(self) -> None:
         for name in ("lookup_poll_s", "connect_timeout_s"):
             check_above_zero(name, getattr(self, name))
+        self.identity.secured(self.tls, self.compression, self.auth_secret)  # Raises ValueError.
         if self.lookup is not None:
             daemons = [self.lookup] if isinstance(self.lookup, str) else self.lookup
             object.__setattr__(self, "lookup", tuple(daemons))

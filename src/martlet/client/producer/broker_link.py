@@ -1,4 +1,4 @@
-"""A producer's place at one broker: connected, and so again whenever it is lost."""
+"""One broker of a producer: connected, and again whenever the connection is lost."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from martlet.plural import counted
 logger = logging.getLogger("martlet.client")
 
 REFUSED_PAUSE_S = 60.0
-"""How long a broker that will not have this client is left alone."""
+"""For how long a broker that refuses this client is not tried again."""
 CLOSE_S = 2.0
 """How long a broker may take to read what was written before the connection is cut."""
 
 
 class BrokerLink:
-    """Keeps a broker connected, and sends it what its queue is given.
+    """Keeps a broker connected, and sends again what was lost with a connection.
 
     Attributes:
         queue: what is in flight there.
-        connection: while it stands.
-        on_up: called when it stands.
+        connection: None while the broker is not connected.
+        on_up: called when the broker is connected.
         on_down: called when it is lost, after what was in flight was put back.
-        refusal: what the broker said that will not have this client.
-        on_refused: called when it has said so.
-        health_when_down: how the broker does when there is no connection.
+        refusal: the error of a broker that refuses this client.
+        on_refused: called when it has refused this client.
+        health_when_down: the broker's health while there is no connection.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class BrokerLink:
         self._dialer = dialer
         self._dialer.on_failure = self._failed
         self.queue.on_answer = self._dialer.succeeded
-        dialer.on_connected, dialer.on_lost = hooks.on_connected, hooks.on_lost
         self._on_retried = hooks.on_retried
         self._backoff = backoff
         self._answers_seen = 0
@@ -68,14 +67,14 @@ class BrokerLink:
 
     @property
     def health(self) -> Health:
-        """How the broker does."""
+        """The broker's health."""
         if self.connection is None:
             return self.health_when_down
         return Health.SILENT if self.queue.is_slow else Health.CONNECTED
 
     @property
     def last_error(self) -> Exception | None:
-        """Why there is, or was, no connection."""
+        """Why the last connection was lost or could not be made."""
         return self._dialer.last_error
 
     async def keep(self) -> None:
@@ -115,16 +114,16 @@ class BrokerLink:
                     self._on_retried(queue.name, count)
             self.on_down(self)
             if is_refusing:
-                # Others are there; this one is asked again in a while.
+                # There are others; this one is tried again in a while.
                 await asyncio.sleep(self._backoff.delay_s(queue.refusals))
             elif was_held:
-                # What was sent alone may do this each time.
+                # The message that was sent alone may cause this each time.
                 self._dialer.failed(error)
 
     def look(self, may_cut: bool) -> None:
-        """Notice whether anything has been answered since the last look.
+        """Check whether anything has been answered since the last check.
 
-        After one look without an answer others are preferred; after two, if it may, the connection
+        After one check without an answer others are preferred; after two, if it may, the connection
         is cut, so that what is in flight goes to others.
         """
         queue = self.queue
@@ -145,7 +144,7 @@ class BrokerLink:
         self.health_when_down = Health.FAILING
 
     def stats(self) -> BrokerStats:
-        """How the broker does, in numbers."""
+        """The broker's numbers."""
         queue = self.queue
         return BrokerStats(
             address=queue.name,
@@ -159,7 +158,7 @@ class BrokerLink:
         )
 
     async def close(self) -> None:
-        """Hang up once everything written is sent, or after a while."""
+        """Close the connection once everything written is sent, or after a while."""
         connection, self.connection = self.connection, None
         if connection is None:
             return

@@ -14,11 +14,9 @@ from martlet.client.producer.broker_link import BrokerLink
 from martlet.client.producer.in_flight import InFlightQueue, send_command
 from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.routing import broker_of_key
-from martlet.client.transport.backoff import Backoff
+from martlet.client.settings import ConnectionSettings
 from martlet.client.transport.connection import Connection
-from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
-from martlet.client.transport.identity import Identity
 
 logger = logging.getLogger("martlet.client")
 
@@ -33,8 +31,8 @@ class BrokerPool:
 
     Attributes:
         attempted: set once a broker has been connected, or all refuse this client, or it is closed.
-        is_closed: whether all brokers are left, for good.
-        refusal: what a broker said, while all that there are refuse this client for good.
+        is_closed: whether the connections are closed, for good.
+        refusal: the error of a broker, while all that there are refuse this client for good.
         on_refused: called when that becomes so.
         on_connected: called with each new connection to a broker.
     """
@@ -43,12 +41,7 @@ class BrokerPool:
         self,
         accumulator: Accumulator,
         addresses: Sequence[Address],
-        identity: Identity,
-        *,
-        lookup: Sequence[str] | None,
-        lookup_poll_s: float,
-        backoff: Backoff,
-        connect_timeout_s: float,
+        connection: ConnectionSettings,
         answer_timeout_s: float,
         hooks: Hooks,
     ) -> None:
@@ -60,14 +53,13 @@ class BrokerPool:
         self._accumulator.on_room = self.flush_soon
         self._accumulator.call_later = self._call_later
         self._given = list(addresses)
-        self._identity = identity
-        self._backoff = backoff
+        self._connection = connection
+        self._backoff = connection.backoff
         self._hooks = hooks
-        self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._discovery: Discovery | None = None
-        if lookup is not None:
-            self._discovery = Discovery(None, lookup, lookup_poll_s, self._on_found)
+        if (daemons := connection.lookup_daemons) is not None:
+            self._discovery = Discovery(None, daemons, connection.lookup_poll_s, self._on_found)
         self._links: dict[Address, BrokerLink] = {}
         self._link_of: dict[InFlightQueue, BrokerLink] = {}
         self._keepers: dict[BrokerLink, asyncio.Task[None]] = {}
@@ -82,7 +74,7 @@ class BrokerPool:
 
     @property
     def links(self) -> list[BrokerLink]:
-        """One for each broker."""
+        """Return one for each broker."""
         return list(self._links.values())
 
     @property
@@ -126,7 +118,7 @@ class BrokerPool:
             self._loop.call_later(REVIVAL_S, self._search)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self.is_closed = True
         self._has_changed()
         self.attempted.set()
@@ -190,12 +182,8 @@ class BrokerPool:
     # The brokers.
 
     def _add(self, address: Address) -> None:
-        dialer = Dialer(
-            [address],
-            self._identity,
-            backoff=self._backoff,
-            connect_timeout_s=self._connect_timeout_s,
-            are_found=address not in self._given,
+        dialer = self._connection.dialer(
+            address, is_found=address not in self._given, hooks=self._hooks
         )
         link = BrokerLink(self._accumulator, str(address), dialer, self._backoff, self._hooks)
         link.on_up = self._on_up
@@ -208,7 +196,7 @@ class BrokerPool:
         self._has_changed()
 
     def _on_found(self, addresses: list[Address], is_all: bool) -> None:
-        """Lookup daemons have told what brokers there are."""
+        """Lookup daemons have named brokers; all of them, if every daemon has answered."""
         if self.is_closed:
             return
         self._has_searched = self._has_searched or is_all
@@ -229,7 +217,7 @@ class BrokerPool:
             )
 
     def _drop(self, address: Address) -> None:
-        """A broker that is not connected is not known any more: do not try it again."""
+        """Drop a broker that is not connected and that no lookup daemon knows any more."""
         logger.info("the broker at %s has gone", address)
         link = self._links.pop(address)
         del self._link_of[link.queue]
@@ -260,7 +248,7 @@ class BrokerPool:
             self._has_changed()
 
     async def changed(self) -> None:
-        """Wait until a broker was connected, or found, or none will have this client."""
+        """Wait until a broker was connected, or found, or none accepts this client."""
         if self._change is None:
             self._change = self._loop.create_future()
         await asyncio.shield(self._change)
@@ -270,13 +258,13 @@ class BrokerPool:
         if change is not None:
             change.set_result(None)
 
-    # Whether they answer.
+    # Whether the brokers answer.
 
     def _look_later(self) -> None:
         self._look = self._loop.call_later(self._answer_timeout_s / 2, self._look_at_all)
 
     def _look_at_all(self) -> None:
-        """See which brokers have answered since the last look."""
+        """Check which brokers have answered since the last check."""
         answering = [each for each in self.links if each.connection and not each.queue.is_slow]
         for link in self.links:
             link.look(may_cut=any(each is not link for each in answering))

@@ -1,4 +1,4 @@
-"""Publishing: what was answered OK is stored; what was not answered is sent again."""
+"""Publishing: what the broker has acknowledged is stored; what it has not is sent again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Unpack, cast
@@ -18,12 +19,11 @@ from martlet.client.errors import (
     ConnectRefused,
     ProducerFull,
 )
-from martlet.client.hooks import NO_HOOKS, Hooks, Publishing
+from martlet.client.hooks import NO_HOOKS, Publishing
 from martlet.client.names import check_name
 from martlet.client.producer.accumulator import Accumulator
 from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.expiry import Expiry
-from martlet.client.producer.limits import Limits
 from martlet.client.producer.message import (
     Sendable,
     are_bare,
@@ -39,11 +39,10 @@ from martlet.client.producer.message import (
 from martlet.client.producer.options import SendKeywords, SendOptions
 from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
+from martlet.client.producer.settings import ProducerOptions, PublishSettings
 from martlet.client.producer.stats import ProducerStats
-from martlet.client.transactions.check_back import Check
+from martlet.client.settings import ConnectionSettings, apply_options
 from martlet.client.transactions.producer_methods import ProducerTransactions
-from martlet.client.transport.backoff import Backoff
-from martlet.client.transport.identity import Compression, Identity, TlsChoice
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
@@ -91,98 +90,57 @@ class Producer(ProducerTransactions):
         self,
         addresses: Addresses | None = None,
         *,
-        lookup: str | Iterable[str] | None = None,
-        lookup_poll_s: float = 60.0,
-        ordered: bool = False,
-        timeout_s: float = 30.0,
-        retries: int | None = None,
-        send_timeout_s: float = 3.0,
-        send_retries: int | None = 2,
-        retry_another_broker: bool = False,
-        idempotent: bool = True,
-        answer_timeout_s: float = 10.0,
-        limits: Limits | None = None,
-        backoff: Backoff | None = None,
-        connect_timeout_s: float = 5.0,
-        identity: Identity | None = None,
-        tls: TlsChoice | None = None,
-        compression: Compression | None = None,
-        auth_secret: str | bytes | None = None,
-        group: str = "",
-        check: Check | None = None,
-        hooks: Hooks | None = None,
+        connection: ConnectionSettings | None = None,
+        publishing: PublishSettings | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
         Args:
-            addresses: where brokers listen, as ``"host:port"``.  A broker at 127.0.0.1:4150 where
-                neither these nor lookup daemons are given.
-            lookup: where lookup daemons serve HTTP, as ``"host:4161"`` or URLs; messages go to the
-                brokers that they know, now or later.
-            lookup_poll_s: how many seconds may pass until they are asked again; when a connection
-                is lost, they are asked at once.
-            ordered: whether all messages of a topic are to stay in order.
-            timeout_s: how long a publish may take with everything, all attempts included.
-            retries: how often a publish that was sent in vain is sent again; as often as there is
-                time for if None.
-            send_timeout_s, send_retries: the same for ``send`` and its like.
-            retry_another_broker: whether what a broker could not store, or not as safely as was
-                wanted, is sent to another; it may be stored twice then.
-            idempotent: whether a send that is tried again at the same broker is recognised there,
-                and so stored exactly once.
-            answer_timeout_s: how long a broker may take to answer while there is another; then
-                what it was sent goes to the other.
-            limits: how much is sent at once and how much may be in flight.
-            backoff: how long to wait before connecting again, or asking a broker again that could
-                not store.
-            connect_timeout_s: how long one attempt to connect may take.
-            identity: what to tell the brokers of this client.
-            tls, compression, auth_secret: in the place of the identity's; see `Identity`.
-            group: the name that producers have in common which know the same transactions.
-            check: asked what has become of a transaction of the group whose producer is silent.
-            hooks: what to call for logs, metrics and traces.
+            addresses: where brokers listen, as ``"host:port"``; messages go to all of them.  A
+                broker at 127.0.0.1:4150 where neither these nor lookup daemons are given.
+            connection: how brokers are found and connected to.
+            publishing: how long publishing may take, how often it is tried, and how much may be in
+                flight.
+            options: any field of these settings by its name, in the place of its value there, such
+                as ``ordered=True``, ``timeout_s=10``, ``lookup="host:4161"``, ``hooks=...``.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: a setting is out of its limits; the text says which.
         """
-        for name, value in (
-            ("timeout_s", timeout_s),
-            ("send_timeout_s", send_timeout_s),
-            ("answer_timeout_s", answer_timeout_s),
-        ):
-            if value <= 0:
-                raise ValueError(f"{name}={value} must be above 0")
-        for name, count in (("retries", retries), ("send_retries", send_retries)):
-            if count is not None and count < 0:
-                raise ValueError(f"{name}={count}: 0 is the least, None for any number")
-        if addresses is None and lookup is None:
+        publishing = publishing or PublishSettings()
+        if "send_retries" in options:  # None is a value of it: no limit.
+            publishing = replace(publishing, send_retries=options.pop("send_retries"))
+        settings = apply_options(
+            type(self), options, connection or ConnectionSettings(), publishing
+        )
+        connection, publishing = settings
+        if addresses is None and connection.lookup is None:
             addresses = "127.0.0.1:4150"
-        if lookup is not None:
-            lookup = [lookup] if isinstance(lookup, str) else list(lookup)
-        self._limits = limits or Limits()
+        self._limits = publishing.limits
         self._max_bytes = self._limits.max_message_bytes
-        self._timeout_s = timeout_s
-        self._publishing = _Mode(False, timeout_s, retries)
-        self._sending = _Mode(True, send_timeout_s, send_retries)
-        self._ordered = ordered
-        hooks = hooks.guarded() if hooks is not None else NO_HOOKS
+        self._timeout_s = publishing.timeout_s
+        self._publishing = _Mode(False, publishing.timeout_s, publishing.retries)
+        self._sending = _Mode(True, publishing.send_timeout_s, publishing.send_retries)
+        self._ordered = publishing.ordered
+        hooks = connection.hooks.guarded()
         self._hooks = hooks if hooks.has_publishing else None
         self._accumulator = Accumulator(
             self._limits,
-            retries=retries,
-            is_idempotent=idempotent,
-            tries_others=retry_another_broker,
+            retries=publishing.retries,
+            is_idempotent=publishing.idempotent,
+            tries_others=publishing.retry_another_broker,
         )
         self._pool = BrokerPool(
             self._accumulator,
             parse_addresses(addresses) if addresses is not None else [],
-            (identity or Identity()).secured(tls, compression, auth_secret),
-            lookup=lookup,
-            lookup_poll_s=lookup_poll_s,
-            backoff=backoff or Backoff(),
-            connect_timeout_s=connect_timeout_s,
-            answer_timeout_s=answer_timeout_s,
-            hooks=hooks,
+            connection,
+            publishing.answer_timeout_s,
+            hooks,
         )
-        self._be_of(group, check)
-        self._expiry = Expiry(self._accumulator, self._pool, timeout_s)
+        self._join_group(publishing.group, publishing.check)
+        self._expiry = Expiry(self._accumulator, self._pool, self._timeout_s)
         self._pool.on_refused = self._on_refused
         self._loop: asyncio.AbstractEventLoop
         self._is_open = False
@@ -193,7 +151,7 @@ class Producer(ProducerTransactions):
 
         Raises:
             ConnectFailed: no broker answered within the timeout.
-            ConnectRefused: brokers did, and none will have this client; see there.
+            ConnectRefused: brokers did, and none accepts this client; see there.
             Closed: it has been connected or closed before; make a new Producer.
         """
         if self._was_opened or self._pool.is_closed:
@@ -220,7 +178,6 @@ class Producer(ProducerTransactions):
                 await self._pool.attempted.wait()
         except TimeoutError:
             why = f"no broker within {self._timeout_s:g} s: {self._pool.errors}"
-            # Where it was waiting is of no use to anybody.
             raise ConnectFailed(why) from None
 
     async def __aexit__(
@@ -247,7 +204,7 @@ class Producer(ProducerTransactions):
             PublishRefused: the broker answered an error; the message is not stored.  If the error
                 is one of that broker, such as a full disk, all others have been asked too.
             PublishTimeout: no answer within the timeout; it may be stored.
-            ConnectRefused: no broker has this client any longer; it may be stored.
+            ConnectRefused: no broker accepts this client any longer; it may be stored.
             PublishLost: it was sent once and ``retries`` times again in vain; it may be stored.
             PublishUnclear: the answer was neither OK nor an error; it may be stored.
             Closed: the producer has been closed.

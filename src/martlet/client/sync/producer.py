@@ -16,6 +16,7 @@ from martlet.client.producer import producer as asynchronous
 from martlet.client.producer.message import PIECE_MESSAGES, Sendable, check_message, size_of
 from martlet.client.producer.options import SendKeywords
 from martlet.client.producer.result import SendResult, SendResults
+from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.sync.loop_thread import LoopThread
 from martlet.client.sync.proxy import SyncProxy
@@ -45,9 +46,11 @@ class Producer(SyncProxy):
     @like(asynchronous.Producer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__()
-        if settings.get("check") is not None:
-            settings["check"] = partial(asyncio.to_thread, settings["check"])
-        self._producer = asynchronous.Producer(*arguments, **settings)
+        publishing = settings.pop("publishing", None) or PublishSettings()
+        check: Any = settings.pop("check", None) or publishing.check
+        if check is not None:
+            settings["check"] = partial(asyncio.to_thread, check)
+        self._producer = asynchronous.Producer(*arguments, publishing=publishing, **settings)
         self._posted: deque[_Job] = deque()
         """Submitted, and not in the event loop yet."""
 

@@ -1,12 +1,12 @@
-"""Staging: a transaction is filled by the block, for programs that have their messages in columns.
+"""Bulk loading: a transaction is filled by the block, for programs with messages in columns.
 
-A block is what goes in one SEND, its messages laid out already, each behind its size::
+A block is what goes in one SEND, its messages encoded already, each behind its size::
 
     size u32 | body | size u32 | body | ...
 
 so nothing is done here for a single message.  Blocks are numbered, and go one after the other: one
-that is sent again after a lost connection is stored once.  What becomes of the transaction is asked
-for apart, by whoever knows what all have added.
+that is sent again after a lost connection is stored once.  The transaction is committed apart, by
+the process that knows what all have added.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MessageBlock(NamedTuple):
     """Messages of one topic.
 
     Attributes:
-        topic: where they belong.
+        topic: their topic.
         message_count: how many.
         bodies: one behind the other, each behind its size, big-endian.
         properties: their block (see `martlet.properties.model`), empty where none has any.
@@ -62,18 +62,18 @@ class BulkLoader:
 
     @property
     def contribution(self) -> Contribution:
-        """What was added here, as whoever commits the transaction wants to know it."""
+        """What was added here, as the process that commits the transaction needs it."""
         return Contribution(self.branch, self._message_count)
 
     async def features(self) -> Features:
-        """What the broker is like, once it is connected.
+        """Return the broker's features, once it is connected.
 
         Raises TransactionUnclear and NotSupported.
         """
         return await self._pinned.features(self.id)
 
     async def add(self, block: MessageBlock) -> None:
-        """Add a block, and return once the broker has stored it; nobody sees it yet.
+        """Add a block, and return once the broker has stored it; no consumer sees it yet.
 
         Raises:
             TransactionRefused: the broker did not take it; where its state is ``committed``, this
@@ -100,7 +100,7 @@ class BulkLoader:
         self._message_count += block.message_count
 
     async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
-        """Ask the transaction's broker for something that is not of this transaction alone.
+        """Call a method of the transaction's broker that is not of this transaction alone.
 
         Raises TransactionRefused, TransactionUnclear and NotSupported.
         """

@@ -1,9 +1,9 @@
-"""Checking: a producer of a group tells the broker what has become of transactions.
+"""Check-back: a producer of a group reports the outcome of silent transactions to the broker.
 
-Each broker that the producer is connected to has one call of it wait, which is answered when there
-are transactions whose producers have not been heard of, whichever process those were.  The
-application looks up what it has done, and the outcome is told.  Where it does not know, or fails,
-nothing is told, and the broker asks again later.
+At each broker that the producer is connected to, one of its calls waits.  The broker answers it
+when there are transactions whose producers, in any process, are silent.  The application looks up
+what it has done, and the outcome is reported.  Where it does not know, or fails, nothing is
+reported, and the broker asks again later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AGAIN_S = 5.0
 
 
 class Outcome(Enum):
-    """What has become of a transaction, for all that the application knows."""
+    """The outcome of a transaction, as far as the application knows."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -45,12 +45,12 @@ class PendingTransaction:
     Attributes:
         id: by which it was begun.
         group: whose it is.
-        is_prepared: whether it was said to be complete.
+        is_prepared: whether it was prepared, so that nothing is missing.
         message_count: how many messages it has.
         topics: how many for each topic.
         branches: how many each process has added.
         begun_at: when it began.
-        checks: how often was asked, this time included.
+        checks: how often the broker has asked, this time included.
     """
 
     id: str
@@ -63,30 +63,30 @@ class PendingTransaction:
     checks: int
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> PendingTransaction:
-        """Of what the broker says."""
+    def read(cls, fields: Mapping[str, Any]) -> PendingTransaction:
+        """Decode it from the broker's answer."""
         return cls(
-            told["id"],
-            told["group"],
-            told["state"] in ("prepared", "in-doubt"),
-            told["messages"],
-            told["topics"],
-            told["branches"],
-            datetime.fromtimestamp(told["begun_at_ms"] / 1000, UTC),
-            told["checks"],
+            fields["id"],
+            fields["group"],
+            fields["state"] in ("prepared", "in-doubt"),
+            fields["messages"],
+            fields["topics"],
+            fields["branches"],
+            datetime.fromtimestamp(fields["begun_at_ms"] / 1000, UTC),
+            fields["checks"],
         )
 
 
 Check = Callable[[PendingTransaction], Awaitable[Outcome] | Outcome]
-"""An application's, which may be a coroutine function."""
+"""A function of the application, which may be a coroutine function."""
 
 
 class CheckBackListener:
-    """The group's side of one producer.
+    """Answers the check-backs of a group for one producer.
 
     Args:
         group: its name.
-        check: knows what has become of its transactions.
+        check: looks up the outcome of a transaction.
     """
 
     def __init__(self, group: str, check: Check) -> None:
@@ -95,25 +95,25 @@ class CheckBackListener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connected(self, connection: Connection) -> None:
-        """A broker is connected: it may ask from now on."""
+        """Let a broker that is connected ask from now on."""
         if connection.features.extensions:
-            task = asyncio.create_task(self._be_asked(connection), name="martlet check-back")
+            task = asyncio.create_task(self._listen(connection), name="martlet check-back")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Be asked no more."""
+        """Answer no more."""
         for task in self._tasks:
             task.cancel()
 
-    async def _be_asked(self, connection: Connection) -> None:
+    async def _listen(self, connection: Connection) -> None:
         while True:
             try:
                 answer = await connection.call(
                     "transaction.checks", group=self._group, wait_ms=_WAIT_MS
                 )
-                for told in answer.fields["transactions"]:
-                    await self._answer(connection, PendingTransaction.read(told))
+                for fields in answer.fields["transactions"]:
+                    await self._answer(connection, PendingTransaction.read(fields))
             except ConnectionLost:
                 return
             except CallRefused as error:
@@ -125,7 +125,7 @@ class CheckBackListener:
             found = self._check(pending)
             outcome = await found if inspect.isawaitable(found) else found
             if not isinstance(outcome, Outcome):
-                raise TypeError(f"a check tells an Outcome, not {outcome!r}")
+                raise TypeError(f"a check returns an Outcome, not {outcome!r}")
         except Exception:
             logger.exception("the check of transaction %s failed; it is asked again", pending.id)
             return

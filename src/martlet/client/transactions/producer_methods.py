@@ -1,4 +1,4 @@
-"""What a producer can do with transactions; at Martlet brokers."""
+"""The methods of a producer for transactions, which need Martlet brokers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.limits import Limits
 from martlet.client.transactions.bulk import BulkLoader
 from martlet.client.transactions.check_back import Check, CheckBackListener
-from martlet.client.transactions.session import PinnedSession, at_home
+from martlet.client.transactions.session import PinnedSession, broker_of_transaction
 from martlet.client.transactions.transaction import Transaction
 
 _MAX_TRIES = 1000
 
 
 class ProducerTransactions(ABC):
-    """Begins transactions, joins those of others, and is asked about those of its group."""
+    """Begins transactions, joins those of others, and answers check-backs of its group."""
 
     _pool: BrokerPool
     _limits: Limits
@@ -30,12 +30,8 @@ class ProducerTransactions(ABC):
     def _check_open(self) -> None:
         """Raise if nothing can be published."""
 
-    def _be_of(self, group: str, check: Check | None) -> None:
-        """Be one of a group's producers, and asked about its transactions."""
-        if check is not None and not group:
-            raise ValueError("check=... needs group=...: the group whose transactions it knows")
-        if not group.isprintable():
-            raise ValueError(f"group={group!r} must have printable characters alone")
+    def _join_group(self, group: str, check: Check | None) -> None:
+        """Answer the check-backs of a group's transactions, if there is a check."""
         self._group = group
         self._checking = None
         if check is not None:
@@ -45,7 +41,7 @@ class ProducerTransactions(ABC):
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""
     ) -> Transaction:
-        """A transaction: messages that are seen together, when it is committed, or not at all.
+        """Begin a transaction: messages that are seen together, once it is committed, or never.
 
         ::
 
@@ -77,13 +73,13 @@ class ProducerTransactions(ABC):
         )
 
     def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
-        """Add to a transaction that somebody else has begun, and will commit.
+        """Add to a transaction that another process has begun, and will commit.
 
         ::
 
             async with producer.join_transaction(id) as transaction:
                 await transaction.publish("orders", b"two")
-            ...                                     # tell who commits it: transaction.contribution
+            ...                         # the committing process needs transaction.contribution
 
         Raises:
             Closed: the producer has been closed.
@@ -99,11 +95,11 @@ class ProducerTransactions(ABC):
         )
 
     def staging(self, id: str, begin: Mapping[str, Any], *, broker: str = "") -> BulkLoader:
-        """Add to a transaction blocks of messages that are laid out already.
+        """Add blocks of encoded messages to a transaction.
 
         Args:
             id: of the transaction, which begins with the first block, or was begun.
-            begin: what a broker is to be told when it begins.
+            begin: the fields of ``transaction.begin``.
             broker: which of several, as ``host:port``; else it is found by the id.
 
         Raises:
@@ -113,10 +109,12 @@ class ProducerTransactions(ABC):
         return BulkLoader(PinnedSession(self._pool, self._timeout_s, broker), id, begin)
 
     def _fresh_id(self, pinned: PinnedSession, broker: str) -> str:
-        """A random id, whose broker is the one with the least to do."""
+        """Choose a random id whose broker is the one with the least in flight."""
         link = None if broker else pinned.lightest()
         tried = (secrets.token_hex(16) for _ in range(_MAX_TRIES))
         if link is None:
             return next(tried)
         links = self._pool.links
-        return next((id for id in tried if at_home(links, id) is link), secrets.token_hex(16))
+        return next(
+            (id for id in tried if broker_of_transaction(links, id) is link), secrets.token_hex(16)
+        )

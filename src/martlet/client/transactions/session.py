@@ -1,7 +1,7 @@
-"""Pinned: what belongs together goes to one broker, whatever happens to the connection to it.
+"""The session of one transaction: all its requests go to one broker, over any connections.
 
-What is asked may be asked again, since the broker knows it by its name or number.  So whoever asks
-waits for the next connection to the same broker, until the time is over.
+A request may be sent again, since the broker knows it by its name or number.  So a caller waits for
+the next connection to the same broker, until the time is over.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def at_home(links: Sequence[BrokerLink], id: str) -> BrokerLink | None:
-    """The broker of a transaction, connected or not: at another one it would begin once more."""
+def broker_of_transaction(links: Sequence[BrokerLink], id: str) -> BrokerLink | None:
+    """Find a transaction's broker, connected or not: at another one it would begin once more."""
     brokers = {link.queue: link for link in links}
     broker = broker_of_key(brokers, ("%transaction", id), among_all=True)
     return None if broker is None else brokers[broker]
@@ -60,10 +60,10 @@ class PinnedSession:
         return self._link is not None
 
     def lightest(self) -> BrokerLink | None:
-        """The broker with the least to do, of those that can do this.
+        """Choose the broker with the least in flight, of those that have transactions.
 
         Raises:
-            NotSupported: there are brokers, and none of them can.
+            NotSupported: there are brokers, and none of them is a Martlet broker.
         """
         up = [link for link in self._pool.links if link.connection is not None]
         able = [link for link in up if link.connection and link.connection.features.extensions]
@@ -72,8 +72,8 @@ class PinnedSession:
             raise NotSupported(f"{names}: no Martlet broker, so there are no transactions")
         return min(able, key=lambda link: (link.queue.is_slow, link.queue.size_bytes), default=None)
 
-    def check_home(self, id: str, topic: str, order_key: str) -> None:
-        """See that messages with an order key belong where the others go.
+    def check_broker(self, id: str, topic: str, order_key: str) -> None:
+        """Check that messages with an order key belong to the transaction's broker.
 
         Raises:
             WrongBroker: they do not.
@@ -91,12 +91,12 @@ class PinnedSession:
             )
 
     def _chosen(self, id: str) -> BrokerLink | None:
-        """The broker, as far as it can be told now."""
+        """The broker, as far as it is known now."""
         if self._link is not None:
             return self._link
         links = self._pool.links
         if not self._broker:
-            return at_home(links, id)
+            return broker_of_transaction(links, id)
         found = [link for link in links if str(link) == self._broker]
         if not found and self._pool.is_fixed:
             names = ", ".join(map(str, links))
@@ -110,12 +110,12 @@ class PinnedSession:
             if not connection.features.extensions:
                 raise NotSupported(f"{connection.address} is no Martlet broker")
             try:
-                told = json.loads(await connection.ask(command))
+                reply = json.loads(await connection.ask(command))
             except Refused as error:
                 raise TransactionRefused(id, error.code, error.text) from error
-            if told["status"] != "OK":
-                state = str(told.get("state", ""))
-                raise TransactionRefused(id, told["status"], told.get("text", ""), state)
+            if reply["status"] != "OK":
+                state = str(reply.get("state", ""))
+                raise TransactionRefused(id, reply["status"], reply.get("text", ""), state)
 
         await self._until_answered(id, ask)
 
@@ -124,7 +124,7 @@ class PinnedSession:
         return await self.ask(id, method, id=id, **fields)
 
     async def features(self, id: str) -> Features:
-        """What the broker answered to IDENTIFY. Raises TransactionUnclear and NotSupported."""
+        """Return the broker's answer to IDENTIFY. Raises TransactionUnclear and NotSupported."""
 
         async def ask(connection: Connection) -> Features:
             if not connection.features.extensions:
@@ -165,7 +165,7 @@ class PinnedSession:
             ) from error
 
     async def _connected(self, id: str) -> Connection:
-        """A connection to the broker."""
+        """Wait until the broker is connected, and return the connection."""
         while True:
             if self._pool.is_closed:
                 raise Closed("the producer has been closed")

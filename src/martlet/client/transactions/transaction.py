@@ -5,7 +5,7 @@
     async with producer.transaction() as transaction:
         await transaction.publish("orders", b"one")
         await transaction.publish("mails", b"two")
-        ...                                            # the work that they tell of
+        ...                                            # the work that they describe
     # both are seen from here on; after an exception in the block neither ever is
 
 All of it is stored at one broker.  What is added goes there one SEND at a time, with a number, so
@@ -169,7 +169,7 @@ class Transaction:
         self._check_open()
         check_name(topic, "topic")
         if options.order_key:
-            self._pinned.check_home(self.id, topic, options.text_key)
+            self._pinned.check_broker(self.id, topic, options.text_key)
         body, properties = check_message(message, self._max_body_bytes)
         adding = _Adding(
             (topic, options.text_key, options.queue),

@@ -1,7 +1,7 @@
-"""Calls: what a client asks of a Martlet broker beside NSQ's commands.
+"""Calls: a client's requests to a Martlet broker beside NSQ's commands.
 
-Each has a number, by which its answer is known: a call that waits for something, such as a message,
-does not hold up those behind it.
+Each has a number, which its answer names: a call that waits for something, such as a message, does
+not hold up those behind it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MAX_NUMBERS = 1 << 32
 
 
 class Answer(NamedTuple):
-    """What a call was answered.
+    """The answer to a call.
 
     Attributes:
-        fields: the answer.
+        fields: its JSON object.
         data: the bytes that came with it.
     """
 
@@ -63,7 +63,7 @@ class Calls:
             self._waiting.pop(number, None)
 
     def unanswered(self, method: str, fields: Mapping[str, Any]) -> bytes:
-        """A call whose answer nobody waits for, to be written with other commands."""
+        """Encode a call whose answer is ignored, to be written with other commands."""
         return commands.call(next(self._numbers) % _MAX_NUMBERS, method, fields)
 
     def answered(self, data: bytes) -> None:
@@ -77,11 +77,12 @@ class Calls:
             raise BadFrame("an answer to a call that is no JSON object")
         future = self._waiting.get(number)
         if future is None or future.done():
-            return  # Whoever asked did not wait for it.
-        told = fields.get("error")
-        if isinstance(told, dict):
-            code, text = str(told.pop("code", "ERROR")), str(told.pop("text", ""))
-            future.set_exception(CallRefused(code, text, told))
+            return  # The caller has not waited for it.
+        error_fields = fields.get("error")
+        if isinstance(error_fields, dict):
+            code = str(error_fields.pop("code", "ERROR"))
+            text = str(error_fields.pop("text", ""))
+            future.set_exception(CallRefused(code, text, error_fields))
         else:
             future.set_result(Answer(fields, data[8 + size :]))
 

@@ -1,9 +1,9 @@
 """One connection to a broker: it identifies itself, answers heartbeats, and matches replies.
 
-A broker replies to commands in the order in which they came, and tells nothing of which command a
-reply belongs to.  So each command that has a reply leaves something to give it to, and the oldest
-is next.  Three errors are no reply to such a command and harm nothing (a finish, requeue or touch
-that came too late); after any other the broker hangs up, and so does the client.
+A broker replies to commands in the order in which they came, and a reply does not name its command.
+So each command that has a reply leaves an object that gets it, and the oldest is next.  Three
+errors are no reply to such a command and harm nothing (a finish, requeue or touch that came too
+late); after any other the broker hangs up, and so does the client.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _GRACE_S = 1.0
 
 
 class Reply(Protocol):
-    """Something that waits for the reply to a command."""
+    """An object that waits for the reply to a command."""
 
     def answered(self, data: bytes) -> None:
-        """The broker answered this. Raises PublishUnclear where it should not have."""
+        """The broker has answered. Raises PublishUnclear where the answer is not understood."""
 
     def refused(self, error: Refused) -> None:
         """The broker answered an error."""
@@ -62,7 +62,7 @@ class Reply(Protocol):
 
 
 class _Waiter:
-    """A reply that a coroutine waits for."""
+    """Gives a coroutine the reply that it waits for."""
 
     __slots__ = ("future",)
 
@@ -87,7 +87,7 @@ def _ignore_run(_run: MessageRun) -> None:
 
 
 def _ignore_room() -> None:
-    """Who writes no more than is answered is woken by the answers."""
+    """A client that writes no more than is answered continues with the answers."""
 
 
 def _ignore_refusal(_error: Refused) -> None:
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._calls = Calls(self.write)
         self._carried: Block | None = None
         self._carried_from = 0
-        """How many messages have come since the block that tells their properties."""
+        """How many messages have come since the block of their properties."""
         self._transport: asyncio.Transport | None = None
         self._error: ConnectionLost | None = None
         self._can_write = asyncio.Event()
@@ -146,8 +146,8 @@ class Connection(asyncio.BufferedProtocol):
         """Connect, identify, and return the connection.
 
         Raises:
-            ConnectFailed: nobody listens there, or no NSQ broker.
-            ConnectRefused: the broker does not give what is asked for, or wants what is not given.
+            ConnectFailed: nothing listens there, or no NSQ broker.
+            ConnectRefused: the broker lacks what the identity needs, or needs what that lacks.
         """
         connection = cls(address, identity, max_frame_bytes=max_frame_bytes)
         handshake = Handshake(address, identity, timeout_s)
@@ -194,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def send(self, data: bytes, reply: Reply) -> None:
-        """Send a command, and what is to get the reply."""
+        """Send a command whose reply this gets."""
         self._replies.append(reply)
         self.write(data)
 
@@ -212,11 +212,11 @@ class Connection(asyncio.BufferedProtocol):
         return await waiter.future
 
     async def call(self, method: str, **fields: Any) -> Answer:
-        """Ask a Martlet broker for something; see `martlet.client.transport.calls`.
+        """Call a method of a Martlet broker; see `martlet.client.transport.calls`.
 
         Raises:
-            NotSupported: the broker is none.
-            CallRefused: it did not do it.
+            NotSupported: it is a broker of NSQ.
+            CallRefused: the broker did not do it.
             ConnectionLost: it did not answer; it may have done it or not.
         """
         if not self.features.extensions:
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         return await self._calls.call(method, fields)
 
     def unanswered(self, method: str, **fields: Any) -> bytes:
-        """A call to a Martlet broker, whose answer nobody waits for, to be written with others."""
+        """Encode a call to a Martlet broker whose answer is ignored, to be written with others."""
         return self._calls.unanswered(method, fields)
 
     def close(self) -> None:
@@ -249,11 +249,11 @@ class Connection(asyncio.BufferedProtocol):
         self._watch_after(self._silence_s)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to receive."""
+        """Return the space to receive into."""
         return self._splitter.space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes were received."""
+        """Handle so many bytes that were received."""
         self._received_at = self._loop.time()
         try:
             for piece in self._splitter.received(nbytes):
@@ -275,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(ConnectionLost(f"{self.address}: {error}"))
 
     def pause_writing(self) -> None:
-        """The broker does not read as fast as we write."""
+        """The broker does not read as fast as the client writes."""
         self._can_write.clear()
 
     def resume_writing(self) -> None:

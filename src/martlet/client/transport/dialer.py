@@ -1,8 +1,8 @@
-"""Who connects, and connects again: for ever, waiting longer after each failure.
+"""Connecting, again and again, waiting longer after each failure.
 
-Not for ever where that is hopeless: brokers that refuse a client they have never taken are not
-asked again, and those that have taken it before are asked for a while, since the one that refuses
-may be half-way through a change (new flags, a new certificate, an auth server that starts).
+Not for ever where that is hopeless: brokers that refuse a client they have never accepted are not
+tried again, and those that have accepted it before are tried for a while, since the one that
+refuses may be in the middle of a change (new flags, a new certificate, an auth server that starts).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from martlet.outage import Outage
 logger = logging.getLogger("martlet.client")
 
 PATIENCE_S = 60.0
-"""For how long brokers may refuse a client that they have taken before."""
+"""For how long brokers may refuse a client that they have accepted before."""
 
 
 STEADY_HEARTBEATS = 2.0
@@ -38,10 +38,10 @@ class Dialer:
 
     Args:
         addresses: which to try.
-        identity: what to tell the broker.
+        identity: how the client describes itself.
         backoff: how long to wait after failures.
         connect_timeout_s: how long one attempt may take.
-        are_found: whether lookup daemons, and not the application, told of the addresses.
+        are_found: whether lookup daemons, and not the application, named the addresses.
 
     Attributes:
         last_error: why there is no connection, once one attempt has failed.
@@ -113,7 +113,7 @@ class Dialer:
                 return connection
 
     def _describe(self, error: ConnectFailed) -> str:
-        """What is told of an attempt that failed, with the way out where there is one."""
+        """Describe an attempt that failed, with the remedy where there is one."""
         if not (self._are_found and isinstance(error.__cause__, socket.gaierror)):
             return str(error)
         return (

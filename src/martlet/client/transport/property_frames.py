@@ -1,4 +1,4 @@
-"""Properties that came in a frame of their own are given to the messages behind it."""
+"""Properties that come in a frame of their own, before the messages that have them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from martlet.protocol.nsq.message_run import MessageRun
 def carry(run: MessageRun, block: Block, first: int) -> bool:
     """Give a run, which begins at that message of the block, its properties.
 
-    Returns whether the block tells of no later message.
+    Returns whether the block has nothing of later messages.
     """
     start, stop = block.numbers.searchsorted((first, first + run.count)).tolist()
     if start < stop:

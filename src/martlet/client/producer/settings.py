@@ -1,0 +1,71 @@
+"""Settings of a producer: how long it tries, how often, and how much at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from martlet.client.producer.limits import Limits
+from martlet.client.settings import ConnectionOptions, check_above_zero, check_at_least
+from martlet.client.transactions.check_back import Check
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishSettings:
+    """How a `Producer` publishes.
+
+    Attributes:
+        ordered: whether all messages of a topic are to stay in order.
+        timeout_s: how long a publish may take with everything, all attempts included.
+        retries: how often a publish that was sent in vain is sent again; None for as often as there
+            is time for.
+        send_timeout_s, send_retries: the same for ``send``, ``send_async`` and ``send_many``.
+        retry_another_broker: whether what is sent by SEND, and what its broker could not store, or
+            not as safely as was wanted, is sent to another; it may be stored twice then.
+        idempotent: whether a SEND that is sent to the same broker again is recognised there, and
+            so stored exactly once.
+        answer_timeout_s: how long a broker may take to answer while there is another; then its
+            connection is cut, and what may go to the other does.
+        limits: how much is sent at once and how much may be in flight.
+        group: the name that producers share which know the same transactions.
+        check: called to find out the outcome of a transaction of the group whose producer is
+            silent.
+    """
+
+    ordered: bool = False
+    timeout_s: float = 30.0
+    retries: int | None = None
+    send_timeout_s: float = 3.0
+    send_retries: int | None = 2
+    retry_another_broker: bool = False
+    idempotent: bool = True
+    answer_timeout_s: float = 10.0
+    limits: Limits = field(default_factory=Limits)
+    group: str = ""
+    check: Check | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "send_timeout_s", "answer_timeout_s"):
+            check_above_zero(name, getattr(self, name))
+        for name in ("retries", "send_retries"):
+            if (count := getattr(self, name)) is not None:
+                check_at_least(name, count, 0, "None stands for any number")
+        if self.check is not None and not self.group:
+            raise ValueError("check=... needs group=...: the group whose transactions it knows")
+        if not self.group.isprintable():
+            raise ValueError(f"group={self.group!r} must have printable characters alone")
+
+
+class ProducerOptions(ConnectionOptions, total=False):
+    """What a `Producer` takes as keywords: each field of its settings."""
+
+    ordered: bool
+    timeout_s: float
+    retries: int | None
+    send_timeout_s: float
+    send_retries: int | None
+    retry_another_broker: bool
+    idempotent: bool
+    answer_timeout_s: float
+    limits: Limits | None
+    group: str
+    check: Check | None

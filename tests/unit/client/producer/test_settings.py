@@ -1,0 +1,64 @@
+"""The settings of a producer: objects, and keywords for each of their fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.client.scripted_broker import Command, ScriptedBroker
+
+from martlet.client import (
+    ConnectionSettings,
+    Limits,
+    Producer,
+    PublishSettings,
+    PublishTimeout,
+    sync,
+)
+
+
+async def test_a_keyword_is_in_the_place_of_a_settings_field() -> None:
+    async def says_nothing(command: Command) -> bool:
+        return command.name == "PUB"
+
+    connection = ConnectionSettings(connect_timeout_s=2)
+    publishing = PublishSettings(timeout_s=20, limits=Limits(max_message_bytes=100))
+    async with ScriptedBroker(says_nothing) as broker:
+        producer = Producer(
+            broker.address, connection=connection, publishing=publishing, timeout_s=0.3
+        )
+        async with producer:
+            with pytest.raises(PublishTimeout, match=r"0\.3 s"):
+                await producer.publish("t", b"x")
+            assert producer._max_bytes == 100
+    assert publishing.timeout_s == 20
+
+
+@pytest.mark.parametrize("kind", [Producer, sync.Producer])
+def test_a_keyword_that_is_none_is_the_default_but_for_a_number_of_retries(kind: Any) -> None:
+    producer = kind(backoff=None, limits=None, hooks=None, retries=None, send_retries=None)
+    inner = getattr(producer, "_producer", producer)
+    assert inner._limits == Limits()
+    assert (inner._publishing.retries, inner._sending.retries) == (None, None)
+    assert getattr(kind(), "_producer", kind())._sending.retries == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "why"),
+    [
+        (
+            {"time_out_s": 1},
+            TypeError,
+            "no keyword argument 'time_out_s'; did you mean",
+        ),
+        ({"compression": "zip"}, ValueError, "compression='zip'"),
+        ({"send_retries": -1}, ValueError, "send_retries=-1: 0 is the least"),
+        ({"check": lambda _: None}, ValueError, "check=... needs group=..."),
+        ({"group": "a\nb"}, ValueError, "must have printable characters alone"),
+    ],
+)
+def test_settings_that_make_no_sense(
+    settings: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        Producer(**settings)
