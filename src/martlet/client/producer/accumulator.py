@@ -1,4 +1,4 @@
-"""What is published and not answered yet: waiting to be sent, or in flight at one of the brokers.
+"""The accumulator: unanswered messages, waiting to be sent or in flight at one of the brokers.
 
 ::
 
@@ -136,7 +136,7 @@ class Accumulator:
         if self._order.unassigned:
             self._order.assign()
 
-    # What is published.
+    # Messages.
 
     def add(self, pending: PendingPublish) -> None:
         """Publish this."""
@@ -187,7 +187,7 @@ class Accumulator:
                 else:
                     queue.append(pending)
 
-    # What is sent.
+    # Sending.
 
     def pack(self, brokers: list[InFlightQueue]) -> list[ProducerBatch]:
         """Take what may be sent now to these brokers, none of which is held.
@@ -315,7 +315,7 @@ class Accumulator:
         if broker.is_on_trial or batch.pendings[0].is_suspect:
             broker.is_held = True
 
-    # What becomes of it.
+    # Outcomes.
 
     def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
         """The broker has stored its oldest batch, if perhaps not as safely as was wanted."""

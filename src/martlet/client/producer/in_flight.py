@@ -39,7 +39,7 @@ _STORED = frozenset(PutStatus)
 
 
 class BatchOwner(Protocol):
-    """What decides how a batch goes on, once its broker has answered."""
+    """Handles the broker's answer to a batch."""
 
     def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
         """The broker has stored it, if perhaps not as safely as was wanted."""

@@ -55,7 +55,7 @@ class KeyPinning:
         self.pins: dict[OrderKey, _Pin] = {}
 
     def queues(self) -> Iterator[deque[PendingPublish]]:
-        """What waits, but for what is pinned to a broker."""
+        """All that waits, but for what is pinned to a broker."""
         yield self.unassigned
         for pin in self.pins.values():
             if pin.held:

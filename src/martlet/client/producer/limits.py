@@ -1,4 +1,4 @@
-"""How much a producer sends at once, and how much may be published and not answered."""
+"""Limits of a producer: of one command, of what is in flight, and of what has no answer."""
 
 from __future__ import annotations
 

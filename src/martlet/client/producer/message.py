@@ -1,4 +1,4 @@
-"""What an application publishes: bodies, or messages with properties, checked and cut."""
+"""Messages of an application: bodies, or objects with properties, checked and cut."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def prepare(messages: Sequence[Sendable], options: SendOptions, max_bytes: int) 
 
 
 def bodies_bytes(bodies: Sequence[bytes]) -> int:
-    """What bodies take in a command."""
+    """Count the bytes that bodies take in a command."""
     return sum(map(len, bodies)) + len(bodies) * MPUB_EXTRA_BYTES
 
 

@@ -44,7 +44,7 @@ class SendFields(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What messages have beside their bodies.
+    """Everything that messages have beside their bodies.
 
     Attributes:
         timeout_s: how long publishing may take.
@@ -60,7 +60,7 @@ class Extras(NamedTuple):
 
 
 class Trouble:
-    """What has gone wrong with messages so far.
+    """The failures of messages so far.
 
     Attributes:
         failures: how often they were sent in vain.

@@ -495,7 +495,7 @@ class Producer(ProducerTransactions):
 
     @property
     def stats(self) -> ProducerStats:
-        """What has been done so far, and how the brokers do."""
+        """The numbers of this producer and its brokers."""
         accumulator = self._accumulator
         return ProducerStats(
             pending_messages=accumulator.pending_messages,

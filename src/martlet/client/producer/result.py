@@ -1,4 +1,4 @@
-"""Where a message that was sent is stored."""
+"""The result of a send: where the message is stored."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ID_MASK = (1 << 64) - 1
 
 
 class SendResult(NamedTuple):
-    """What a broker has answered to a send: the message is stored, whatever the status.
+    """The answer of a broker to a send: the message is stored, whatever the status.
 
     Attributes:
         status: OK, or what is still missing (see `PutStatus`).
         queue: the queue's number.
         offset: the message's in that queue; None for one that is delivered later, which gets its
-            place there at its time.
+            offset at its time.
         id: the message's, as its consumers see it; of one that is delivered later the one by which
             it can be cancelled, None where a repeated send finds that it is on its way already.
         broker: the broker's address.
@@ -33,7 +33,7 @@ class SendResult(NamedTuple):
     is_duplicate: bool = False
 
     def behind(self, count: int) -> SendResult:
-        """Of the message that was sent with it so many behind it."""
+        """Return the result of the message so many behind this in the same SEND."""
         if not count:
             return self
         offset = None if self.offset is None else self.offset + count
@@ -42,14 +42,14 @@ class SendResult(NamedTuple):
 
 
 class SendResults(Sequence[SendResult]):
-    """Where each of many messages is stored, made of what was answered for some at once."""
+    """The results of many messages, made of one answer for each batch."""
 
     def __init__(self) -> None:
         self._firsts: list[SendResult] = []
         self._ends: list[int] = []
 
     def add(self, count: int, first: SendResult) -> None:
-        """So many more were stored together, of which the first one is there."""
+        """Add so many messages that were stored together, by the result of the first."""
         self._firsts.append(first)
         self._ends.append(len(self) + count)
 

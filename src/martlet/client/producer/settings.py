@@ -56,7 +56,7 @@ class PublishSettings:
 
 
 class ProducerOptions(ConnectionOptions, total=False):
-    """What a `Producer` takes as keywords: each field of its settings."""
+    """The keywords of a `Producer`: each field of its settings."""
 
     ordered: bool
     timeout_s: float

@@ -1,4 +1,4 @@
-"""What a producer has done so far and how its brokers do, as plain numbers."""
+"""The numbers of a producer and its brokers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class Health(StrEnum):
-    """How a broker does.
+    """The health of a broker.
 
     ``connecting``: not tried yet.  ``connected``: it takes messages.  ``silent``: connected, and
-    has not answered for a while.  ``refusing``: it answered that it cannot store, or will not have
-    this client, and is left alone for a while.  ``failing``: it cannot be reached.
+    has not answered for a while.  ``refusing``: it cannot store, or refuses this client, and is not
+    tried for a while.  ``failing``: it cannot be reached.
     """
 
     CONNECTING = "connecting"
@@ -27,7 +27,7 @@ class BrokerStats:
 
     Attributes:
         address: as ``host:port``.
-        health: how it does.
+        health: the broker's.
         in_flight_messages: messages sent to it and not answered.
         in_flight_bytes: their bytes.
         stored: messages that it has stored.
@@ -48,7 +48,7 @@ class BrokerStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerStats:
-    """What a producer has done so far.
+    """The numbers of a producer.
 
     Attributes:
         pending_messages: messages published and not answered, sent or not.

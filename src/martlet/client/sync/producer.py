@@ -149,7 +149,7 @@ class Producer(SyncProxy):
 
     @property
     def stats(self) -> ProducerStats:
-        """What has been done so far, and how the brokers do."""
+        """The numbers of this producer and its brokers."""
         return self._entered().call(self._stats())
 
     async def _stats(self) -> ProducerStats:

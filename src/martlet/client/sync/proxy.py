@@ -1,4 +1,4 @@
-"""What a producer and a consumer without ``await`` have in common: the thread that they use."""
+"""The base of producers and consumers without ``await``: the thread that they use."""
 
 from __future__ import annotations
 

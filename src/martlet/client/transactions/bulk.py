@@ -49,7 +49,7 @@ class BulkLoader:
 
     Attributes:
         id: of the transaction.
-        branch: by which what is added here is known in it.
+        branch: the name of what is added here in the transaction.
     """
 
     def __init__(self, pinned: PinnedSession, id: str, begin: Mapping[str, Any]) -> None:

@@ -84,8 +84,8 @@ class Transaction:
     """One transaction. `Producer.transaction` and `Producer.join_transaction` make them.
 
     Attributes:
-        id: by which it is known.
-        branch: by which what is added here is known in it.
+        id: the transaction's.
+        branch: the name of what is added here in the transaction.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class LinearDelay:
     """A delay that grows by the same step with each attempt, as go-nsq requeues messages.
 
     Attributes:
-        step_s: what is waited after the first attempt, and so much more after each other: go-nsq's
+        step_s: the delay after the first attempt, and how much longer each other is: go-nsq's
             ``default_requeue_delay``, in seconds.
         max_s: never longer than this: ``max_requeue_delay``, in seconds.
     """

@@ -1,9 +1,9 @@
-"""Discovery: which brokers there are, or have a topic, as lookup daemons tell it.
+"""Discovery: the brokers that lookup daemons know, of a topic or all of them.
 
-Each daemon is asked every so often, at a moment that is partly left to chance, so that many clients
-do not ask all at once; and at once when a connection is lost.  They do not wait for each other, so
-one that is slow, silent or mad holds up nothing.  What any of them tells counts.  A broker is taken
-to have gone only when the last answers of all are sound and none tells of it.
+Each daemon is polled at intervals with a random part, so that many clients do not poll all at once;
+and at once when a connection is lost.  The polls do not wait for each other, so a daemon that is
+slow, silent or broken delays nothing.  A broker that any daemon names is used.  It counts as gone
+only when the last answers of all daemons are sound and none names it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ logger = logging.getLogger("martlet.client")
 JITTER = 0.3
 """The part of the time between two looks that is left to chance."""
 MIN_PAUSE_S = 0.25
-"""However often connections are lost, the daemons are not asked more often than so."""
+"""However often connections are lost, the daemons are not polled more often than so."""
 ANSWER_S = 5.0
 MAX_ANSWER_BYTES = 1 << 22
 MAX_BROKERS = 1000
-"""What one daemon tells beyond so many is not heeded."""
+"""Brokers that one daemon names beyond so many are ignored."""
 DEFAULT_PORT = 4161
 _NO_SUCH_PATH = "NOT_FOUND"
-"""What any server of NSQ's answers to a path that it does not have."""
+"""The answer of any NSQ server to a path that it does not have."""
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What a daemon that does not answer raises, or an answer of another shape."""
+"""The errors of a daemon that does not answer, or whose answer has another shape."""
 
 Found = Callable[[list[Address], bool], None]
 
 
 class _Answer(NamedTuple):
-    """What a daemon told last, and whether that was all it knew."""
+    """The last answer of a daemon, and whether that was all it knew."""
 
     found: list[Address]
     is_sound: bool
@@ -56,7 +56,7 @@ class Discovery:
         topic: which; None for all brokers.
         addresses: of the HTTP doors of lookup daemons, as ``"host:port"`` or as URLs.
         poll_s: seconds between two looks.
-        on_found: told where the topic is, and whether that is all there is.
+        on_found: called with the brokers, and whether these are all there are.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Discovery:
             wanted.set()
 
     async def first_found(self) -> None:
-        """Wait until a broker was found, or each daemon was asked once."""
+        """Wait until a broker was found, or each daemon was polled once."""
         await self._has_found.wait()
 
     async def watch(self) -> None:
@@ -124,7 +124,7 @@ class Discovery:
             self._has_found.set()
 
     async def _ask(self, url: str) -> _Answer:
-        """What one daemon knows."""
+        """Return the brokers that one daemon knows."""
         try:
             if self._topic is None:
                 known = await _get(f"{url}/nodes")
@@ -152,7 +152,7 @@ class Discovery:
 
 
 class KnownTopics:
-    """Asks lookup daemons for all topics, and tells once of a daemon that does not answer.
+    """Asks lookup daemons for all topics, and logs once that a daemon does not answer.
 
     Args:
         daemons: their addresses, as ``"host:port"`` or URLs.
@@ -184,7 +184,7 @@ class KnownTopics:
 
 
 def _address(producer: dict[str, Any]) -> Address:
-    """Where a broker listens, as a daemon tells it. Raises one of `_UNREADABLE`."""
+    """Read from an answer where a broker listens. Raises one of `_UNREADABLE`."""
     host, port = str(producer["broadcast_address"]), int(producer["tcp_port"])
     if not host or not 0 < port < 65536:
         raise ValueError(f"no broker listens at {host!r}, port {port}")
@@ -194,7 +194,7 @@ def _address(producer: dict[str, Any]) -> Address:
 async def _get(
     url: str, *, connect_s: float | None = None, answer_s: float = ANSWER_S, **arguments: str
 ) -> dict[str, Any]:
-    """The JSON of an answer; nothing for what is not found. Raises one of `_UNREADABLE`."""
+    """Return the JSON of an answer; empty where nothing is found. Raises one of `_UNREADABLE`."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=answer_s, connect=connect_s)
@@ -224,10 +224,10 @@ async def _get(
 async def _has_no_such_path(response: aiohttp.ClientResponse) -> bool:
     """Whether an answer 404 is no lookup daemon's: such a daemon names what it does not know."""
     try:
-        told = await read_json(response, MAX_ANSWER_BYTES)
+        answer = await read_json(response, MAX_ANSWER_BYTES)
     except ValueError:
         return True
-    return not isinstance(told, dict) or told.get("message") == _NO_SUCH_PATH
+    return not isinstance(answer, dict) or answer.get("message") == _NO_SUCH_PATH
 
 
 def _outage(url: str) -> Outage:

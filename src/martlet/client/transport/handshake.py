@@ -11,7 +11,7 @@ So frames are cut one at a time, and what comes behind one is left as it is: it 
 step.  In particular nothing that came before the TLS handshake is read as if it had come in TLS.
 Afterwards the transport is handed over to another protocol, which knows nothing of all this.
 
-What is asked for and not given ends the handshake; no client goes on with less than it wants.
+A feature that the client asks for and does not get ends the handshake: no client goes on without.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Handshake(asyncio.BufferedProtocol):
 
     Args:
         address: of the broker.
-        identity: what to tell it, and to ask of it.
+        identity: how the client describes itself, and the features that it asks for.
         timeout_s: how long the TLS handshake may take.
     """
 
@@ -77,7 +77,7 @@ class Handshake(asyncio.BufferedProtocol):
         """Do all steps; what was agreed on.
 
         Raises:
-            ConnectRefused: the broker does not give what is asked for, and will not the next time.
+            ConnectRefused: the broker lacks a feature, or refuses the client, and will again.
             ConnectionLost: the connection is gone.
             BadFrame: what comes is not NSQ's protocol.
             ValueError: an answer is not what it should be.
@@ -162,7 +162,7 @@ class Handshake(asyncio.BufferedProtocol):
         self._wake()
 
     def _tls_error(self, error: Exception) -> Exception:
-        """What to tell of an error in the TLS handshake, or of what came in place of its OK."""
+        """Describe an error in the TLS handshake, or what came in the place of its OK."""
         from martlet.layer.tls import reason
 
         why = self._lost or error if isinstance(error, ConnectionLost) else error
@@ -246,16 +246,16 @@ class Handshake(asyncio.BufferedProtocol):
                 return piece.data
 
     def _cut(self) -> Response | ErrorReply | None:
-        """The first frame that waits, if it is whole."""
+        """Return the first frame that waits, if it is complete."""
         waiting = self._waiting
         if len(waiting) < _FRAME_HEAD_BYTES:
             return None
         length = 4 + int.from_bytes(waiting[:4], "big")
-        whole = len(waiting) >= length
-        # The head alone tells whether it is one.
+        is_complete = len(waiting) >= length
+        # The head is enough to see that it is no frame.
         splitter = FrameSplitter(space_bytes=0, max_frame_bytes=MAX_ANSWER_BYTES)
-        pieces = splitter.feed(bytes(waiting[: length if whole else _FRAME_HEAD_BYTES]))
-        if not whole:
+        pieces = splitter.feed(bytes(waiting[: length if is_complete else _FRAME_HEAD_BYTES]))
+        if not is_complete:
             return None
         del waiting[:length]
         (piece,) = pieces

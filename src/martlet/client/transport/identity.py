@@ -1,4 +1,4 @@
-"""What a client says of itself when it connects, and what the broker answers."""
+"""How a client describes itself when it connects, and the features that the broker answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USER_AGENT = f"martlet/{__version__}"
 Compression = Literal["snappy", "deflate"]
 _MAX_COUNT = 2**63 - 1
 _MAX_MS = _MAX_COUNT // 10**6
-"""The longest time that an nsqd can be told: it counts nanoseconds in 64 bits."""
+"""The longest time that an nsqd takes: it counts nanoseconds in 64 bits."""
 TlsChoice = bool | Tls | ssl.SSLContext
 """``True`` for TLS with the system's authorities, or how else."""
 
@@ -31,9 +31,9 @@ def _client_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What IDENTIFY says, and what is done after it: TLS, compression and AUTH.
+    """The fields of IDENTIFY, and what follows it: TLS, compression and AUTH.
 
-    What is asked for here and not given by a broker is an error; never is there silently less.
+    A feature that is asked for here and that a broker does not have is an error.
 
     Attributes:
         client_id: names this client in ``/stats``.
@@ -51,8 +51,8 @@ class Identity:
         compression: ``"snappy"``, ``"deflate"``, or None for none.
         deflate_level: from 1, the fastest, to 9, the smallest; the broker's ``--max-deflate-level``
             (6 by default) is the most that it will be.
-        auth_secret: by what a broker that wants AUTH finds out what this client may do; a broker
-            that wants none is not told.  Without TLS everybody on the way can read it.
+        auth_secret: from which a broker with AUTH finds out what this client may do; other brokers
+            do not get it.  Without TLS it can be read on the way.
         topology_region, topology_zone: where this machine is, for brokers that prefer near
             consumers.
     """
@@ -94,7 +94,7 @@ class Identity:
         compression: Compression | None,
         auth_secret: str | bytes | None,
     ) -> Identity:
-        """The same, but for what is given."""
+        """Return the same with those that are given."""
         given = {"tls": tls, "compression": compression, "auth_secret": auth_secret}
         changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
         return replace(self, **changes) if changes else self
@@ -146,7 +146,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """What the broker answered to IDENTIFY, and to AUTH.
+    """The broker's answers to IDENTIFY and AUTH.
 
     Attributes:
         version: the broker's.
@@ -158,10 +158,10 @@ class Features:
         deflate_level: of its deflate.
         auth_required: whether it wants AUTH before anything else.
         tls_version: such as ``TLSv1.3``; empty without TLS.
-        auth_identity, auth_identity_url: who the auth server says that this client is.
+        auth_identity, auth_identity_url: this client, as the auth server knows it.
         extensions: the version of what it speaks beside NSQ's protocol, 0 for an NSQ broker.
         max_message_bytes, max_body_bytes: the most of one message, and of all that one command
-            carries; 0 where the broker does not tell.
+            carries; 0 where the broker does not say.
     """
 
     version: str = ""
@@ -232,8 +232,8 @@ class Features:
         )
 
 
-def _extension(told: object, name: str) -> int:
-    number = told.get(name) if isinstance(told, dict) else 0
+def _extension(fields: object, name: str) -> int:
+    number = fields.get(name) if isinstance(fields, dict) else 0
     return number if type(number) is int and number > 0 else 0
 
 

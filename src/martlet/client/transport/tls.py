@@ -1,4 +1,4 @@
-"""TLS as a client asks for it: whom to trust, what to show, and which name the broker must have."""
+"""TLS of a client: the authorities it trusts, its certificate, and the broker's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tls:
         key_file: its private key, unless that is in ``cert_file`` too.
         key_password: what the private key is encrypted with.
         verify: whether the broker has to show a certificate that is trusted and has its name.
-            Without, anybody on the way can read and change everything.
+            Without, everything can be read and changed on the way.
         server_name: the name that the broker's certificate must have, if it is another than the
             host of its address.
         min_version: nothing older is spoken.
@@ -53,7 +53,7 @@ class Tls:
                     raise ValueError(f"Tls(context=..., {name}=...): the context says that already")
 
     def ssl_context(self) -> ssl.SSLContext:
-        """What Python's ssl needs to know.
+        """Make the context for Python's ssl.
 
         Raises:
             OSError: a file cannot be read, or is not what it should be; the text names it.
