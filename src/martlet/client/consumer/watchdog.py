@@ -141,7 +141,7 @@ class Watchdog:
         if self.stall and not was:
             self.bark(self.stall)
         elif was and not self.stall:
-            logger.warning("the consumer gets on again")
+            logger.warning("the consumer progresses again")
         self._pause(now_s)
 
     def _check_loop(self, late_s: float, now_s: float) -> None:
@@ -157,7 +157,7 @@ class Watchdog:
 _CAUSES = {
     "handlers": (
         "for {for_s:.3g} s no message was handed out or answered, though {sight.waiting} wait here:"
-        " handlers hang, or nobody takes messages"
+        " handlers hang, or no messages are taken"
     ),
     "ready": (
         "for {for_s:.3g} s nothing was asked for (ready counts are 0), though {sight.connected}"

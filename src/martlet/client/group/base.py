@@ -243,9 +243,9 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         Raises:
             ClientError, OSError: the offsets could not be committed.
         """
-        for lent in self._handed_out:
-            if lent.is_out:
-                lent.finish()
+        for each in self._handed_out:
+            if each.is_out:
+                each.finish()
         self._handed_out.clear()
         await asyncio.gather(*(session.commit() for session in self._brokers.sessions))
 

@@ -62,11 +62,11 @@ class BroadcastSession(PullSession):
 
     async def _attend(self, connection: Connection) -> None:
         try:
-            await self._wait_over(connection, self._look(connection))
+            await self._wait_over(connection, self._take_queues(connection))
         finally:
             self._remember()
 
-    async def _look(self, connection: Connection) -> None:
+    async def _take_queues(self, connection: Connection) -> None:
         """Take all queues that there are, again and again."""
         while True:
             try:

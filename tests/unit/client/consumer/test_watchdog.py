@@ -97,7 +97,7 @@ async def test_handlers_that_hang_are_told(caplog: pytest.LogCaptureFixture) -> 
         consumer.stop()
         await running
     assert "the consumer has stalled: for" in caplog.text
-    assert "the consumer gets on again" in caplog.text
+    assert "the consumer progresses again" in caplog.text
     assert "the hook is broken too" in caplog.text
 
 

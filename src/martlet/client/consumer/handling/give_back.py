@@ -35,7 +35,7 @@ class UnstartedReturner:
     """Checks every so often for messages that have waited too long.
 
     Args:
-        inbox: where it waits.
+        buffer: where it waits.
 
     Attributes:
         hold, go_on: called to have a broker send nothing, and all of them send again.
@@ -43,12 +43,12 @@ class UnstartedReturner:
         returned_count: how many were given back since messages were asked for last.
     """
 
-    def __init__(self, inbox: ReceiveBuffer) -> None:
+    def __init__(self, buffer: ReceiveBuffer) -> None:
         self.hold: Callable[[AckBatcher], None] = lambda _answers: None
         self.go_on: Callable[[], None] = lambda: None
         self.besides: Callable[[float], Late] = _none
         self.returned_count = 0
-        self._inbox = inbox
+        self._buffer = buffer
         self._left_s = float("inf")
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -73,18 +73,18 @@ class UnstartedReturner:
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _look(self) -> None:
-        inbox = self._inbox
+        buffer = self._buffer
         until_s = time.monotonic() + self._left_s
-        late = [*self.besides(until_s), *inbox.take_late(until_s)]
+        late = [*self.besides(until_s), *buffer.take_late(until_s)]
         for answers, ids in late:
             self.returned_count += len(ids)
             self.hold(answers)
             answers.give_back(ids)
         if late:
-            inbox.on_hungry = self._ask_again
+            buffer.on_hungry = self._ask_again
         self._look_later()
 
     def _ask_again(self) -> None:
-        self._inbox.on_hungry = None
+        self._buffer.on_hungry = None
         self.returned_count = 0
         self.go_on()

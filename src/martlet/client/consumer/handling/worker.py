@@ -81,31 +81,31 @@ class BaseWorker(ABC, Generic[MessageT]):
 class Worker(BaseWorker[Message]):
     """Hands the messages of a buffer to a handler."""
 
-    __slots__ = ("_failures", "_handler", "_inbox")
+    __slots__ = ("_buffer", "_failures", "_handler")
 
-    def __init__(self, inbox: ReceiveBuffer, handler: Handler, failures: FailurePolicy) -> None:
+    def __init__(self, buffer: ReceiveBuffer, handler: Handler, failures: FailurePolicy) -> None:
         super().__init__()
-        self._inbox = inbox
+        self._buffer = buffer
         self._handler = handler
         self._failures = failures
 
     async def work(self) -> None:
         """Handle messages until the buffer is closed; see `BaseWorker.work`."""
-        inbox, handler = self._inbox, self._handler
+        buffer, handler = self._buffer, self._handler
         attempt_limit = self._failures.attempt_limit
         monotonic = time.monotonic
-        ready = inbox.ready
-        while not inbox.is_closed:
+        ready = buffer.ready
+        while not buffer.is_closed:
             now_s = monotonic()
-            if now_s > inbox.turn_ends_at_s:
-                await inbox.rest()
+            if now_s > buffer.turn_ends_at_s:
+                await buffer.rest()
                 continue
-            if not ready and not inbox.refill():
-                await inbox.arrival()
+            if not ready and not buffer.refill():
+                await buffer.arrival()
                 continue
-            if now_s > inbox.touch_at_s:
-                if now_s > inbox.expires_at_s:
-                    inbox.drop_ready()
+            if now_s > buffer.touch_at_s:
+                if now_s > buffer.expires_at_s:
+                    buffer.drop_ready()
                     continue
                 ready[0].touch()
             self.message = message = ready.popleft()
