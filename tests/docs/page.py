@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 _LINK = re.compile(r"!?\[(?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _HIDDEN = re.compile(r"hidden (\w+)\n(.*)", re.DOTALL)
-_DIRECTIVES = ("not run", "file", "hidden", "output varies")
+_DIRECTIVES = ("not run", "file")
 
 
 @dataclass
@@ -36,8 +36,6 @@ class Block:
     """The name under which it is saved instead of being run."""
     output: str | None = None
     """The block behind a Python block: what it prints."""
-    varies: bool = False
-    """Whether the output differs from run to run, so that it is not compared."""
 
     @property
     def where(self) -> str:
@@ -60,7 +58,6 @@ class Page:
         for before, output in zip(self.blocks, self.blocks[1:], strict=False):
             if before.language == "python" and output.language in ("", "text"):
                 before.output = output.text
-                before.varies = output.varies
 
     def __str__(self) -> str:
         return str(self.path.relative_to(ROOT))
@@ -103,7 +100,7 @@ class Page:
             else:
                 name, _, value = comment.partition(":")
                 assert name in _DIRECTIVES, f"{self}:{line}: unknown directive {name!r}"
-                directives[name] = value.strip() or name
+                directives[name] = value.strip()
 
     def _block(self, line: int, language: str, text: str, directives: dict[str, str]) -> Block:
         return Block(
@@ -113,7 +110,6 @@ class Page:
             text,
             not_run=directives.get("not run", ""),
             file=directives.get("file", ""),
-            varies="output varies" in directives,
         )
 
     @property
