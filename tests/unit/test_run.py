@@ -340,7 +340,7 @@ def test_downloads_are_shown_as_they_come(machine: Machine) -> None:
     (machine.home / "shows-downloads").touch()
     process = machine.start("broker")
     assert process.stderr is not None
-    seen = []
+    seen: list[str] = []
     while not seen or "Downloading" not in seen[-1]:
         seen.append(process.stderr.readline())
         assert seen[-1], seen
