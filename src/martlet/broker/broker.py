@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.move import MessageMover, append_again
 from martlet.broker.dead_letters.send import bury
-from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
@@ -43,12 +42,13 @@ from martlet.log.checkpoint_file import JournalEntry
 from martlet.log.commit_log import CommitLog, spans
 from martlet.log.index import Index
 from martlet.log.record import RecordKind
-from martlet.names import is_system, is_valid_name
+from martlet.names import is_valid_name
 
 if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.retry import DeadLetterReason
+    from martlet.broker.topic.retained import Retained
 
 MAX_SCRATCH = 8
 """How many batches are kept to be used again."""
@@ -80,8 +80,10 @@ class BrokerCore:
         self.transfers = MessageMover(self)
         self.topics: dict[str, Topic] = {}
         """By name: each topic's queue number 0, which stands for all of it."""
-        self.by_id: dict[int, Topic] = {}
-        """By number in the log: all topics at all their queues, and those of the broker's own."""
+        self.by_id: dict[int, Retained] = {}
+        """By number in the log: all topics at all their queues, and the hidden ones."""
+        self.queues: dict[int, Topic] = {}
+        """By number in the log: all topics at all their queues."""
         self.last_id = 0
         self.stored_count = 0
         """Messages stored since the start."""
@@ -105,9 +107,9 @@ class BrokerCore:
         """The log's position behind what was lately appended in place of older messages."""
         self.shortened_at = 0
         """How many segments had gone when the indexes were last shortened."""
-        self._staged: dict[Topic, None] = {}
+        self._staged: dict[Retained, None] = {}
         self._scratch: list[LogBatch] = []
-        self.moved = MovedCursors(log, clock, self.by_id)
+        self.moved = MovedCursors(log, clock, self.queues)
         self._last_stored_ns = 0
         self.transactions = Transactions(self, settings.transactions)
         self.delays = DelayedMessages(self, settings.max_delayed)
@@ -152,9 +154,9 @@ class BrokerCore:
 
     def adopt(self, topic: Topic) -> None:
         """Put a topic in place, at one of its queues."""
-        if not topic.number and not is_system(topic.name):
+        if not topic.number:
             self.topics[topic.name] = topic
-        self.by_id[topic.id] = topic
+        self.by_id[topic.id] = self.queues[topic.id] = topic
 
     def set_queues(self, name: str, count: int) -> Topic:
         """Give a topic so many queues, made if it is new; it never gets fewer.
@@ -191,7 +193,7 @@ class BrokerCore:
         del self.topics[name]
         channels = list(topic.channels.values())
         for part in topic.parts:
-            del self.by_id[part.id]
+            del self.by_id[part.id], self.queues[part.id]
             part.close()
             self.dropped_names.append(part.queue.index.name)
             self.delays.topic_deleted(part)
@@ -230,7 +232,7 @@ class BrokerCore:
 
     # messages
 
-    def staged(self, topic: Topic) -> LogBatch:
+    def staged(self, topic: Retained) -> LogBatch:
         """The batch that takes a topic's messages in this turn."""
         queue = topic.queue
         if queue.batch is not None:
@@ -270,7 +272,7 @@ class BrokerCore:
         try:
             frame = queue.append(body, now_ns)
         except WritesRefused:
-            topic.home.refused_count += 1
+            topic.refused_count += 1
             raise
         self.stored_count += 1
         topic.stored_lone(queue.end_offset - 1, frame)
@@ -280,7 +282,7 @@ class BrokerCore:
         while self._staged:
             self.commit_topic(next(iter(self._staged)), 0)
 
-    def commit_topic(self, topic: Topic, deliver_at_ns: int) -> Receipt:
+    def commit_topic(self, topic: Retained, deliver_at_ns: int) -> Receipt:
         """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
         queue = topic.queue
         del self._staged[topic]
@@ -292,7 +294,7 @@ class BrokerCore:
         if receipt.error is None:
             self.stored_count += queue.end_offset - before
             topic.stored(before, deliver_at_ns != 0)
-        else:
+        elif topic.home is not None:
             topic.home.refused_count += last.count
         return receipt
 
@@ -387,7 +389,7 @@ class BrokerCore:
 
         It tells all, so it may be lost in a power cut though later entries are not.
         """
-        topic = self.by_id[channel.topic_id]
+        topic = self.queues[channel.topic_id]
         entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
         self.log.append_journal(RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
 
@@ -409,14 +411,17 @@ class BrokerCore:
         for topic in self.by_id.values():
             if topic.ephemeral:
                 continue
-            if isinstance(topic, Bucket) and topic.has_marks:
-                marks = topic.pack_marks(certain=position is None)
+            marks = topic.journal_marks(certain=position is None)
+            if marks is not None:
                 cursors.append((RecordKind.MARKS, topic.id, marks))
-            kept = [channel for channel in topic.channels.values() if not channel.ephemeral]
+            queue = self.queues.get(topic.id)
+            kept: list[Channel] = []
+            if queue is not None:
+                kept = [channel for channel in queue.channels.values() if not channel.ephemeral]
+                for channel in kept:
+                    entry = encode_cursor(channel.id, channel.cursor, queue.limit, full=True)
+                    cursors.append((RecordKind.CURSOR, topic.id, entry))
             topics.append(topic.describe(kept))
-            for channel in kept:
-                entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
-                cursors.append((RecordKind.CURSOR, topic.id, entry))
         head = SnapshotEntry(
             topics=tuple(topics),
             last_id=self.last_id,
@@ -434,7 +439,7 @@ class BrokerCore:
         now_ns = self.clock()
         for kind, topic, entry in self.snapshot(tuple(spans(self.log.segments))):
             self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)
-        write_accounts(self.log, now_ns, _channels_of(self.by_id.values()))
+        write_accounts(self.log, now_ns, _channels_of(self.queues.values()))
 
 
 def _channels_of(topics: Iterable[Topic]) -> Iterator[Channel]:

@@ -37,6 +37,7 @@ from martlet.properties.model import SENT_BYTES, Field, Sent, fields
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from martlet.broker.topic.retained import Retained
     from martlet.broker.topic.topic import Topic
 
 MAX_SENDS_EACH = 64
@@ -133,7 +134,7 @@ class ProducerState:
     """
 
     def __init__(self, max_producers: int, max_sends: int) -> None:
-        self.topics: Mapping[int, Topic] = {}
+        self.topics: Mapping[int, Retained] = {}
         """The topics that there are, hidden ones too, by their numbers."""
         self._max_producers = max_producers
         self._max_sends = max_sends

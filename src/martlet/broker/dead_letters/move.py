@@ -180,7 +180,7 @@ class MessageMover:
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)
         to, only = transfer.to(), transfer.only
-        if self._topics.by_id.get(to.id) is not to or (only is not None and only.closed):
+        if self._topics.queues.get(to.id) is not to or (only is not None and only.closed):
             # Nobody would get it there.
             channel.aside.put_back(offset, transfer.attempts)
             gone = f"the channel {only.name!r} of it" if only is not None else "it"

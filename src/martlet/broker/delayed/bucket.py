@@ -30,7 +30,7 @@ from martlet.broker.journal.entries import BucketRecord, TopicRecord
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
-from martlet.broker.topic.topic import Topic
+from martlet.broker.topic.hidden import HiddenTopic
 from martlet.log.index import IndexEntry
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from martlet.broker.delayed.due_queue import Key
     from martlet.broker.offset_ranges import Stretch
     from martlet.broker.topic.registry import TopicRegistry
+    from martlet.broker.topic.topic import Topic
     from martlet.log.index import Index, Rows
 
 PROPERTY = "delayed"
@@ -87,7 +88,7 @@ class Delayed(NamedTuple):
     properties: bytes
 
 
-class Bucket(Topic):
+class Bucket(HiddenTopic):
     """A bucket.
 
     Args:
@@ -117,6 +118,7 @@ class Bucket(Topic):
         self.start_ns = start_ns
         self.end_ns = end_ns
         self._gone_ns = end_ns + _LINGER_NS
+        self._start_offset = queue.start_offset
         self._registry = registry
         self._delays = delays
         self._marks = marks
@@ -141,6 +143,11 @@ class Bucket(Topic):
         return self.target
 
     @property
+    def loss_label(self) -> str:
+        """What lost messages are called."""
+        return f"{self.target.name}/(delayed)"
+
+    @property
     def pending_count(self) -> int:
         """How many messages wait for their time."""
         return self.queue.end_offset - self._marks.count
@@ -150,8 +157,7 @@ class Bucket(Topic):
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
         """The bucket as the journal writes it."""
         return replace(
-            super().describe(channels),
-            backlog_offset=self.lowest_needed,
+            self.record(self.lowest_needed, channels),
             delayed=BucketRecord(topic=self.target.id, start_ns=self.start_ns, end_ns=self.end_ns),
         )
 
@@ -175,27 +181,32 @@ class Bucket(Topic):
         """No channel has to pass its voids."""
         return self.queue.end_offset
 
-    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+    @property
+    def lowest_unread(self) -> int:
+        """Where it began when it was made, or restored."""
+        return self._start_offset
+
+    def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
         """What is not done with of some stretches."""
+        return {None: self._waiting(gone)}
+
+    def _waiting(self, gone: Sequence[Stretch]) -> Offsets:
         return inside(gone, self._marks.unmarked(0, self.queue.end_offset))
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
         """Some stretches have gone."""
-        self.target.dropped_count += self._mark(self.waiting(gone))
+        self.target.dropped_count += self._mark(self._waiting(gone))
 
     # marks
 
-    def pack_marks(self, *, certain: bool) -> bytes:
+    def journal_marks(self, *, certain: bool) -> bytes | None:
         """What a journal entry says of what is done with: all, or what is certain to be."""
+        if not self._marks.count:
+            return None
         self._forget_doubts()
         if certain and self._doubtful:
             return self._marks.pack(np.concatenate([offsets for _, offsets in self._doubtful]))
         return self._marks.pack()
-
-    @property
-    def has_marks(self) -> bool:
-        """Whether anything is done with."""
-        return self._marks.count > 0
 
     def _forget_doubts(self) -> None:
         durable = self._registry.log.durable_position
@@ -404,7 +415,6 @@ class Bucket(Topic):
     def close(self) -> None:
         """It goes."""
         self._alarm.cancel()
-        super().close()
 
 
 def forwarded_ids(block: memoryview) -> list[int]:

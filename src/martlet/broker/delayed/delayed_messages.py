@@ -112,9 +112,9 @@ class DelayedMessages:
         """Room for more stragglers; not much of it at once, since there may be more channels."""
         taken = 0
         for topic in list(self._unseen):
-            if (topic.channels and not topic.paused) or topic.id not in self._registry.by_id:
+            if (topic.channels and not topic.paused) or topic.id not in self._registry.queues:
                 del self._unseen[topic]
-        for topic in self._registry.by_id.values():
+        for topic in self._registry.queues.values():
             taken += self._unseen.get(topic, 0)
             channels = topic.channels.values()
             taken += sum(channel.cursor.stragglers.waiting_count for channel in channels)
@@ -192,10 +192,11 @@ class DelayedMessages:
                 keys = sorted([*keys, *_first(bucket, row, behind, max_count)])[:max_count]
                 row += _PIECE_ROWS
                 yield None
+        buckets = {bucket.id: bucket for bucket in self.buckets_of(topic)}
         found: list[tuple[ListingPosition, Delayed]] = []
         for key in keys:
-            bucket_there = self._registry.by_id.get(key.bucket)
-            if len(found) < max_count and isinstance(bucket_there, Bucket):
+            bucket_there = buckets.get(key.bucket)
+            if len(found) < max_count and bucket_there is not None:
                 found += [(key, each) for each in bucket_there.delayed(key.first_offset)]
         yield found
 

@@ -103,7 +103,7 @@ def restore(
         for channel, lost in loss.unfinished.items():
             if len(lost):
                 broker.lost(
-                    loss.topic.home.name,
+                    (loss.topic.home or loss.topic).name,
                     channel.name if channel else "",
                     int(lost[0]),
                     int(lost[-1]) + 1,
@@ -210,10 +210,16 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
     broker.producers = state.producers
     broker.producers.topics = broker.by_id
     kept = set()
+    half: HalfTopic | None = None
     for known in state.kept():
         if known.record.delayed is not None:
             continue
         kept.add(known.index.name)
+        if known.record.name == HALF:
+            half = HalfTopic(broker, known.record.id, HALF, _queue(broker, known))
+            half.voids = list(known.record.voids)
+            broker.by_id[half.id] = half
+            continue
         topic = _topic(broker, known)
         broker.adopt(topic)
         if topic.number:
@@ -226,8 +232,7 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
         _harmonise(topic)
         for name in topic.channels:
             join(topic, name)
-    half = broker.by_id.get(state.half_id)
-    state.transactions.settle(broker.transactions, half if isinstance(half, HalfTopic) else None)
+    state.transactions.settle(broker.transactions, half)
     for known in state.topics.values():
         if known.record.delayed is not None:
             kept.update(_settle_bucket(broker, state, known, known.record.delayed.topic))
@@ -236,12 +241,15 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
             broker.log.storage.remove(f"index/{name}")
 
 
-def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
+def _queue(broker: BrokerCore, known: RecoveredTopic) -> QueueLog:
     record = known.record
     end_offset = max(known.end_offset, known.journaled_end)
-    queue = QueueLog(broker.log, record.id, record.queue, record.id_base, known.index, end_offset)
-    kind = HalfTopic if record.name == HALF else Topic
-    topic = kind(broker, record.id, record.name, queue)
+    return QueueLog(broker.log, record.id, record.queue, record.id_base, known.index, end_offset)
+
+
+def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
+    record = known.record
+    topic = Topic(broker, record.id, record.name, _queue(broker, known))
     topic.backlog_offset = record.backlog_offset
     if record.paused_at is not None:
         # Where a channel saw more than that, the entry that ended the pause is lost.
@@ -328,7 +336,7 @@ def _settle_bucket(
     broker: BrokerCore, state: RecoveredState, known: RecoveredTopic, topic: int
 ) -> list[str]:
     """Make a bucket, if the topic that its messages are for is there. Returns its index."""
-    record, target = known.record, broker.by_id.get(topic)
+    record, target = known.record, broker.queues.get(topic)
     if target is None:
         return []
     ids, marks = state.forwarded.get(topic, []), state.marks.get(record.id, DoneBitmap())

@@ -17,7 +17,6 @@ import numpy as np
 from martlet.broker.errors import WritesRefused
 from martlet.broker.journal.entries import IndexRecord
 from martlet.broker.retention.history import history_of
-from martlet.broker.topic.topic import Topic
 from martlet.log import checkpoint_file
 from martlet.log.commit_log import CommitLog, FlushJob, spans
 from martlet.log.index import Index
@@ -27,6 +26,7 @@ from martlet.log.storage import DiskUsage, Segment, Storage
 
 if TYPE_CHECKING:
     from martlet.broker.retention.context import RetentionContext
+    from martlet.broker.topic.retained import Retained
 
 _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
@@ -61,9 +61,9 @@ class CheckpointJob:
     fill: DiskUsage = _UNKNOWN
     """How full the disk is, where history is kept."""
     dropped: list[str] = field(default_factory=list)
-    passed: dict[Topic, int] = field(default_factory=dict)
+    passed: dict[Retained, int] = field(default_factory=dict)
     """Up to where each topic's channels are through what was emptied."""
-    floors: dict[Topic, int] = field(default_factory=dict)
+    floors: dict[Retained, int] = field(default_factory=dict)
     """What of each topic was taken to be needed."""
 
     def save(self) -> None:
@@ -367,4 +367,6 @@ def _let_go(broker: RetentionContext, job: CheckpointJob) -> None:
         log.storage.remove(name)
         broker.dropped_names.remove(name)
     for topic, passed in job.passed.items():
-        topic.drop_voids(passed)
+        # Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
+        # a cursor's that had passed a void more easily than what tells of the void.
+        topic.voids = [void for void in topic.voids if void[1] > passed]

@@ -23,7 +23,7 @@ batches to newer segments.  Such a gap is one of the topic's voids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,13 +34,12 @@ from martlet.broker.offset_ranges import distinct, inside, merged, with_stretch
 from martlet.broker.retention.checkpoint import count_needs, forget, needs, with_history
 from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.log.retention import Need, SegmentLocator, needed_bytes
-from martlet.names import is_system
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.retention.context import RetentionContext
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.retained import Retained
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import Rows
     from martlet.log.storage import Segment
@@ -59,16 +58,12 @@ class EvictionLoss:
             channel stands under None.
     """
 
-    topic: Topic
+    topic: Retained
     gone: Sequence[Stretch]
-    unfinished: dict[Channel | None, Offsets] = field(init=False)
+    unfinished: Mapping[Channel | None, Offsets] = field(init=False)
 
     def __post_init__(self) -> None:
-        topic = self.topic
-        if holders := topic.holders:
-            self.unfinished = {c: c.unfinished(self.gone) for c in holders}
-        else:
-            self.unfinished = {None: topic.waiting(self.gone)}
+        self.unfinished = self.topic.unfinished(self.gone)
 
     @cached_property
     def offsets(self) -> Offsets:
@@ -76,13 +71,9 @@ class EvictionLoss:
         return distinct(list(self.unfinished.values()))
 
     def name_of(self, channel: Channel | None) -> str:
-        """What a channel loses, or nobody had, as people are told of it."""
+        """What to call the messages that a channel loses, or that no channel had."""
         topic = self.topic
-        if channel is not None:
-            return f"{topic.name}/{channel.name}"
-        if topic.home is not topic:
-            return f"{topic.home.name}/(delayed)"
-        return "(half messages)" if is_system(topic.name) else f"{topic.name}/(no channel)"
+        return topic.loss_label if channel is None else f"{topic.name}/{channel.name}"
 
     def suffer(self) -> None:
         """Give it up."""
@@ -95,15 +86,13 @@ class EvictionLoss:
         topic.give_up(self.gone)
 
     def leave_voids(self) -> None:
-        """See that nobody comes to wait for it who may still come there, its segment having gone.
+        """Make voids of what channels would still come to, its segment having gone.
 
         That are channels before it, and where the index does not say that it was there, those that
         are set back.
         """
         topic = self.topic
-        start = topic.queue.start_offset
-        nexts = [channel.cursor.next for channel in topic.holders]
-        lowest = min([topic.limit, *nexts] if nexts else [topic.backlog_offset])
+        start, lowest = topic.queue.start_offset, topic.lowest_unread
         for first, end in self.gone:
             if lowest < first or start < end:
                 topic.voids = with_stretch(topic.voids, first, end)
@@ -163,8 +152,7 @@ class Eviction(HistoryReclaimer):
             self.evicted_count += 1
             self._on_evicted(Evicted(victim.capacity, losses))
         for loss in losses:
-            for channel in list(loss.topic.channels.values()):
-                channel.go_on()
+            loss.topic.go_on()
         return True
 
     def _may_go(self, victim: Segment) -> bool:
@@ -207,15 +195,18 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
             loss = EvictionLoss(topic, gone)
             loss.suffer()
             loss.leave_voids()
-            topic.dropped_count = topic.home.dropped_count = 0
-            for channel in topic.channels.values():
-                channel.dropped_count = 0
+            topic.dropped_count = 0
+            if topic.home is not None:
+                topic.home.dropped_count = 0
+            for channel in loss.unfinished:
+                if channel is not None:
+                    channel.dropped_count = 0
             if len(loss.offsets):
                 losses.append(loss)
     return losses
 
 
-def _gone(topic: Topic, places: SegmentLocator) -> list[Stretch]:
+def _gone(topic: Retained, places: SegmentLocator) -> list[Stretch]:
     """What of a topic is needed and stored nowhere."""
     index, floor = topic.queue.index, topic.floor
     straggling = topic.stragglers_below(floor)

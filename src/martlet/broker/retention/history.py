@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from martlet.broker.policy import TopicPolicy
     from martlet.broker.queue.queue_log import KeptHistory, QueueLog
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.retained import Retained
     from martlet.log.retention import SegmentLocator
     from martlet.log.storage import DiskUsage
 
@@ -120,7 +120,7 @@ class History:
             yield from self.tally.count(places, self._row)
 
 
-def history_of(topic: Topic, usual: Retention) -> KeptHistory | None:
+def history_of(topic: Retained, usual: Retention) -> KeptHistory | None:
     """The history of a topic's queue as its policy is now; None where none is kept.
 
     Nothing is kept of what the broker notes for itself, nor of what no restart looks for.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from martlet.broker.topic.topic import TopicContext
 
 if TYPE_CHECKING:
+    from martlet.broker.topic.retained import Retained
     from martlet.broker.topic.topic import Topic
     from martlet.log.batch import LogBatch
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 class TopicRegistry(TopicContext, Protocol):
     """What is needed of a broker to find topics and to store messages in them."""
 
-    by_id: dict[int, Topic]
-    """By number in the log: all topics at all their queues, and those of the broker's own."""
+    by_id: dict[int, Retained]
+    """By number in the log: all topics at all their queues, and the hidden ones."""
+    queues: dict[int, Topic]
+    """By number in the log: all topics at all their queues."""
     dropped_names: list[str]
     """Files that are not needed once the next checkpoint is durable."""
     moved_to: int

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from crc32c import crc32c
 
@@ -33,10 +33,11 @@ from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy, check_dead_letter_topic
 from martlet.broker.queue.channel_state import ChannelContext, Waiting
 from martlet.broker.queue.cursor import Cursor
-from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
+from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.masked_source import MaskedSource
 from martlet.broker.topic.partitioned import PartitionedTopic
+from martlet.broker.topic.stage import StagingContext
 from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
@@ -46,20 +47,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from martlet.broker.journal.entries import TopologyEntry
-    from martlet.log.batch import Bytes, LogBatch
 
 
-class TopicContext(ChannelContext, Protocol):
+class TopicContext(ChannelContext, StagingContext, Protocol):
     """What a topic needs of its broker."""
 
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
         """A channel was made or deleted."""
-
-    def staged(self, topic: Topic) -> LogBatch:
-        """A new batch that takes a topic's messages; what it had before is appended."""
-
-    def commit_topic(self, topic: Topic, deliver_at_ns: int) -> Receipt:
-        """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
 
     def next_id(self) -> int:
         """A number that no topic or channel ever had."""
@@ -82,7 +76,7 @@ class Topic(SingleQueueTopic):
     """
 
     def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
-        super().__init__(queue)
+        super().__init__(context, queue)
         self.id = id
         self.name = name
         self.ephemeral = self.bounded = is_ephemeral(name)
@@ -103,8 +97,13 @@ class Topic(SingleQueueTopic):
 
     @property
     def home(self) -> Topic:
-        """The topic that its messages are for: itself, unless it is a hidden one."""
+        """The topic that its messages are for: itself."""
         return self
+
+    @property
+    def loss_label(self) -> str:
+        """What lost messages are called that no channel had."""
+        return f"{self.name}/(no channel)"
 
     @property
     def whole(self) -> Topic | PartitionedTopic:
@@ -206,41 +205,6 @@ class Topic(SingleQueueTopic):
         return part
 
     # messages
-
-    def stage(
-        self,
-        bodies: list[bytes] | Bytes,
-        deliver_at_ns: int = 0,
-        properties: Sequence[tuple[int, bytes]] = (),
-    ) -> Receipt:
-        """Take messages, to be appended with all that this turn brings.
-
-        Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
-        holds n of one size.  `properties` has the number, rising, of each message that has any,
-        and those, packed (see `martlet.properties.model`).
-        """
-        queue = self.queue
-        batch = queue.batch
-        if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
-            batch = self._context.staged(self)
-        if properties:
-            batch.set_properties(batch.count, properties)
-        if type(bodies) is list:
-            if len(bodies) == 1:
-                batch.add(bodies[0])
-            else:
-                batch.add_many(bodies)
-        else:
-            batch.add_matrix(cast("Bytes", bodies))
-        if deliver_at_ns:
-            return self._context.commit_topic(self, deliver_at_ns)
-        return queue.receipt
-
-    @property
-    def next_offset(self) -> int:
-        """The offset of the message that is staged next."""
-        batch = self.queue.batch
-        return self.queue.end_offset + (0 if batch is None else batch.count)
 
     def stored(self, first: int, deferred: bool) -> None:
         """A batch was appended that begins at offset `first`: hand it to the channels."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from martlet.broker.journal.entries import ChannelRecord
 from martlet.broker.offset_ranges import apart_from
+from martlet.broker.topic.stage import StagedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,19 +29,21 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.queue_log import QueueLog
+    from martlet.broker.topic.stage import StagingContext
 
 _NO_OFFSETS = np.empty(0, np.uint64)
 
 
-class SingleQueueTopic:
+class SingleQueueTopic(StagedQueue):
     """What is stored in one queue of a topic, and how much of it concerns the channels there.
 
     Args:
+        context: the broker.
         queue: the messages.
     """
 
-    def __init__(self, queue: QueueLog) -> None:
-        self.queue = queue
+    def __init__(self, context: StagingContext, queue: QueueLog) -> None:
+        super().__init__(context, queue)
         self.number = queue.number
         self.channels: dict[str, Channel] = {}
         self.backlog_offset = queue.start_offset
@@ -143,14 +146,25 @@ class SingleQueueTopic:
         offsets = np.unique(np.concatenate(some))
         return offsets[: np.searchsorted(offsets, floor)]
 
-    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
-        """What of some stretches waits for a first channel."""
+    @property
+    def lowest_unread(self) -> int:
+        """The lowest offset that a channel, or the first one to be made, has yet to come to."""
+        if not (holders := self.holders):
+            return self.backlog_offset
+        return min(self.limit, *(channel.cursor.next for channel in holders))
+
+    def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
+        """What each channel has not finished of some stretches, rising; what waits for a first
+        channel under None.
+        """
+        if holders := self.holders:
+            return {channel: channel.unfinished(gone) for channel in holders}
         start = self.backlog_offset
-        parts = [np.empty(0, np.int64)]
+        waiting = [np.empty(0, np.int64)]
         for first, end in gone:
             for begin, stop in self.stretches(max(first, start), max(end, start)):
-                parts.append(np.arange(begin, stop, dtype=np.int64))
-        return np.concatenate(parts)
+                waiting.append(np.arange(begin, stop, dtype=np.int64))
+        return {None: np.concatenate(waiting)}
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
         """Some stretches have gone; the channels know it."""
@@ -163,6 +177,14 @@ class SingleQueueTopic:
                     channel.counted_from += end - self.paused_at
                 self.paused_at = end
 
+    def go_on(self) -> None:
+        """Deliver to consumers that may have room since messages of theirs were given up."""
+        for channel in list(self.channels.values()):
+            channel.go_on()
+
+    def journal_marks(self, *, certain: bool) -> None:
+        """Nothing: its cursors say what is done with."""
+
     @property
     def passed(self) -> int:
         """Every channel has come to this offset, and none can begin, or go back, below it.
@@ -171,11 +193,3 @@ class SingleQueueTopic:
         """
         nexts = [channel.cursor.next for channel in self.holders]
         return min([self.queue.start_offset, *(nexts or [self.backlog_offset])])
-
-    def drop_voids(self, passed: int) -> None:
-        """Forget the voids below an offset that every channel has passed for good.
-
-        Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
-        a cursor's that had passed a void more easily than what tells of the void.
-        """
-        self.voids = [void for void in self.voids if void[1] > passed]

@@ -21,6 +21,7 @@ from martlet.log.record import BadRecord
 
 if TYPE_CHECKING:
     from martlet.broker.delayed.delayed_messages import DelayedMessages
+    from martlet.broker.topic.retained import Retained
     from martlet.broker.topic.topic import Topic
 
 
@@ -55,7 +56,7 @@ class HalfMessageStore:
             queue = QueueLog(context.log, id, 0, context.random.getrandbits(64), index, 0)
             half = HalfTopic(context, id, HALF, queue)
             context.journal_topology(id, TopicEntry(half.describe()))
-            context.adopt(half)
+            context.by_id[half.id] = half
             self.topic = half
         return self.topic
 
@@ -74,7 +75,7 @@ class HalfMessageStore:
         self,
         transaction: OpenTransaction,
         batches: Sequence[HalfBatch],
-        entry: Callable[[Sequence[Topic]], bytes],
+        entry: Callable[[Sequence[Retained]], bytes],
         to: str = "",
     ) -> int:
         """Store messages where they belong, or all in one topic. Returns the position behind them.
@@ -124,11 +125,11 @@ class HalfMessageStore:
                 f" already, and --max-delayed-messages is {delays.max_count}"
             )
 
-    def news_of(self, topics: Sequence[Topic]) -> tuple[TopicRecord, ...]:
+    def news_of(self, topics: Sequence[Retained]) -> tuple[TopicRecord, ...]:
         """Those of some topics of which a power cut may take all entries there are by now."""
         log = self._context.log
         news: list[TopicRecord] = []
-        for topic in dict.fromkeys(home for each in topics for home in (each.home, each)):
+        for topic in dict.fromkeys(home for each in topics for home in (each.home or each, each)):
             for part in topic.parts:
                 told_at = self._journaled.get(part.id)
                 if told_at is None or told_at > log.durable_position:

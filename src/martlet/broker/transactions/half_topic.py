@@ -17,7 +17,7 @@ import numpy as np
 from martlet.broker.journal.entries import HalfBatchEntry, decode, encode
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
-from martlet.broker.topic.topic import Topic
+from martlet.broker.topic.hidden import HiddenTopic
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.journal.entries import TopicRecord
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import TopicContext
@@ -74,19 +76,39 @@ class StoredHalf(NamedTuple):
         return [(number - first, entry) for number, entry in self.entries if first <= number < stop]
 
 
-class HalfTopic(Topic):
+class HalfTopic(HiddenTopic):
     """All half messages."""
 
     def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
+        super().__init__(context, id, name, queue)
         self.held: set[int] = set()
         """The first offsets of the batches that are needed."""
-        super().__init__(context, id, name, queue)
+        self._log = context.log
         self._reader = Cursor(context.log, queue, 0)
+
+    @property
+    def home(self) -> None:
+        """Each batch says where its messages belong."""
+
+    @property
+    def loss_label(self) -> str:
+        """What lost messages are called."""
+        return "(half messages)"
 
     @property
     def floor(self) -> int:
         """From here on all is needed, which is nothing yet."""
         return self.queue.end_offset
+
+    @property
+    def lowest_unread(self) -> int:
+        """No channel will come to anything that is stored."""
+        return self.queue.end_offset
+
+    @property
+    def passed(self) -> int:
+        """Voids stay until what is stored begins behind them."""
+        return self.queue.start_offset
 
     @property
     def lowest_needed(self) -> int:
@@ -99,22 +121,26 @@ class HalfTopic(Topic):
         offsets.sort()
         return offsets[: np.searchsorted(offsets, floor)]
 
-    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+    def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
         """The messages of some stretches whose transactions have not ended."""
         rows = self.queue.index.holding(self.stragglers_below(self.queue.end_offset))[1]
         firsts = (rows["first_offset"] + 1).tolist()  # The first says what the others are.
         ends = (rows["first_offset"] + rows["count"]).tolist()
         parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
-        return inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))
+        return {None: inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))}
 
-    @property
-    def backlog_offset(self) -> int:
-        """No channel will begin here."""
-        return self.queue.end_offset
+    def give_up(self, gone: Sequence[Stretch]) -> None:
+        """Their transactions find out when they are committed."""
 
-    @backlog_offset.setter
-    def backlog_offset(self, offset: int) -> None:
-        pass
+    def stored(self, first: int, deferred: bool) -> None:
+        """Nobody gets them before their transaction is committed."""
+
+    def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
+        """It as the journal writes it."""
+        return self.record(self.queue.end_offset, channels)
+
+    def journal_marks(self, *, certain: bool) -> None:
+        """Nothing: the transactions say what is done with."""
 
     def put(
         self,
@@ -162,10 +188,7 @@ class HalfTopic(Topic):
         if not index.first_row <= row < index.end_row:
             return False
         entry = index.row(row)
-        return (
-            entry.first_offset == first_offset
-            and self._context.log.find(entry.position) is not None
-        )
+        return entry.first_offset == first_offset and self._log.find(entry.position) is not None
 
 
 def frames_of(stored: StoredHalf) -> Iterator[memoryview]:

@@ -45,7 +45,7 @@ from martlet.log.record import RecordKind
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.retained import Retained
     from martlet.broker.transactions.half_messages import TransactionContext
     from martlet.broker.transactions.half_topic import HalfTopic
     from martlet.log.batch import Bytes
@@ -323,7 +323,7 @@ class Transactions:
             self.series.check_room(place.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
 
-        def entry(topics: Sequence[Topic]) -> bytes:
+        def entry(topics: Sequence[Retained]) -> bytes:
             return encode(CommittedEntry(id, at_ns, self.messages.news_of(topics), place))
 
         position = self.messages.forward(transaction, batches, entry)
@@ -441,7 +441,7 @@ class Transactions:
         id = transaction.id
         state = after(id, transaction.state, TransactionEvent.GIVE_UP)
 
-        def entry(topics: Sequence[Topic]) -> bytes:
+        def entry(topics: Sequence[Retained]) -> bytes:
             return encode(SetAsideEntry(id, self.messages.news_of(topics)))
 
         batches = transaction.all_batches()

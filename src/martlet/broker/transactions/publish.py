@@ -19,7 +19,7 @@ from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
     from martlet.broker.topic.registry import TopicRegistry
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.topic.retained import Retained
     from martlet.broker.transactions.half_topic import StoredHalf
     from martlet.log.batch import LogBatch
 
@@ -33,7 +33,7 @@ class PendingCopy(NamedTuple):
         deliver_at_ns: when they are due, if the topic is a bucket.
     """
 
-    topic: Topic
+    topic: Retained
     stored: StoredHalf
     deliver_at_ns: int = 0
 
@@ -41,7 +41,7 @@ class PendingCopy(NamedTuple):
 class _Piece(NamedTuple):
     """A batch to be: what goes into one batch of a topic."""
 
-    topic: Topic
+    topic: Retained
     deliver_at_ns: int
     first_offset: int
     stored: list[StoredHalf]
@@ -58,7 +58,7 @@ class _Piece(NamedTuple):
 def forward(
     registry: TopicRegistry,
     wanted: Sequence[PendingCopy],
-    entry: Callable[[Sequence[Topic]], bytes],
+    entry: Callable[[Sequence[Retained]], bytes],
 ) -> int:
     """Store messages in their topics, all or none of them.
 
@@ -109,7 +109,7 @@ def forward(
 
 def _pieces(wanted: Sequence[PendingCopy]) -> Iterator[_Piece]:
     """What goes into each batch: those of one topic and time in their order, up to a size."""
-    groups: dict[tuple[Topic, int], list[StoredHalf]] = {}
+    groups: dict[tuple[Retained, int], list[StoredHalf]] = {}
     for topic, stored, deliver_at_ns in wanted:
         groups.setdefault((topic, deliver_at_ns), []).append(stored)
     offsets = {topic: topic.queue.end_offset for topic, _ in groups}
@@ -129,7 +129,9 @@ def _pieces(wanted: Sequence[PendingCopy]) -> Iterator[_Piece]:
         offsets[topic] += piece.count
 
 
-def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[StoredHalf]) -> _Piece:
+def _piece(
+    topic: Retained, deliver_at_ns: int, first_offset: int, stored: list[StoredHalf]
+) -> _Piece:
     count = sum(len(each.ends) for each in stored)
     payload_length = sum(len(each.frames) for each in stored)
     properties_length = packed_bytes([each.entries for each in stored])
