@@ -193,7 +193,7 @@ class BesideModel(RuleBasedStateMachine):
             if isinstance(loss.topic, Bucket):
                 self.bucket_given_up(loss, position)
                 continue
-            topic = self.topics[loss.topic.name].parts[loss.topic.number]
+            topic = self.topics[loss.topic.name].parts[loss.topic.queue.number]
             gone = [offset for first, end in loss.gone for offset in range(first, end)]
             lost = topic.give_up(gone, position)
             if not topic.has_holes:

@@ -1,9 +1,8 @@
 """The broker's core: topics over a log.
 
-It is told the time, handed its chance and its log, and called for everything; it never waits.
-Around it somebody moves bytes, calls `commit` once in each turn of his loop, `run` when the
-schedule says so, `write_journal` every so often, and runs the jobs of `begin_checkpoint` where
-blocking does no harm.
+It is handed the time, random numbers and the log, and never waits.  The server moves bytes, calls
+`commit` once in each turn of its loop, `run` when the schedule says so, `write_journal` at an
+interval, and runs the jobs of `begin_checkpoint` where blocking does no harm.
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class BrokerCore:
         return self._scratch.pop() if self._scratch else LogBatch()
 
     def take_scratch(self, batch: LogBatch) -> None:
-        """It is not needed any more."""
+        """Take a batch back that was lent."""
         if len(self._scratch) < MAX_SCRATCH and len(batch.scratch) <= BIG_SCRATCH_BYTES:
             self._scratch.append(batch)
 
@@ -294,8 +293,8 @@ class BrokerCore:
         if receipt.error is None:
             self.stored_count += queue.end_offset - before
             topic.stored(before, deliver_at_ns != 0)
-        elif topic.home is not None:
-            topic.home.refused_count += last.count
+        elif topic.target is not None:
+            topic.target.refused_count += last.count
         return receipt
 
     def delayed_count(self, topic_number: int, /) -> int:
@@ -317,7 +316,7 @@ class BrokerCore:
         """Finish all that is stored for a channel; for a topic's only one, all that waits for a
         time too. Beside others that stays, since it is theirs as well.
 
-        It is written down at once, since whoever asked for it is answered and does not come back.
+        It is written down at once, since the caller is answered and does not ask again.
 
         Raises NotFound, and WritesRefused: it is emptied, but a restart may not find it so.
         """

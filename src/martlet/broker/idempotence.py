@@ -16,8 +16,8 @@ the kind PRODUCERS, little-endian::
      0 durable position u64 | 8 forgotten until i64 ns
     then for each producer
      0 id 16 bytes | 16 floor u64 | 24 heard at i64 ns | 32 doubted until i64 ns | 40 count u64
-    48 count x (sequence u64 | end position u64 | offset u64 | topic u32 | home u32 | messages u32 |
-        0 u32)
+    48 count x (sequence u64 | end position u64 | offset u64 | topic u32 | target u32
+        | messages u32 | 0 u32)
 
 An entry may survive a power cut that a batch before it did not survive.  So a send that it tells of
 is believed where the log was durable up to it then, and else only where its batch was seen.
@@ -74,19 +74,19 @@ class ProducerSend:
     Attributes:
         receipt: what became of it.
         topic: the topic's number in the log, at the queue where it is; a bucket's, for later ones.
-        home: the same of the queue that they go to in the end.
+        target: the same of the queue that they go to in the end.
         offset: of its first message.
         count: its messages.
     """
 
-    __slots__ = ("_row", "count", "home", "offset", "receipt", "topic")
+    __slots__ = ("_row", "count", "offset", "receipt", "target", "topic")
 
     def __init__(
-        self, receipt: Receipt, topic: int, offset: int, count: int, home: int | None = None
+        self, receipt: Receipt, topic: int, offset: int, count: int, target: int | None = None
     ) -> None:
         self.receipt = receipt
         self.topic = topic
-        self.home = topic if home is None else home
+        self.target = topic if target is None else target
         self.offset = offset
         self.count = count
         self._row = b""
@@ -95,7 +95,7 @@ class ProducerSend:
         """As the journal tells it, once it is stored."""
         if not self._row:
             position = self.receipt.position
-            places = (self.topic, self.home, self.count, 0)
+            places = (self.topic, self.target, self.count, 0)
             self._row = _ROW.pack(sequence, position, self.offset, *places)
         return self._row
 
@@ -188,12 +188,12 @@ class ProducerState:
                     f" none; {_WAY_OUT}"
                 )
             return None
-        home = self.topics.get(known.home)
-        if known.receipt.error is not None or home is None:
+        target = self.topics.get(known.target)
+        if known.receipt.error is not None or target is None:
             # It was not stored, or has gone with its topic.
             self._drop(window, sent.sequence)
             return None
-        if known.count != sent.count or home.home not in topic.parts:
+        if known.count != sent.count or target.target not in topic.parts:
             raise Reused(
                 f"producer {sent.producer.hex()} has sent other messages, or to another topic, by"
                 f" number {sent.sequence}: each send needs a number of its own"
@@ -230,6 +230,7 @@ class ProducerState:
     def _drop(self, window: _Window, sequence: int) -> None:
         del window.sends[sequence]
         self._count -= 1
+        assert self._count >= 0
 
     def _forget(self) -> None:
         """Let go of who has been silent longest."""
@@ -280,12 +281,12 @@ class ProducerState:
             window.floor = max(window.floor, floor)
             sends = window.sends
             for row in _ROW.iter_unpack(memoryview(entry)[at:end]):
-                sequence, position, offset, topic, home, messages, _ = row
+                sequence, position, offset, topic, target, messages, _ = row
                 is_new = sequence > window.floor and sequence not in sends
                 if is_new and position <= durable:
                     receipt = Receipt()
                     receipt.position = position
-                    sends[sequence] = ProducerSend(receipt, topic, offset, messages, home)
+                    sends[sequence] = ProducerSend(receipt, topic, offset, messages, target)
                     self._count += 1
             self._trim(window)
             at = end

@@ -1,6 +1,6 @@
 """Policies: what an operator has set for one topic or one channel, beyond NSQ's rules.
 
-They are told in the journal with their topic or channel, only what differs from the default, so
+The journal has them with their topic or channel, only what differs from the default, so
 that a default may change later.  Each field says in one place what it is, and within which limits;
 commands, calls and documentation are made of that.
 """
@@ -76,11 +76,11 @@ class Policy:
         }
 
     @classmethod
-    def read(cls: type[PolicyT], told: Mapping[str, Any]) -> PolicyT:
-        """A policy as the journal has told it; what a later version has added is left out."""
+    def read(cls: type[PolicyT], values: Mapping[str, Any]) -> PolicyT:
+        """Read a policy from the journal; fields that a later version has added are left out."""
         known = {each.name for each in fields(cls)}
-        values = {name: value for name, value in told.items() if name in known}
-        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
+        kept = {name: value for name, value in values.items() if name in known}
+        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
 
     def changed(self: PolicyT, changes: Mapping[str, object]) -> PolicyT:
         """The policy with other values; None stands for the default. Raises BadPolicy."""

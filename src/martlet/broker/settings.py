@@ -1,4 +1,4 @@
-"""What the operator has set for a broker, and what is told of it as it happens."""
+"""The settings of a broker's core."""
 
 from __future__ import annotations
 

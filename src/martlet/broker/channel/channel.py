@@ -207,7 +207,7 @@ class Channel(ChannelState):
         subscriber.shares.append(self._add(Share(subscriber, self.delivery, self._last_number)))
 
     def spread_out(self, consumer: ChannelConsumer) -> Subscriber:
-        """A consumer of one queue goes on as a subscriber of several."""
+        """Make a subscriber of several queues of a consumer of one."""
         subscriber = Subscriber(
             cast("Client", consumer.client),  # As `add_consumer` took it.
             consumer.timeout_ns,
@@ -229,7 +229,7 @@ class Channel(ChannelState):
     def remove_consumer(
         self, consumer: ChannelConsumer, charged: Collection[int] | None = None
     ) -> None:
-        """The client has gone: what it held is delivered to others at once.
+        """Unsubscribe a client: what it held is delivered to others at once.
 
         Args:
             consumer: as what it had subscribed.
@@ -237,12 +237,14 @@ class Channel(ChannelState):
         """
         if charged is None:
             charged = self.redelivery.charged(consumer)
+        assert self.numbers[consumer.number] is consumer
         self.consumers.remove(consumer)
         self.delivered_before += consumer.message_count
         self.delivered_near_before[consumer.nearness] += consumer.message_count
         del self.numbers[consumer.number]
         self.delivery.leave_line(consumer)
         self.redelivery.take_back(consumer, charged)
+        assert not consumer.is_ready
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
             self.moved()
@@ -363,7 +365,7 @@ class Channel(ChannelState):
         self.go_on()
 
     def _drop(self, stretches: Sequence[Stretch]) -> None:
-        """Nobody has the messages of some stretches any more, nor do they wait for a time."""
+        """Drop the messages of some stretches, in flight or waiting for a time."""
         window, stragglers = self.cursor.window, self.cursor.stragglers
         for first, end in stretches:
             for number, count in window.release_all(first, end).items():
@@ -375,7 +377,7 @@ class Channel(ChannelState):
             stragglers.remove(offset)
 
     def drop(self, count: int) -> None:
-        """So many were given up."""
+        """Count messages that were given up."""
         self.dropped_count += count
         self.moved()
 
@@ -384,13 +386,13 @@ class Channel(ChannelState):
         return np.fromiter(by_offset, np.int64, len(by_offset))
 
     def go_on(self) -> None:
-        """Consumers may have room that they did not make by an answer."""
+        """Deliver to consumers that may have room without having answered."""
         self.moved()
         self.delivery.line_up(self.consumers)
         self.pump()
 
     def go_back(self, offset: int) -> None:
-        """Have everything from an offset on before it again, whatever became of it; what is below
+        """Set the channel back to an offset, whatever became of what is behind it; what is below
         stays as it is. Nothing is delivered before deferred messages are scheduled again.
         """
         cursor = self.cursor
@@ -435,12 +437,12 @@ class Channel(ChannelState):
                 cursor.skip_to(end, cursor.deferred_ahead)
 
     def close(self) -> None:
-        """The channel is deleted: its clients are told, and get no more messages."""
+        """Close a deleted channel: its clients are notified, and get no more messages."""
         self.alarm.cancel()
         self.closed = self.paused = True
         if self.group is not None:
             self.group.end()
         if self.queue.number:
-            return  # Number 0 has told them.
+            return  # Number 0 notifies them.
         for consumer in list(self.consumers):
             consumer.client.channel_closed()

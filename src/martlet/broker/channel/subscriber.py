@@ -34,7 +34,7 @@ class Subscriber:
         client: takes the messages.
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages that it wants; 0 for all.
-        with_properties: whether it is told the properties of messages.
+        with_properties: whether it gets the properties of messages.
         says_started: whether it says which messages it starts to handle.
         nearness: where it is.
     """

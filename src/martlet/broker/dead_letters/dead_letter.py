@@ -49,8 +49,8 @@ def default_name(topic: str, channel: str) -> str:
     if "." not in topic and not ephemeral and len(plain) <= MAX_NAME_LENGTH:
         return plain
     digest = sha256(f"{topic}:{channel}".encode()).hexdigest()[:8]
-    told = f"{topic.removesuffix(EPHEMERAL)}.{channel.removesuffix(EPHEMERAL)}"
-    return f"{told[: MAX_NAME_LENGTH - len(_SUFFIX) - 9]}.{digest}{_SUFFIX}"
+    names = f"{topic.removesuffix(EPHEMERAL)}.{channel.removesuffix(EPHEMERAL)}"
+    return f"{names[: MAX_NAME_LENGTH - len(_SUFFIX) - 9]}.{digest}{_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def buried(
         stored_at_ns: when it was published.
     """
     first, last = death.errors
-    told: dict[str, str | int] = {
+    facts: dict[str, str | int] = {
         "reason": death.reason,
         "attempts": death.attempts,
         "failures": death.failures or death.attempts,
@@ -94,7 +94,7 @@ def buried(
         "stored_ms": stored_at_ns // _MILLISECOND_NS,
         "at_ms": death.at_ns // _MILLISECOND_NS,
     }
-    notes = {_PREFIX + name: str(value) for name, value in told.items() if value != ""}
+    notes = {_PREFIX + name: str(value) for name, value in facts.items() if value != ""}
     return _with_notes(entry, notes)
 
 

@@ -91,7 +91,7 @@ class MessageMover:
         self.on_written: Callable[[], None] = lambda: None
         """Called when something was appended that waits for a flush."""
         self.on_refused: Callable[[MessageMove, WritesRefused], None] = lambda transfer, error: None
-        """Told of the first of those that were refused in a row."""
+        """Called with the first of those that were refused in a row."""
         self._topics = topics
         self._waiting: deque[MessageMove] = deque()
         self._written: deque[MessageMove] = deque()

@@ -68,8 +68,8 @@ class DeadLetter:
     @property
     def at_ms(self) -> int:
         """When it was given up, or came here, in milliseconds since 1970."""
-        told = self.note("at_ms")
-        return int(told) if told.isdecimal() else self.stored_at_ns // _MILLISECOND_NS
+        at_ms = self.note("at_ms")
+        return int(at_ms) if at_ms.isdecimal() else self.stored_at_ns // _MILLISECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
     """
     found = peek(keeper, start, max_count + 1, list(PeekState))
     frames = PeekedFrames(keeper.cursor)
-    told = []
+    listed = []
     for peeked in found[:max_count]:
         read = frames.read(peeked.offset)
         if read is None or (peeked.state is PeekState.IN_FLIGHT and peeked.owner is None):
@@ -126,7 +126,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
             properties = Properties.unpack(keeper.cursor.properties(peeked.offset))
         except BadProperties:
             properties = Properties()
-        told.append(
+        listed.append(
             DeadLetter(
                 keeper,
                 peeked.offset,
@@ -137,7 +137,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
                 properties,
             )
         )
-    return told, found[max_count].offset if len(found) > max_count else None
+    return listed, found[max_count].offset if len(found) > max_count else None
 
 
 def way_back(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
@@ -179,7 +179,7 @@ def redrive(
         letter: which is not with a consumer.
         to: finds the topic where it goes. Raises WritesRefused.
         only: the channel there that alone gets it; None for all.
-        on_end: told that it has been moved, or why it stays where it is.
+        on_end: called when it has been moved, or with why it stays where it is.
     """
     letter.keeper.redelivery.unroll(letter.offset + 1)
     mover.begin(

@@ -68,7 +68,7 @@ _MORE_BYTES = 128
 _LINGER_NS = 600 * 10**9
 """So long a bucket stays after its time: a send that is repeated is known by what is in it."""
 _SLACK = 1 << 20
-"""So many messages behind a bucket's known end may be told to be done with."""
+"""Marks may reach so many messages beyond a bucket's known end."""
 
 
 class Delayed(NamedTuple):
@@ -136,11 +136,6 @@ class Bucket(HiddenTopic):
             self._doubtful.append((self._registry.log.position, forwarded))
         self._upcoming.expect(self.start_ns)
         self._alarm.at(self._upcoming.next_ns or 0)
-
-    @property
-    def home(self) -> Topic:
-        """The topic that its messages are for."""
-        return self.target
 
     @property
     def loss_label(self) -> str:
@@ -295,7 +290,7 @@ class Bucket(HiddenTopic):
             self._put_back(entries)
             return False
         bodies: list[bytes] = []
-        told: list[tuple[int, bytes]] = []
+        properties: list[tuple[int, bytes]] = []
         times_ns: list[int] = []
         offsets: list[int] = []
         for entry in entries:
@@ -306,13 +301,15 @@ class Bucket(HiddenTopic):
                 continue
             for offset, body, packed in found:
                 bodies.append(body)
-                told.append((len(told), without(packed, Field.SENT) + self._property_frame(offset)))
+                properties.append(
+                    (len(properties), without(packed, Field.SENT) + self._property_frame(offset))
+                )
                 times_ns.append(entry.stored_at_ns)
                 offsets.append(offset)
         if not bodies:
             return True
         batch = self._registry.staged(self.target)
-        batch.set_properties(0, told)
+        batch.set_properties(0, properties)
         batch.add_many(bodies)
         batch.stamp(np.array(times_ns, np.int64))
         batch.flags = RecordFlag.FORWARDED
@@ -399,7 +396,7 @@ class Bucket(HiddenTopic):
         try:
             found = self._read(entry)
         except BadRecord:
-            return []  # It is told when it is due.
+            return []  # It is reported when it is due.
         stored_at_ns, deliver_at_ns = entry.stored_at_ns, entry.deliver_at_ns
         return [
             Delayed(
@@ -413,7 +410,7 @@ class Bucket(HiddenTopic):
         ]
 
     def close(self) -> None:
-        """It goes."""
+        """Ring no more, since it goes."""
         self._alarm.cancel()
 
 
@@ -422,8 +419,8 @@ def forwarded_ids(block: memoryview) -> list[int]:
     its properties.
     """
     found = Block(block)
-    told = (system_value(found.entry(at), PROPERTY) for at in range(len(found)))
-    return [int(id, 16) for id in told if id is not None]
+    values = (system_value(found.entry(at), PROPERTY) for at in range(len(found)))
+    return [int(id, 16) for id in values if id is not None]
 
 
 def restore_bucket(
@@ -442,7 +439,7 @@ def restore_bucket(
         registry, delays, target: whose it is.
         record: the bucket in the journal.
         index, end_offset: what is known of its batches.
-        marks: what is done with, as far as entries told it.
+        marks: what is done with, by the journal's entries.
         forwarded: the ids of messages that came to its topic since, out of whichever bucket.
     """
     # What was forwarded may be durable where the end of its bucket is not, so it may be behind it.

@@ -238,6 +238,7 @@ class DelayedMessages:
 
     def _remove(self, bucket: Bucket) -> None:
         known = self._buckets[bucket.target.id]
+        assert known[bucket.start_ns, bucket.end_ns] is bucket and self.pending_count >= 0
         del known[bucket.start_ns, bucket.end_ns], self._registry.by_id[bucket.id]
         if not known:
             del self._buckets[bucket.target.id]

@@ -33,10 +33,10 @@ class _Nobody:
         raise AssertionError("messages for nobody")
 
     def channel_closed(self) -> None:
-        """Nobody is told."""
+        """There is nobody to notify."""
 
     def failures_counted(self, max_attempts: int) -> None:
-        """Nobody is told."""
+        """There is nobody to notify."""
 
 
 NOBODY = _Nobody()
@@ -66,7 +66,7 @@ class ChannelConsumer:
         number: its number in the channel's window, from 1.
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages that it wants; 0 for all.
-        with_properties: whether it is told the properties of messages.
+        with_properties: whether it gets the properties of messages.
         says_started: whether it says which messages it starts to handle.
         nearness: where it is.
     """
@@ -128,11 +128,11 @@ class ChannelConsumer:
 
     @property
     def trace_name(self) -> str:
-        """Who it is, in a trail; what has no name, as in a test, is called by its number."""
+        """Its name in a trace; its number where it has none, as in a test."""
         return getattr(self.client, "trace_name", "") or f"consumer {self.number}"
 
     def offer_room(self) -> None:
-        """There may be room that no answer of the client has made: others may use it too."""
+        """Let other queues use room that no answer of the client has made."""
 
     def lease_of(self, offset: int) -> Lease:
         """The lease under which it holds an offset."""
@@ -143,7 +143,7 @@ class ChannelConsumer:
         return lease
 
     def settle_progress(self) -> None:
-        """Have `progress` know of all that was answered."""
+        """Pass all that was answered on to `progress`."""
         offset = self.answered
         number = bisect_right(self.leases, offset, key=_first_offset) - 1
         if number >= 0 and offset < self.leases[number].end:

@@ -62,7 +62,7 @@ class Cursor:
         self.window = InFlightWindow(start)
         self.stragglers: PendingMessages[ChannelConsumer] = PendingMessages()
         self.deferred_ahead = 0
-        """How many messages from `next` on are deferred ones, which do not come from there."""
+        """How many messages from `next` on are deferred, and so passed over."""
         self.journal_number = 0
         """The number of the last entry in the journal."""
         self.charges: CrashCharges | None = None
@@ -206,11 +206,11 @@ class Cursor:
         number = offset - entry.first_offset
         block = properties_of(self._record)
         frame = self._slice(entry, number, number + 1)
-        told = b"" if block is None else entry_of(block, number)
+        properties = b"" if block is None else entry_of(block, number)
         self._skip(offset + 1)
         if offset + 1 == entry.end_offset:
             self._let_record_go()
-        return frame, told
+        return frame, properties
 
     def _append_property_frame(
         self, entry: IndexEntry, begin: int, end: int, parts: list[memoryview | bytes]
@@ -218,14 +218,14 @@ class Cursor:
         """Add the frame with the properties of some of the current batch's messages."""
         block = properties_of(self._record)
         if block is not None:
-            whole = end - begin == entry.count
-            told = block if whole else Block(block).cut(begin, end)
-            if told:
-                parts.append(frame(told))
+            is_all = end - begin == entry.count
+            properties = block if is_all else Block(block).cut(begin, end)
+            if properties:
+                parts.append(frame(properties))
 
     def _let_record_go(self) -> None:
-        """Keep no bytes of a batch that is through: an idle channel would hold its segment's room
-        on the disk, though the segment has gone.
+        """Drop the bytes of a finished batch: an idle channel would keep its segment's space on the
+        disk, though the segment has gone.
         """
         self._record, self._ends = _NOTHING, None
 
@@ -290,7 +290,7 @@ class Cursor:
         return self._record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
 
     def frame(self, offset: int, attempts: int) -> bytearray | None:
-        """A copy of one message's frame that tells the attempts; None where it has gone."""
+        """Copy one message's frame, with its attempts; None where it has gone."""
         index = self.queue.index
         row = index.find(offset)
         entry = index.row(row) if row < index.end_row else None
@@ -303,8 +303,8 @@ class Cursor:
             self.on_lost(offset, offset + 1, str(error))
             return None
         frame = bytearray(self.frame_of(entry, payload_end, record, offset))
-        told = min(attempts, MAX_ATTEMPTS)
-        frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = told.to_bytes(2, "big")
+        in_frame = min(attempts, MAX_ATTEMPTS)
+        frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = in_frame.to_bytes(2, "big")
         return frame
 
     def properties(self, offset: int) -> bytes:
@@ -317,7 +317,7 @@ class Cursor:
         try:
             _, record = self.read(entry)
         except BadRecord:
-            return b""  # Who reads its frame is told.
+            return b""  # `frame` reports it.
         block = properties_of(record)
         return b"" if block is None else entry_of(block, offset - entry.first_offset)
 

@@ -40,7 +40,8 @@ class InFlightWindow:
         self._holders: npt.NDArray[np.int32] = np.zeros(FIRST_CAPACITY, np.int32)
 
     def grant(self, holder: int, end: int) -> None:
-        """The offsets from `next` up to `end` go to a holder; 0 for none, who skips them."""
+        """Give a holder the offsets from `next` up to `end`; 0 for none, which skips them."""
+        assert self.floor <= self.next <= end
         if holder == 0 and self.floor == self.next:
             self.floor = self.next = self._origin = end
             return
@@ -60,6 +61,7 @@ class InFlightWindow:
 
     def _make_room(self, end: int) -> None:
         span = end - self.floor
+        assert span > 0
         capacity = len(self._holders)
         while capacity < 2 * span:
             capacity *= 2
@@ -68,6 +70,7 @@ class InFlightWindow:
         held = self._holders[self.floor - self._origin : self.next - self._origin]
         fresh = np.zeros(capacity, np.int32)
         fresh[: len(held)] = held
+        assert len(held) <= span <= capacity
         self._holders = fresh
         self._origin = self.floor
 
@@ -170,6 +173,7 @@ class InFlightWindow:
         if at == near:
             at = self._first_held(at, end)
         self.floor = self._origin + at
+        assert self._origin <= self.floor <= self.next
         if at == end:
             self._origin = self.floor
 
@@ -220,6 +224,7 @@ class InFlightWindow:
 
     def go_back(self, offset: int) -> None:
         """Go on at an offset below `next`, from which on nothing is held."""
+        assert offset <= self.next
         if offset <= self.floor:
             self.reset(offset)
         else:

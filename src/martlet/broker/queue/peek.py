@@ -11,8 +11,8 @@
                 time has come
     waiting     in the log, from the cursor on                 when it is its turn
 
-A look changes nothing: no attempts are counted, no cursor moves, and what can not be read is no
-loss that anybody is told of; a consumer will find it out.
+A look changes nothing: no attempts are counted, no cursor moves, and what can not be read is not
+reported as lost; that happens when it would be delivered.
 """
 
 from __future__ import annotations

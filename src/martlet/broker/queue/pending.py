@@ -68,7 +68,7 @@ class PendingMessages(Generic[OwnerT]):
         self.changed: set[int] = set()
         self.removed: set[int] = set()
         self.on_removed: Callable[[int], None] | None = None
-        """Told of each that is finished."""
+        """Called with each that is finished."""
         self.errors: dict[int, tuple[str, str]] = {}
         """What was said when a message failed first and last, where anything was."""
         self._errors_length = 0
@@ -219,6 +219,7 @@ class PendingMessages(Generic[OwnerT]):
             self._rising = None
             return
         if straggler.owner is not None:
+            assert self.in_flight_count > 0 and offset not in self._ready_set
             self.in_flight_count -= 1
         elif offset in self._ready_set:
             self._ready_set.discard(offset)
@@ -247,6 +248,7 @@ class PendingMessages(Generic[OwnerT]):
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
             _, offset = heappop(self._times)
             straggler = self.by_offset[offset]
+            assert straggler.due_ns <= now_ns
             if straggler.owner is None:
                 self._line_up(offset)
             else:

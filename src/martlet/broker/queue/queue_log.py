@@ -209,6 +209,7 @@ class QueueLog:
         else:
             length = len(record)
             self.index.add(IndexEntry(first, position, count, length, stored_at_ns, deliver_at_ns))
+            assert count > 0 and self.end_offset == first
             self.end_offset = first + count
             self.message_bytes += batch.payload_length - FRAME_HEADER_BYTES * count
             receipt.position = position + length

@@ -103,7 +103,7 @@ def restore(
         for channel, lost in loss.unfinished.items():
             if len(lost):
                 broker.lost(
-                    (loss.topic.home or loss.topic).name,
+                    (loss.topic.target or loss.topic).name,
                     channel.name if channel else "",
                     int(lost[0]),
                     int(lost[-1]) + 1,

@@ -115,7 +115,7 @@ class Search:
         wanted = {topic.record.id: topic for topic in self._topics()}
         buckets = {bucket.record.id: (bucket, topic) for bucket, topic in self._buckets()}
         wanted |= {number: bucket for number, (bucket, _) in buckets.items()}
-        told = key.encode()
+        encoded_key = key.encode()
         traces: dict[tuple[int, int], Trace] = {}
         segments = segments_since(self._segments, since_ns)
         for header, segment in self._heads(segments, RecordKind.BATCH):
@@ -123,7 +123,7 @@ class Search:
             if not length or header.topic not in wanted or header.stored_at_ns < since_ns:
                 continue
             at = header.position - segment.base + header.properties_at
-            if told not in bytes(segment.view[at : at + length]):
+            if encoded_key not in bytes(segment.view[at : at + length]):
                 continue
             topic = wanted[header.topic]
             for trace in self._with_key(topic, header, segment, key):
@@ -144,7 +144,7 @@ class Search:
                 f" back to {began}"
             )
         # What became of a delayed message says which one it was.
-        new = {told for trace in traces.values() for told in trace.properties.system.values()}
+        new = {value for trace in traces.values() for value in trace.properties.system.values()}
         some = [one for one in traces.values() if not one.delayed or one.id not in new]
         return self._completed(some[:max_count])
 
@@ -152,7 +152,7 @@ class Search:
 
     def _read_journal(self) -> RecoveredState:
         """Topics, channels and cursors as they are now."""
-        told = RecoveredState(cast(Storage, self._folder), 1 << 20)
+        state = RecoveredState(cast(Storage, self._folder), 1 << 20)
         start = 0
         loaded = checkpoint.load(self._folder)
         if not isinstance(loaded, str):
@@ -160,17 +160,17 @@ class Search:
             start, self._indexes = head.position, head.indexes
             for kind, topic, entry in loaded.entries:
                 if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR, RecordKind.MARKS):
-                    told.apply(kind, topic, entry)
+                    state.apply(kind, topic, entry)
         journal = (RecordKind.TOPOLOGY, RecordKind.CURSOR, RecordKind.MARKS, RecordKind.BATCH)
         for header, segment in heads(self._segments, start, journal):
             if header.kind != RecordKind.BATCH:
                 record = _verified(header, segment)
                 if record is not None:
-                    told.apply(header.kind, header.topic, bytes(payload(header, record)))
-            elif header.topic in told.topics:
-                known = told.topics[header.topic]
+                    state.apply(header.kind, header.topic, bytes(payload(header, record)))
+            elif header.topic in state.topics:
+                known = state.topics[header.topic]
                 known.end_offset = max(known.end_offset, header.first_offset + header.count)
-        return told
+        return state
 
     def _topics(self) -> Iterator[RecoveredTopic]:
         for topic in self._journal.topics.values():
@@ -283,10 +283,10 @@ class Search:
         block = Block(properties(header, record))
         for place, number in enumerate(block.numbers.tolist()):
             try:
-                told = Properties.unpack(block.entry(place))
+                found = Properties.unpack(block.entry(place))
             except BadProperties:
                 continue
-            if key in (*told.keys, told.order_key, *told.system.values()):
+            if key in (*found.keys, found.order_key, *found.system.values()):
                 trace = self._trace(topic, header, segment, header.first_offset + number)
                 if trace is not None:
                     yield trace

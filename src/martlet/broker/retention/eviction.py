@@ -196,8 +196,8 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
             loss.suffer()
             loss.leave_voids()
             topic.dropped_count = 0
-            if topic.home is not None:
-                topic.home.dropped_count = 0
+            if topic.target is not None:
+                topic.target.dropped_count = 0
             for channel in loss.unfinished:
                 if channel is not None:
                     channel.dropped_count = 0

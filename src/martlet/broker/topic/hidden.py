@@ -6,7 +6,7 @@ They have no channels; whoever keeps them says how much of them is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from martlet.broker.journal.entries import TopicRecord
 from martlet.broker.policy import TopicPolicy
@@ -34,9 +34,13 @@ class HiddenTopic(StagedQueue):
         self.name = name
         self.ephemeral = False
         self.policy = TopicPolicy()
-        self.parts = [self]
         self.voids: list[Stretch] = []
         self.dropped_count = 0
+
+    @property
+    def parts(self) -> Sequence[Self]:
+        """It has one queue."""
+        return (self,)
 
     def go_on(self) -> None:
         """Nobody waits for what was given up."""

@@ -35,7 +35,7 @@ class Retained(Protocol):
     """Messages that were given up, to make room, before they were finished."""
 
     @property
-    def home(self) -> Topic | None:
+    def target(self) -> Topic | None:
         """The topic at the queue that its messages are for; None where each says that itself."""
 
     @property

@@ -49,7 +49,7 @@ class StagedQueue:
         queue = self.queue
         batch = queue.batch
         if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
-            batch = self._staging.staged(self)
+            batch = self._staging.staged(cast("Retained", self))
         if properties:
             batch.set_properties(batch.count, properties)
         if type(bodies) is list:
@@ -60,7 +60,7 @@ class StagedQueue:
         else:
             batch.add_matrix(cast("Bytes", bodies))
         if deliver_at_ns:
-            return self._staging.commit_topic(self, deliver_at_ns)
+            return self._staging.commit_topic(cast("Retained", self), deliver_at_ns)
         return queue.receipt
 
     @property

@@ -5,9 +5,8 @@ does.  While it is paused, messages are stored and handed to no channel: each ch
 topic end at the offset where it was paused.
 
 A topic of several queues is a `Topic` for each, its parts.  The first, number 0, is the one that
-has the name in the broker; what is asked of it in the name of the topic (channels, pauses, being
-emptied) it does for all parts, told by one entry of the journal.  What is asked of offsets, and of
-messages, is each part's own.
+has the name in the broker; what concerns the topic (channels, pauses, being emptied) it does for
+all parts, by one entry of the journal.  Offsets and messages are each part's own.
 """
 
 from __future__ import annotations
@@ -93,10 +92,10 @@ class Topic(SingleQueueTopic):
         self.policy = TopicPolicy()
         self._context = context
         self.awaiting: dict[Waiting, None] = {}
-        """Who is told of messages that arrive."""
+        """What is called when messages arrive."""
 
     @property
-    def home(self) -> Topic:
+    def target(self) -> Topic:
         """The topic that its messages are for: itself."""
         return self
 
@@ -301,7 +300,7 @@ class Topic(SingleQueueTopic):
 
     @contextmanager
     def _unless_refused(self, channel: Channel) -> Iterator[None]:
-        """Write down what becomes of a channel; an ephemeral one does not depend on that.
+        """Allow the journal to refuse what becomes of an ephemeral channel.
 
         Where it is refused, the next record begins a segment, and with it the whole journal: a
         restart must not take later messages for what an ephemeral channel got.
@@ -433,12 +432,12 @@ class Topic(SingleQueueTopic):
 
 
 def join(topic: Topic, name: str) -> None:
-    """Let the channels of one name know that they are one, at all queues of a topic."""
+    """Join the channels of one name at all queues of a topic."""
     if topic.several:
         channels = [part.channels[name] for part in topic.parts]
         whole = channels[0].whole
         if isinstance(whole, PartitionedChannel):
-            whole.parts[:] = channels  # Whoever is subscribed has it already.
+            whole.parts[:] = channels  # Clients are subscribed to it already.
         else:
             whole = PartitionedChannel(channels)
         for channel in channels:

@@ -176,6 +176,8 @@ class SingleQueueTopic(StagedQueue):
                 for channel in self.channels.values():
                     channel.counted_from += end - self.paused_at
                 self.paused_at = end
+        assert self.backlog_offset <= self.queue.end_offset
+        assert self.paused_at is None or self.paused_at <= self.queue.end_offset
 
     def go_on(self) -> None:
         """Deliver to consumers that may have room since messages of theirs were given up."""

@@ -101,7 +101,7 @@ class CountedChannel(Protocol):
 def counts_of(channel: CountedChannel) -> list[int]:
     """The counts of a channel as they are now, each with its number, but for those that are 0."""
     finishes = channel.finishes
-    told = [
+    totals = [
         channel.delivered_count,
         channel.retry_count,
         channel.requeue_count,
@@ -111,7 +111,7 @@ def counts_of(channel: CountedChannel) -> list[int]:
         channel.committed_count,
         min(finishes.sum_ns // _MILLISECOND_NS, _MAX),
     ]
-    found = [number << _SHIFT | count for number, count in enumerate(told) if count]
+    found = [number << _SHIFT | count for number, count in enumerate(totals) if count]
     found += [
         number << _SHIFT | count
         for number, count in enumerate(finishes.counts, FIRST_BUCKET)
@@ -157,12 +157,12 @@ def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:
         for _ in range(channels):
             topic, channel, length, _ = _CHANNEL.unpack_from(entry, at)
             at += _CHANNEL.size
-            told = np.frombuffer(entry, "<u8", length, at)
-            at += told.nbytes
+            packed = np.frombuffer(entry, "<u8", length, at)
+            at += packed.nbytes
             counts = np.zeros(COUNTS, np.int64)
-            numbers = told >> np.uint64(_SHIFT)
+            numbers = packed >> np.uint64(_SHIFT)
             known = numbers < COUNTS
-            counts[numbers[known]] = (told & np.uint64(_MAX))[known]
+            counts[numbers[known]] = (packed & np.uint64(_MAX))[known]
             yield ChannelCounters(topic, channel, counts)
     except (struct.error, ValueError) as error:
         raise BadRecord(f"accounts that can not be read: {error}") from error

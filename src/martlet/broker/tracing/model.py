@@ -91,13 +91,13 @@ def fields_of(found: TraceResult) -> dict[str, Any]:
 
 
 def _trace_fields(trace: Trace) -> dict[str, Any]:
-    told = trace.properties
+    properties = trace.properties
     carried = {
-        "tag": told.tag,
-        "keys": list(told.keys),
-        "order_key": told.order_key,
-        "headers": dict(told.headers),
-        "system": dict(told.system),
+        "tag": properties.tag,
+        "keys": list(properties.keys),
+        "order_key": properties.order_key,
+        "headers": dict(properties.headers),
+        "system": dict(properties.system),
     }
     return {
         "id": trace.id,

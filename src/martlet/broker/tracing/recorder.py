@@ -218,23 +218,28 @@ def _packed(events: list[tuple[Any, ...]]) -> bytes:
     several = np.minimum.reduceat(holder, starts) != np.maximum.reduceat(holder, starts)
     rows["consumer"] = np.where(several, _SEVERAL, holder[starts])
     of_several = np.repeat(several, np.diff(np.append(starts, len(begins))))
-    told = np.repeat(holder[of_several], counts[of_several]).astype("<u2")
+    holder_numbers = np.repeat(holder[of_several], counts[of_several]).astype("<u2")
     order = np.argsort(np.minimum.reduceat(order, starts))
-    if len(told):
-        told = np.concatenate([_part(told, rows, several, number) for number in order])
+    if len(holder_numbers):
+        holder_numbers = np.concatenate(
+            [_part(holder_numbers, rows, several, number) for number in order]
+        )
     table = json.dumps({"consumers": consumers.texts, "reasons": reasons.texts}).encode()
-    head = _HEAD.pack(0, len(rows), first_ns, len(told), 0, len(table), 0)
-    return b"".join((head, rows[order].tobytes(), told.tobytes(), table))
+    head = _HEAD.pack(0, len(rows), first_ns, len(holder_numbers), 0, len(table), 0)
+    return b"".join((head, rows[order].tobytes(), holder_numbers.tobytes(), table))
 
 
 def _part(
-    told: npt.NDArray[np.uint16], rows: npt.NDArray[Any], several: npt.NDArray[np.bool_], row: int
+    holder_numbers: npt.NDArray[np.uint16],
+    rows: npt.NDArray[Any],
+    several: npt.NDArray[np.bool_],
+    row: int,
 ) -> npt.NDArray[np.uint16]:
     """Which of the holders are of one row."""
     if not several[row]:
-        return told[:0]
+        return holder_numbers[:0]
     start = int(rows["count"][:row][several[:row]].sum())
-    return told[start : start + int(rows["count"][row])]
+    return holder_numbers[start : start + int(rows["count"][row])]
 
 
 def _order(row: Any) -> tuple[int, int, int]:
@@ -250,8 +255,12 @@ def _finished(piece: bytes, channel: int, name: str, lost: int) -> bytes:
     _, rows, first_ns, holders, _, table_length, _ = _HEAD.unpack_from(piece)
     body = piece[_HEAD.size : len(piece) - table_length]
     table = {"channel": name, **json.loads(piece[len(piece) - table_length :])}
-    told = json.dumps(table, separators=(",", ":")).encode()
-    return _HEAD.pack(channel, rows, first_ns, holders, lost, len(told), 0) + body + told
+    encoded_table = json.dumps(table, separators=(",", ":")).encode()
+    return (
+        _HEAD.pack(channel, rows, first_ns, holders, lost, len(encoded_table), 0)
+        + body
+        + encoded_table
+    )
 
 
 @dataclass(frozen=True)

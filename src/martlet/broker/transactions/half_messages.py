@@ -45,7 +45,7 @@ class HalfMessageStore:
         self._context = context
         self.topic: HalfTopic | None = None
         self._journaled: dict[int, int] = {}
-        """Up to which position of the log each topic at a queue was told of in a bundle."""
+        """The log's position when a bundle last described each topic at a queue."""
 
     def made(self) -> HalfTopic:
         """Where they are, made when the first come."""
@@ -129,10 +129,10 @@ class HalfMessageStore:
         """Those of some topics of which a power cut may take all entries there are by now."""
         log = self._context.log
         news: list[TopicRecord] = []
-        for topic in dict.fromkeys(home for each in topics for home in (each.home or each, each)):
+        for topic in dict.fromkeys(some for each in topics for some in (each.target or each, each)):
             for part in topic.parts:
-                told_at = self._journaled.get(part.id)
-                if told_at is None or told_at > log.durable_position:
+                journaled_at = self._journaled.get(part.id)
+                if journaled_at is None or journaled_at > log.durable_position:
                     # Whatever told of it before stands before this, and so does its making.
                     self._journaled[part.id] = log.position
                     news.append(part.describe())

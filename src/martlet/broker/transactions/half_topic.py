@@ -87,7 +87,7 @@ class HalfTopic(HiddenTopic):
         self._reader = Cursor(context.log, queue, 0)
 
     @property
-    def home(self) -> None:
+    def target(self) -> None:
         """Each batch says where its messages belong."""
 
     @property

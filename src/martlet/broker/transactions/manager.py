@@ -215,28 +215,13 @@ class Transactions:
         """
         transaction = self.find(id)
         state = after(id, transaction.state, TransactionEvent.ADD)
-        if not 0 < len(branch) <= MAX_BRANCH_LENGTH:
-            raise BadTransaction(f"a branch's name has 1 to {MAX_BRANCH_LENGTH} characters")
-        batches = transaction.branches[branch].batches if branch in transaction.branches else []
-        if number < len(batches):
-            return batches[number], self._context.log.position
-        if number > len(batches):
-            raise TransitionRefused(
-                f"branch {branch!r} of transaction {id!r} has {len(batches)} batches, and batch"
-                f" {number} is added: those between were refused, or are lost; roll it back",
-                transaction.state,
-                is_incomplete=True,
-            )
+        known = _known_batch(transaction, branch, number)
+        if known is not None:
+            return known, self._context.log.position
         properties_bytes = packed_bytes([entries])
         more_bytes = total_bytes(bodies) + properties_bytes
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
-        half = self.messages.made()
-        if len(half.held) >= self._max_held:
-            raise LimitReached(
-                f"open transactions hold what {len(half.held)} sends have added, and each segment"
-                " of the log begins with a list of them: end some, add several messages at a time,"
-                " or raise --max-bytes-per-file"
-            )
+        half = self._half_with_room()
         entry = HalfBatchEntry(
             transaction=id,
             branch=branch,
@@ -259,9 +244,21 @@ class Transactions:
             raise receipt.error
         added = HalfBatch(first, len(bodies), topic, queue, size_bytes, len(times))
         transaction.add(branch, added)
+        assert first not in half.held and half.queue.end_offset == first + 1 + len(bodies)
         half.held.add(first)
         self._heard(transaction, state)
         return added, receipt.position
+
+    def _half_with_room(self) -> HalfTopic:
+        """Where half messages are, made if need be. Raises LimitReached and WritesRefused."""
+        half = self.messages.made()
+        if len(half.held) >= self._max_held:
+            raise LimitReached(
+                f"open transactions hold what {len(half.held)} sends have added, and each segment"
+                " of the log begins with a list of them: end some, add several messages at a time,"
+                " or raise --max-bytes-per-file"
+            )
+        return half
 
     def prepare(self, id: str, branches: Mapping[str, int] | None = None) -> None:
         """The transaction has all its messages, and nothing but its outcome is missing.
@@ -276,7 +273,7 @@ class Transactions:
         state = after(id, transaction.state, TransactionEvent.PREPARE)
         transaction.batches(branches)
         if branches is not None:
-            # The others, which have none, would be told by each segment.
+            # The others have none, and each segment would list them.
             branches = {n: count for n, count in branches.items() if n in transaction.branches}
         if transaction.state is not TransactionState.PREPARED or branches != transaction.chosen:
             self._journal(PreparedEntry(id, branches))
@@ -369,6 +366,8 @@ class Transactions:
         return outcome
 
     def _end(self, transaction: OpenTransaction, outcome: EndedTransaction) -> EndedTransaction:
+        assert self.open.get(transaction.id) is transaction
+        assert outcome.state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
         del self.open[transaction.id]
         self.check_back.ended(transaction)
         self.messages.release(transaction)
@@ -449,10 +448,28 @@ class Transactions:
             try:
                 self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
             except TransitionRefused:
-                # What is left of it cannot be shown; that it is there is told all the same.
+                # Its messages are lost; that it exists is journaled all the same.
                 self._journal(SetAsideEntry(id))
         except (BrokerError, WritesRefused):
             return False
         transaction.state = state
         self.on_set_aside(transaction, why)
         return True
+
+
+def _known_batch(transaction: OpenTransaction, branch: str, number: int) -> HalfBatch | None:
+    """The batch of a number in a branch; None where it is the next one.
+
+    Raises BadTransaction and TransitionRefused.
+    """
+    if not 0 < len(branch) <= MAX_BRANCH_LENGTH:
+        raise BadTransaction(f"a branch's name has 1 to {MAX_BRANCH_LENGTH} characters")
+    batches = transaction.branches[branch].batches if branch in transaction.branches else []
+    if number > len(batches):
+        raise TransitionRefused(
+            f"branch {branch!r} of transaction {transaction.id!r} has {len(batches)} batches, and"
+            f" batch {number} is added: those between were refused, or are lost; roll it back",
+            transaction.state,
+            is_incomplete=True,
+        )
+    return batches[number] if number < len(batches) else None

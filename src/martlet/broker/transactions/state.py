@@ -266,10 +266,10 @@ class OpenTransaction:
                     is_incomplete=True,
                 )
             return self.all_batches()
-        chosen = [self._whole(name, count) for name, count in branches.items()]
+        chosen = [self._complete_branch(name, count) for name, count in branches.items()]
         return sorted(batch for branch in chosen for batch in branch.batches)
 
-    def _whole(self, name: str, message_count: int) -> Branch:
+    def _complete_branch(self, name: str, message_count: int) -> Branch:
         branch = self.branches.get(name) or Branch()
         if branch.message_count != message_count:
             raise TransitionRefused(

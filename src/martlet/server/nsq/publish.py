@@ -50,6 +50,7 @@ from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
+    from martlet.broker.topic.retained import Retained
     from martlet.broker.topic.topic import Topic
     from martlet.options import BrokerOptions
     from martlet.server.group_commit import GroupCommit
@@ -147,7 +148,7 @@ class StoredSend(DeferredReply):
     def __init__(
         self,
         target: Topic,
-        topic: Topic | None,
+        topic: Retained | None,
         send: ProducerSend,
         waits: bool,
         is_duplicate: bool = False,
@@ -342,24 +343,24 @@ class PublishCommands:
             known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
         promise: StoredSend | NoReply
         if known is not None:
-            target = broker.by_id[known.home].home
+            target = broker.by_id[known.target].target
+            assert target is not None
             promise = StoredSend(
                 target, broker.by_id.get(known.topic), known, waits, is_duplicate=True
             )
             receipt = known.receipt
         else:
-            part = _part(topic, arguments)
-            if at_ns:
-                part = broker.delays.bucket(part, at_ns, len(command.bodies))
-            offset, count = part.next_offset, len(command.bodies)
+            target, count = _part(topic, arguments), len(command.bodies)
+            part = broker.delays.bucket(target, at_ns, count) if at_ns else target
+            offset = part.next_offset
             properties = command.properties if sent is None else marked(command.properties, sent)
             receipt = part.stage(command.bodies, at_ns, properties)
-            stored = ProducerSend(receipt, part.id, offset, count, part.home.id)
+            stored = ProducerSend(receipt, part.id, offset, count, target.id)
             if sent is not None:
                 broker.producers.add(sent, stored, broker.clock())
             counters = connection.message_counters
             counters[command.topic] = counters.get(command.topic, 0) + count
-            promise = StoredSend(part.home, part, stored, waits)
+            promise = StoredSend(target, part, stored, waits)
         if no_reply is not None:
             promise = no_reply
         elif waits and not self._answers_at_once:
