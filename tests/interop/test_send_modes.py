@@ -57,7 +57,7 @@ async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
     """So many messages of a topic, and none behind them."""
     async with Consumer(topic, "all", broker.tcp_address) as consumer:
         found = [(await asyncio.wait_for(anext(consumer), 20)).body for _ in range(count)]
-    assert broker.server.broker.topics[topic].whole.message_count == count
+    assert broker.server.broker.topics[topic].all_queues.message_count == count
     return found
 
 

@@ -239,7 +239,7 @@ class BesideModel(RuleBasedStateMachine):
 
     def real_whole(self, channel: ModelChannel) -> Any:
         """What its clients subscribe to."""
-        return self.real_channel(channel).whole
+        return self.real_channel(channel).all_queues
 
     def take_in_stored(self) -> None:
         """Take in what of the staged messages was stored; what is left was refused, or is to come.

@@ -213,7 +213,7 @@ class BrokerCore:
         if not channel.ephemeral or channel.consumers:
             return
         known = topic.channels.get(channel.name)
-        if known is not None and known.whole is channel:
+        if known is not None and known.all_queues is channel:
             self.delete_channel(topic, channel.name)
 
     def delete_channel(self, topic: Topic, name: str) -> None:

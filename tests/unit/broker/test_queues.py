@@ -29,7 +29,7 @@ class Client:
     ) -> None:
         self.got: list[Got] = []
         self.closed = 0
-        self.channel: Any = core.broker.topic(topic).channel(channel).whole
+        self.channel: Any = core.broker.topic(topic).channel(channel).all_queues
         self.consumer: Any = self.channel.add_consumer(self, timeout_ns)
 
     def send_messages(self, frames: Any) -> None:
@@ -129,7 +129,7 @@ def test_ready_counts_for_all_queues_together_and_they_take_turns() -> None:
     assert [seen.count(b"%d" % queue) for queue in range(3)] == [10, 10, 10]
     client.ready(7)
     assert client.consumer.in_flight_count == 7
-    assert core.broker.topics["t"].channels["c"].whole.in_flight_count == 7
+    assert core.broker.topics["t"].channels["c"].all_queues.in_flight_count == 7
 
 
 def test_a_run_of_fins_of_several_queues() -> None:
@@ -223,13 +223,13 @@ def test_channels_pauses_and_emptying_concern_all_queues() -> None:
     for queue in range(4):
         publish(core.broker, "t", queue, b"gone")
     topic.empty()
-    assert topic.whole.depth == 0
+    assert topic.all_queues.depth == 0
     topic.channel("c")
     topic.pause_channel("c", True)
     topic.set_paused(True)
     for queue in range(4):
         publish(core.broker, "t", queue, b"%d" % queue)
-    assert topic.whole.depth == 4
+    assert topic.all_queues.depth == 4
     lives: list[Callable[[], None]] = [core.kill, core.stop, partial(core.kill, power=True)]
     for life in lives:
         core.flush()
@@ -237,7 +237,7 @@ def test_channels_pauses_and_emptying_concern_all_queues() -> None:
         topic = core.broker.topics["t"]
         assert len(topic.parts) == 4
         assert all(part.paused and part.channels["c"].paused for part in topic.parts)
-        assert topic.whole.depth == 4
+        assert topic.all_queues.depth == 4
     topic.set_paused(False)
     topic.pause_channel("c", False)
     client = Client(core).ready(10)
@@ -322,7 +322,7 @@ def test_a_grown_topic_is_there_after_a_restart_with_its_channels() -> None:
         assert [part.id for part in topic.parts] == ids
         assert [part.queue.id_base for part in topic.parts] == bases
         assert all(part.channels["d"].paused for part in topic.parts)
-        assert topic.channels["c"].whole.depth == 2
+        assert topic.channels["c"].all_queues.depth == 2
     assert sorted(Client(core).ready(10).bodies) == [b"0", b"2"]
 
 
@@ -438,7 +438,7 @@ def test_segments_are_kept_for_every_queue_and_go_when_all_have_passed() -> None
     core.checkpoint()
     assert len(core.broker.log.segments) < segments / 2
     core.kill()
-    assert core.broker.topics["t"].channels["c"].whole.depth == 0
+    assert core.broker.topics["t"].channels["c"].all_queues.depth == 0
 
 
 def test_indexes_of_all_queues_are_made_anew_from_the_log() -> None:

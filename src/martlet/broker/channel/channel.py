@@ -72,7 +72,7 @@ class Channel(ChannelState):
         self.alarm = context.schedule.alarm(self._expire)
         self.parts: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
-        self.whole: Channel | PartitionedChannel = self
+        self.all_queues: Channel | PartitionedChannel = self
         """What clients subscribe to."""
         self.group: GroupQueue | None = None
         """Where it is a group, whose members fetch."""

@@ -31,5 +31,5 @@ def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
         raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
     if channel.ephemeral:
         raise BadPolicy(f"kind: {what} is ephemeral, and a group is there to keep its offsets")
-    if channel.group is None and channel.whole.consumers:
+    if channel.group is None and channel.all_queues.consumers:
         raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")

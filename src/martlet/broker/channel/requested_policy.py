@@ -54,7 +54,7 @@ def _require_free(
     """Check that a consumer may change a field. Raises Conflict."""
     is_set = getattr(policy, name) != getattr(_DEFAULT, name)
     by_consumer = name in policy.from_consumers
-    is_used = bool(channel.whole.consumers)
+    is_used = bool(channel.all_queues.consumers)
     if channel.group is not None and len(channel.group.members):
         is_used = True
     if not is_used and (not is_set or (by_consumer and name in _CHANGEABLE)):

@@ -105,5 +105,5 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
 
 
 def _notify(channel: Channel, subscriber: Subscriber) -> None:
-    assert isinstance(channel.whole, PartitionedChannel)
-    subscriber.client.channel_grown(channel.whole, subscriber)
+    assert isinstance(channel.all_queues, PartitionedChannel)
+    subscriber.client.channel_grown(channel.all_queues, subscriber)

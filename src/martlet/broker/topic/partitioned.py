@@ -25,7 +25,7 @@ class PartitionedTopic:
     @property
     def channels(self) -> dict[str, Channel | PartitionedChannel]:
         """Its channels."""
-        return {name: channel.whole for name, channel in self.parts[0].channels.items()}
+        return {name: channel.all_queues for name, channel in self.parts[0].channels.items()}
 
     @property
     def paused(self) -> bool:

@@ -105,8 +105,8 @@ class Topic(SingleQueueTopic):
         return f"{self.name}/(no channel)"
 
     @property
-    def whole(self) -> Topic | PartitionedTopic:
-        """The topic over all its queues, for those who look at it."""
+    def all_queues(self) -> Topic | PartitionedTopic:
+        """The topic over all its queues, as users see it."""
         return PartitionedTopic(self.parts) if self.several else self
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
@@ -435,10 +435,10 @@ def join(topic: Topic, name: str) -> None:
     """Join the channels of one name at all queues of a topic."""
     if topic.several:
         channels = [part.channels[name] for part in topic.parts]
-        whole = channels[0].whole
-        if isinstance(whole, PartitionedChannel):
-            whole.parts[:] = channels  # Clients are subscribed to it already.
+        joined = channels[0].all_queues
+        if isinstance(joined, PartitionedChannel):
+            joined.parts[:] = channels  # Clients are subscribed to it already.
         else:
-            whole = PartitionedChannel(channels)
+            joined = PartitionedChannel(channels)
         for channel in channels:
-            channel.parts, channel.whole = whole.parts, whole
+            channel.parts, channel.all_queues = joined.parts, joined

@@ -130,7 +130,7 @@ class ChannelApi:
             {"queue": number, "offset": offset, "end_offset": topic.parts[number].limit}
             for number, offset in offsets.items()
         ]
-        return {"queues": queues, "depth": topic.channels[name].whole.depth}
+        return {"queues": queues, "depth": topic.channels[name].all_queues.depth}
 
     def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:
         """The offset that is asked for in each queue, one way or the other."""

@@ -82,7 +82,7 @@ class SessionCommands:
             return WAIT
         try:
             topic = self._broker.topic(command.topic)
-            channel = topic.channel(command.channel).whole
+            channel = topic.channel(command.channel).all_queues
             consumer = channel.add_consumer(
                 connection,
                 identity.msg_timeout_ns,

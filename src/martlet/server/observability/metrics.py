@@ -202,7 +202,7 @@ class BrokerMetrics:
 
     async def _parts(self) -> AsyncIterator[str]:
         max_count = self.options.metrics_max_channels
-        topics = [topic.whole for topic in self.broker.topics.values()]
+        topics = [topic.all_queues for topic in self.broker.topics.values()]
         topics.sort(key=attrgetter("id"))
         channels = sorted(
             (channel for topic in topics for channel in topic.channels.values()),

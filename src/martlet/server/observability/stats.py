@@ -78,7 +78,9 @@ class StatsSource:
         topics = self._broker.topics
         for each in [topics[topic]] if topic else _by_name(topics):
             if topics.get(each.name) is each and (not channel or channel in each.channels):
-                yield await _topic(each.whole, channel, include_clients, topic, self._levels, pace)
+                yield await _topic(
+                    each.all_queues, channel, include_clients, topic, self._levels, pace
+                )
             await pace.rest()
 
     async def producers(self, topic: str, pace: TimeSlice) -> list[Report]:

@@ -57,4 +57,4 @@ class FollowCalls:
             raise CallError("OUT_OF_REACH", str(error)) from None
         if channel.policy != policy:
             await self._commits.all_settled()
-        return {"topic": topic.name, "group": name, "lag": channel.whole.depth}
+        return {"topic": topic.name, "group": name, "lag": channel.all_queues.depth}

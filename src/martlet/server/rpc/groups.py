@@ -302,7 +302,7 @@ class GroupCalls:
                     "group": name,
                     "members": len(channel.group.members),
                     "queues": len(topic.parts),
-                    "lag": channel.whole.depth,
+                    "lag": channel.all_queues.depth,
                     "paused": channel.paused,
                     "kind": channel.policy.kind,
                     "retain": channel.policy.retain == "on",
@@ -404,7 +404,7 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
         "kind": channel.policy.kind,
         "retain": channel.policy.retain == "on",
         "tags": list(channel.policy.tags),
-        "lag": channel.whole.depth,
+        "lag": channel.all_queues.depth,
         "members": [
             {
                 "member": member.id,

@@ -133,10 +133,10 @@ def test_new_queues_are_followed_from_their_start() -> None:
     core.broker.set_queues("t", 3)
     topic.parts[2].stage([b"2", b"3"])
     core.broker.commit()
-    assert core.channel("t", "spark").whole.depth == 2
+    assert core.channel("t", "spark").all_queues.depth == 2
     follow(topic, "spark", {1: 0, 2: 2}, retain=True)
     core.stop()
-    assert core.channel("t", "spark").whole.depth == 0
+    assert core.channel("t", "spark").all_queues.depth == 0
 
 
 def test_what_is_no_follower_does_not_become_one_nor_the_other_way() -> None:

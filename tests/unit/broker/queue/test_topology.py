@@ -121,7 +121,7 @@ def test_it_holds_at_all_queues_and_over_growth(core: Core) -> None:
     for _ in range(60):
         core.publish("t", b"x")
     assert [len(near.got), len(far.got)] == [50, 10]
-    assert core.channel("t").whole.delivered_near_counts == [50, 0, 10]
+    assert core.channel("t").all_queues.delivered_near_counts == [50, 0, 10]
 
 
 def test_nothing_is_preferred_unless_asked_for() -> None:

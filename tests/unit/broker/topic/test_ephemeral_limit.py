@@ -134,7 +134,7 @@ def test_queues_share_the_bound() -> None:
     for number in range(1000):
         core.broker.topic("t").part(number % 4).stage([b"x"])
         core.broker.commit()
-    assert channel.whole.depth == MAX
+    assert channel.all_queues.depth == MAX
 
 
 def test_each_queue_keeps_a_message_though_there_are_more_queues_than_messages() -> None:
@@ -143,7 +143,7 @@ def test_each_queue_keeps_a_message_though_there_are_more_queues_than_messages()
     channel = core.channel("t", "c#ephemeral")
     core.broker.topic("t").part(5).stage([b"one", b"two"])
     core.broker.commit()
-    assert channel.whole.depth == 1
+    assert channel.all_queues.depth == 1
 
 
 def test_no_bound_is_left_where_nothing_ephemeral_is() -> None:
