@@ -1,4 +1,4 @@
-"""Who a data folder belongs to: a random name that stays with it.
+"""The identity of a data folder: a random name that stays with it.
 
 Readers of the segment files compare it with what the broker says of itself, so that they never
 read another broker's log.

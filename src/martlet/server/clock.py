@@ -23,7 +23,7 @@ class Clock:
 
     def adjust(self) -> bool:
         """Follow the wall clock where it has run ahead of us by more than a second. Returns whether
-        it had: whoever waits for a time is to look again.
+        it had: timers have to be set anew.
         """
         shift_ns = time.time_ns() - time.monotonic_ns()
         if shift_ns - self._shift_ns <= _STEP_NS:

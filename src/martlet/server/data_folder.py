@@ -85,12 +85,12 @@ def _look_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> N
     if not files:
         return
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    told = f"the data folder {path} has files of nsqd's ({files[0]}{more}), which are not read"
+    found = f"the data folder {path} has files of nsqd's ({files[0]}{more}), which are not read"
     if (path / IDENTITY_NAME).exists() or options.ignore_nsqd_data:
-        log.warning("LOG: %s; 'martlet import-nsqd' takes them over", told)
+        log.warning("LOG: %s; 'martlet import-nsqd' takes them over", found)
         return
     raise NsqdData(
-        f"{told}: run 'martlet import-nsqd {path} {_FLAG}=OTHER' to take its topics and messages"
+        f"{found}: run 'martlet import-nsqd {path} {_FLAG}=OTHER' to take its topics and messages"
         f" over, and start on OTHER; or start here without them, with --ignore-nsqd-data"
     )
 

@@ -1,8 +1,8 @@
-"""The room on the disk: when checkpoints are made, and what is done for a log that is full.
+"""Disk space: when checkpoints are made, and how a full log gets space again.
 
-A checkpoint lets segments go that nobody needs.  One is made every ``--checkpoint-interval`` where
-something has changed, sooner under much load, and as soon as it frees something where the log is
-full.
+A checkpoint releases segments that are no longer needed.  One is made every
+``--checkpoint-interval`` where something has changed, sooner under much load, and as soon as it
+frees something where the log is full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOK_NS = 1_000_000_000
 LOOK_WHILE_FULL_NS = 100_000_000
 """How often `DiskSpace.look_while_full` is."""
 _RESTS = 9
-"""A full log rests for so many times as long as it took to look for room."""
+"""After a search for space a full log rests for so many times its duration."""
 _TIGHT_S = 10.0
 """For so long after it was full, a log is looked at as if it were."""
 _MANY_SEGMENTS = 3
@@ -32,13 +32,13 @@ _MANY_BYTES = 64 << 20
 
 
 class DiskSpace:
-    """Makes room for a broker's log.
+    """Makes space for a broker's log.
 
     Args:
-        broker: whose.
+        broker: has the log.
         disk: makes its checkpoints.
-        relief: lets history go.
-        events: tells when messages are taken again.
+        relief: releases history.
+        events: logs when messages are accepted again.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DiskSpace:
         self._tight_until_s = 0.0
 
     async def keep_checkpoint(self) -> None:
-        """Make a checkpoint where there is something to write down, or to let go."""
+        """Make a checkpoint where there is something to write down, or to release."""
         log = self._broker.log
         # A full log may not move at all; then only a checkpoint can free segments.
         moved = log.position != self._disk.checkpoint_position
@@ -62,7 +62,7 @@ class DiskSpace:
             allow_spares(self._broker)
 
     async def look(self) -> None:
-        """Under much load, let go of segments while their pages are still in memory, to be
+        """Under much load, release segments while their pages are still in memory, to be
         written again: fresh ones cost several times as much.
         """
         log = self._broker.log
@@ -74,9 +74,9 @@ class DiskSpace:
             await self._disk.checkpoint()
 
     async def look_while_full(self) -> None:
-        """Let go of segments as soon as consumers have finished what is in them.
+        """Release segments as soon as consumers have finished their messages.
 
-        That goes on for a while once there is some room: more is to come, as a rule.
+        That goes on for a while once there is some space: more follows, as a rule.
         """
         began_s = monotonic()
         if self._broker.log.full is not None:

@@ -28,7 +28,7 @@ from martlet.log.commit_log import FlushJob
 from martlet.server.observability.histogram import Histogram
 
 _REST = 50
-"""A flush that nobody waits for comes so many times its length after the last one."""
+"""A flush that no client waits for follows the last one after so many times its duration."""
 
 
 class Flusher:
@@ -65,7 +65,7 @@ class Flusher:
     def rested(self) -> bool:
         """Whether the disk has been left alone for a while since the last flush.
 
-        Flushes that nobody waits for leave it most of the time to others.
+        Flushes that no client waits for leave it to others most of the time.
         """
         return not self.flushing and self._loop.time() >= self._rested_at
 
@@ -115,7 +115,7 @@ class Flusher:
         return False
 
     def flush_now(self) -> bool:
-        """Make durable what is written now, while everybody waits. False where that failed.
+        """Make durable what is written now, while the event loop waits. False where that failed.
 
         For a log that has no room left but what is not yet on the disk: it takes messages no faster
         than the disk does.
@@ -147,7 +147,7 @@ class Flusher:
             self._log.critical("%s", log.failed)
 
     async def find_room(self) -> bool:
-        """Whether time alone has made room, or the disk has filled up around what is history: a
+        """Whether time alone has made space, or the disk has filled up around what is history: a
         checkpoint lets it go, though there is nothing else to write down.
         """
         if not keeps_history(self._broker):

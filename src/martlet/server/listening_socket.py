@@ -1,4 +1,4 @@
-"""The listening socket: made from an address as flags give it, and how addresses are told.
+"""The listening socket: made from an address as flags give it, and addresses as text.
 
 An address is ``host:port``, ``:port``, ``[::1]:port`` or, where it is none of these, the path of a
 Unix socket, as with nsqd; a path that begins with ``@`` has no file (Linux's abstract names).  No
@@ -47,7 +47,7 @@ _WAYS_OUT_OF_PATHS: dict[int | None, str] = {
 def listen(address: str, flag: str) -> socket.socket:
     """A socket that listens, and does not block.
 
-    A Unix socket that a killed process left behind is replaced; one that somebody listens on is
+    A Unix socket that a killed process left behind is replaced; one that a process listens on is
     not, nor is any other file.
 
     Args:
@@ -161,7 +161,7 @@ def port_of(sock: socket.socket) -> int:
 
 
 def remove(path: str) -> None:
-    """Take a Unix socket's file away, if it has one, once nobody listens any more."""
+    """Take a Unix socket's file away, if it has one, once it listens no more."""
     if not path.startswith("@"):
         with suppress(FileNotFoundError):
             os.unlink(path)

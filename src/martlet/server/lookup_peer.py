@@ -1,9 +1,9 @@
-"""The broker's side of discovery: it tells lookup daemons what it has, for as long as it runs.
+"""The broker's side of discovery: it registers with lookup daemons for as long as it runs.
 
-For each daemon there is one connection.  On each new one the broker says who it is and tells all
-its topics and channels; then each change, and every 15 s that it is alive.  A connection that
-fails is made anew, after a pause that doubles up to those 15 s.  What changed meanwhile is not
-remembered, since all is told again.
+For each daemon there is one connection.  On each new one the broker identifies itself and registers
+all its topics and channels; then it sends each change, and a PING every 15 s.  A connection that
+fails is made anew, after a pause that doubles up to 4 s.  Changes meanwhile are not remembered,
+since everything is registered again.
 
 A new topic's channels are asked of the daemons, so that it has at once those that it has at other
 brokers, and they get its messages from the first on.
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PING_S = 15.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 4.0
-"""Consumers that ask a daemon which is back are told of nobody until brokers are."""
+"""A daemon that is back names no broker to consumers before brokers have registered again."""
 _ANSWER_S = 5.0
 """How long a daemon may take to answer a command."""
 _COMMANDS_AT_ONCE = 256
@@ -72,13 +72,13 @@ class LookupPeer:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def notify(self, topic: str, channel: str = "") -> None:
-        """A topic, or a channel of it, has come or gone."""
+        """Register a topic or channel anew, or no longer."""
         self._changes.pop((topic, channel), None)
         self._changes[topic, channel] = None
         self._changed.set()
 
     async def close(self) -> None:
-        """Leave the daemon."""
+        """Close the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -126,14 +126,14 @@ class LookupPeer:
 
     def _everything(self) -> Iterator[bytes]:
         for topic in self._broker.topics.values():
-            told = [name for name, one in topic.channels.items() if _is_registered(one)]
-            if not told:
+            channels = [name for name, one in topic.channels.items() if _is_registered(one)]
+            if not channels:
                 yield v1.register(topic.name)
-            for channel in told:
+            for channel in channels:
                 yield v1.register(topic.name, channel)
 
     async def _keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell what changes, and be heard."""
+        """Send changes and PINGs."""
         while True:
             self._changed.clear()
             changes, self._changes = self._changes, {}
@@ -144,7 +144,7 @@ class LookupPeer:
                 await self._ask(reader, writer, [v1.PING])
 
     async def _changes_within(self, seconds: float, reader: asyncio.StreamReader) -> bool:
-        """Whether there is news to tell within that time. Raises OSError if the daemon goes."""
+        """Whether anything changes within that time. Raises OSError if the daemon closes."""
         changed = asyncio.ensure_future(self._changed.wait())
         heard = asyncio.ensure_future(reader.read(1))
         both = {changed, heard}
@@ -232,7 +232,7 @@ class LookupPeers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def set_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Tell these daemons from now on, and no others."""
+        """Register with these daemons from now on, and no others."""
         for address in [a for a in self._peers if a not in addresses]:
             log.info("LOOKUP(%s): removing peer", address)
             await self._peers.pop(address).close()
@@ -242,7 +242,7 @@ class LookupPeers:
                 self._peers[address] = LookupPeer(self._broker, self._identity, address)
 
     async def close(self) -> None:
-        """Leave all of them."""
+        """Close all connections."""
         await self.set_addresses(())
         for task in self._tasks:
             task.cancel()
@@ -266,7 +266,7 @@ class LookupPeers:
             peer.notify(topic.name, channel.name)
 
     async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
-        """Make the channels that a new topic has elsewhere; they get all its messages."""
+        """Make the channels that a new topic has at other brokers; they get all its messages."""
         starts = {part.number: part.backlog_offset for part in topic.parts}
         answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
         for name in dict.fromkeys(name for names in answers for name in names):

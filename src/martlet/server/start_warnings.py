@@ -1,4 +1,4 @@
-"""What a broker warns of at its start: options that do not do what they seem to."""
+"""Warnings at a broker's start: options that do not do what they seem to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def warn(options: BrokerOptions, log: logging.Logger) -> None:
         )
     name = options.broadcast_address
     if not options.lookupd_tcp_addresses and name == socket.gethostname():
-        return  # Nobody has asked for it to be told, and nobody is told.
+        return  # It is the default, and no lookup daemon gets it.
     try:
         await asyncio.get_running_loop().getaddrinfo(name, None)
     except (OSError, UnicodeError) as error:

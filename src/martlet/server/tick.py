@@ -1,6 +1,6 @@
-"""The turn: one round of the event loop, and what is done once for all that it brings.
+"""The tick: one round of the event loop, and the work that is done once for all its input.
 
-Whoever gets bytes says so; at the turn's end the broker commits what was staged and answers.
+A connection that receives bytes reports it; at the tick's end the broker commits and answers.
 
 After a turn the loop looks for more bytes for a moment before it sleeps (busy polling).  To put a
 thread to sleep and to wake it costs more than to answer a lone message, above all in a virtual
@@ -31,7 +31,7 @@ class LoopTicks:
         call_soon: the loop's: what it is given is called in the next round.
         end: called at the end of each turn.
         clock: nanoseconds, never going back.
-        give_way: called in each vain round, so that whoever waits for the processor gets it.
+        give_way: called in each vain round, so that other processes get the processor.
     """
 
     __slots__ = (

@@ -4,7 +4,7 @@ Of clients' certificates nsqd knows three policies:
 
 ==================  ======================================================================
 none                a client is not asked for one
-``require``         it has to show one, whoever has signed it
+``require``         it has to show one, of any signer
 ``require-verify``  it has to show one that an authority of ``--tls-root-ca-file`` has signed
 ==================  ======================================================================
 
@@ -44,7 +44,7 @@ _SUITES = {
 
 
 def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
-    """What the flags say of TLS; None where they give no certificate.
+    """The TLS context that the flags describe; None where they give no certificate.
 
     Raises:
         OSError: a file cannot be read, or is not what it should be; the text names the flag.
@@ -53,7 +53,7 @@ def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
     if options.tls_root_ca_file:
         _load_authority(context, options.tls_root_ca_file)
     if not options.tls_cert and not options.tls_key:
-        if options.tls_root_ca_file:  # a slip is told, though nobody needs it
+        if options.tls_root_ca_file:  # a wrong file is reported, though it is not needed
             _load_authority(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.tls_root_ca_file)
         return None
     for path, flag, other in (
@@ -66,7 +66,7 @@ def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
     if options.tls_min_version < ssl.TLSVersion.TLSv1_2:
         context.set_ciphers(_OLD_CIPHERS)
     with warnings.catch_warnings():
-        # Python advises against the old versions; whoever runs the broker decides.
+        # Python advises against the old versions; the operator decides.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = ssl.TLSVersion(options.tls_min_version)
     try:

@@ -10,7 +10,7 @@
                                  Without a ``queue`` a time is looked for in all of them
 ===============================  ==================================================================
 
-A body is told as text where it is UTF-8, else as ``body_base64``; no more of it than
+A body is text where it is UTF-8, else as ``body_base64``; no more of it than
 ``max_body_bytes``.  Where there is more to see, ``next_offset`` says where.
 """
 
@@ -38,11 +38,11 @@ DEFAULT_MESSAGES = 100
 MAX_MESSAGES = 1000
 DEFAULT_BODY_BYTES = 1 << 10
 MAX_ANSWER_BYTES = 8 << 20
-"""No more of all bodies together is told at once."""
+"""The limit of all bodies in one answer."""
 
 
 class ChannelApi:
-    """What an operator does with a channel, over a server's broker."""
+    """The endpoints for one channel."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
         self._broker = broker
@@ -56,7 +56,7 @@ class ChannelApi:
         }
 
     async def peek(self, request: Request) -> object:
-        """What a channel has yet to finish."""
+        """Show messages that a channel has yet to finish."""
         topic, name = self._topic_and_name(request)
         part = _part(request, topic)
         try:
@@ -73,11 +73,11 @@ class ChannelApi:
         found = peek(channel, start, max_count + 1, _states(request))
         messages: list[dict[str, Any]] = []
         frames = PeekedFrames(channel.cursor)
-        told_bytes = 0
+        shown_bytes = 0
         for peeked in found[:max_count]:
             message = _message(channel, peeked, frames, max_bytes)
-            told_bytes += min(message["body_bytes"] or 0, max_bytes)
-            if messages and told_bytes > MAX_ANSWER_BYTES:
+            shown_bytes += min(message["body_bytes"] or 0, max_bytes)
+            if messages and shown_bytes > MAX_ANSWER_BYTES:
                 break
             messages.append(message)
         more = found[len(messages) :]
@@ -119,8 +119,8 @@ class ChannelApi:
         except NameRefused:
             raise HttpError(400, "INVALID_ARG_CHANNEL") from None
         except OutOfReach as error:
-            told = _beginning(topic.parts[error.queue])
-            raise HttpError(410 if error.gone else 409, str(error), told) from None
+            beginning = _beginning(topic.parts[error.queue])
+            raise HttpError(410 if error.gone else 409, str(error), beginning) from None
         except WritesRefused as error:
             raise HttpError(503, f"REFUSED {error}") from None
         if not topic.several:
@@ -181,18 +181,18 @@ def _beginning(topic: Topic) -> dict[str, object]:
 
 def _states(request: Request) -> list[PeekState]:
     """The states that are asked for, all of them by default."""
-    told = request.query.get("state", "")
+    states = request.query.get("state", "")
     try:
-        return [PeekState(name) for name in told.split(",")] if told else list(PeekState)
+        return [PeekState(name) for name in states.split(",")] if states else list(PeekState)
     except ValueError:
         names = ", ".join(PeekState)
-        raise HttpError(400, f"INVALID_ARG_STATE: {told!r} is not of {names}") from None
+        raise HttpError(400, f"INVALID_ARG_STATE: {states!r} is not of {names}") from None
 
 
 def _message(
     channel: Channel, peeked: Peeked, frames: PeekedFrames, max_bytes: int
 ) -> dict[str, Any]:
-    """A message as it is told; where it can not be read, its body is null."""
+    """A message as JSON; where it cannot be read, its body is null."""
     message: dict[str, Any] = {
         "offset": peeked.offset,
         "id": channel.cursor.queue.message_id(peeked.offset).decode(),

@@ -1,4 +1,4 @@
-"""The HTTP endpoints for readers of the log, such as Spark.
+"""The HTTP endpoints for readers of the log, such as Spark or an audit.
 
 A reader lists the topics, finds offsets by time, asks the index where batches are, and fetches
 whole batch records, the very bytes of the log, each of which it can verify by itself.  A channel
@@ -8,7 +8,7 @@ that the reader advances keeps what it has not read yet from being thrown away.
 ``GET /log/topics``              all topics, or those in ``names``, comma separated, with their
                                  queues and the offsets that those hold; a queue's records name its
                                  ``topic_id``, where it has its own. Where something is missing
-                                 before ``start_offset`` that was not let go of, ``holes`` has the
+                                 before ``start_offset`` that was not released, ``holes`` has the
                                  offsets, and ``first_offset`` is where to begin to read
 ``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
 ``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
@@ -22,10 +22,14 @@ that the reader advances keeps what it has not read yet from being thrown away.
                                  410 with ``start_offset`` where the offset has gone; with
                                  ``bodies=false`` of each only its header and its properties, these
                                  padded to 8 bytes
+``GET /log/segments``            the segments by base with their bytes, and the log's end
+``GET /log/segment``             bytes of the segment with a ``base``, from ``at`` on; 404 where it
+                                 is gone
+``GET /log/checkpoint``          the last checkpoint as it is on the disk; 404 where there is none
 ``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
 ===============================  ==================================================================
 
-All others are of one ``queue``, 0 by default.  Who names its ``topic_id`` gets nothing of
+Offsets are of one ``queue``, 0 by default.  A request that names its ``topic_id`` gets nothing of
 another topic that was made under the same name since: that is 404 TOPIC_MADE_ANEW.
 """
 
@@ -41,6 +45,7 @@ from aiohttp import web
 
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.retention.gaps import holes
+from martlet.log import checkpoint_file
 from martlet.log.index import ENTRY
 from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.names import is_valid_name
@@ -81,7 +86,7 @@ class LogApi:
         self._known_holes: WeakKeyDictionary[QueueLog, tuple[object, dict[str, object]]] = (
             WeakKeyDictionary()
         )
-        """What was found of each queue, and how the log was then."""
+        """The result for each queue, and the state of the log that it is of."""
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -91,11 +96,14 @@ class LogApi:
             "/log/index": {"GET": self.index, "POST": self.indexes},
             "/log/reach": {"GET": self.reach},
             "/log/batches": {"GET": self.batches},
+            "/log/segments": {"GET": self.segments},
+            "/log/segment": {"GET": self.segment},
+            "/log/checkpoint": {"GET": self.checkpoint},
             "/channel/advance": {"POST": self.advance},
         }
 
     async def topics(self, request: Request) -> object:
-        """What there is to read."""
+        """List topics and their queues."""
         broker = self._broker
         names = request.query.get("names")
         some: list[Topic] = list(broker.topics.values())
@@ -125,7 +133,7 @@ class LogApi:
         }
 
     def _holes(self, queue: QueueLog) -> dict[str, object]:
-        """What is told of a queue's holes, where it has any."""
+        """The fields with a queue's holes, where it has any."""
         if not queue.start_offset:
             return {}
         log = self._broker.log
@@ -133,8 +141,8 @@ class LogApi:
         known = self._known_holes.get(queue)
         if known is None or known[0] != state:
             first, found = holes(log, queue)
-            told = {"first_offset": first, "holes": found} if found else {}
-            known = self._known_holes[queue] = (state, told)
+            fields = {"first_offset": first, "holes": found} if found else {}
+            known = self._known_holes[queue] = (state, fields)
         return known[1]
 
     async def offset(self, request: Request) -> object:
@@ -263,6 +271,37 @@ class LogApi:
             total += HEADER_BYTES + len(block)
         return [memoryview(b"".join(pieces))] if pieces else []
 
+    async def segments(self, request: Request) -> object:
+        """List the segments of the log."""
+        log = self._broker.log
+        return {
+            "broker": self._folder.broker_id,
+            "data_path": str(self._folder.path),
+            "position": log.position,
+            "segments": [
+                {"base": segment.base, "bytes": segment.capacity} for segment in log.segments
+            ],
+        }
+
+    async def segment(self, request: Request) -> object:
+        """Answer bytes of a segment, up to its end or the log's."""
+        log = self._broker.log
+        base, at = request.number("base"), request.number("at", 0)
+        max_bytes = min(request.number("max_bytes", DEFAULT_BATCHES_BYTES), MAX_BATCHES_BYTES)
+        segment = next((each for each in log.segments if each.base == base), None)
+        if segment is None:
+            raise HttpError(404, f"SEGMENT_NOT_FOUND: no segment begins at position {base}")
+        end = min(segment.capacity, log.position - base, at + max_bytes)
+        pieces = [segment.view[at:end]] if at < end else []
+        return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
+
+    async def checkpoint(self, request: Request) -> object:
+        """Answer the last checkpoint."""
+        data = self._folder.storage.read(checkpoint_file.NAME)
+        if data is None:
+            raise HttpError(404, "CHECKPOINT_NOT_FOUND: there is none yet")
+        return web.Response(body=data, content_type=_OCTETS)
+
     async def advance(self, request: Request) -> object:
         """Let a channel go forward, and with it what the log must keep."""
         topic = self._part(request)
@@ -321,7 +360,7 @@ def _rows(index: Index, start: int, end: int, max_count: int) -> Rows:
 
 
 def _places(body: bytes) -> list[_Asked]:
-    """What is asked for of many queues. Raises HttpError."""
+    """The ranges that a request asks for. Raises HttpError."""
     try:
         places = json.loads(body)
         wanted = [(str(t), int(q), int(i), int(first), int(end)) for t, q, i, first, end in places]

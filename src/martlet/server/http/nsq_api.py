@@ -22,8 +22,7 @@ from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq.v2 import NSQD_VERSION
-from martlet.server.http.delayed_publish import asked_time_ns
-from martlet.server.http.headers import asked_properties
+from martlet.server.http.publish_headers import asked_properties, asked_time_ns
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
@@ -45,7 +44,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _U32 = struct.Struct(">I")
 _SMALLEST_MESSAGE_BYTES = 5
-"""What a message takes at least in a binary /mpub: its size and one byte."""
+"""The size of the smallest message in a binary /mpub: its length and one byte."""
 
 
 class LiveOptions:
@@ -126,7 +125,7 @@ class NsqApi:
         return health
 
     async def info(self, request: Request) -> object:
-        """What the broker is, and what it agrees to with clients."""
+        """Describe the broker and its limits."""
         settings, options = self._settings, self._settings.options
         topology = {
             "topology_zone": options.topology_zone,

@@ -1,6 +1,6 @@
 """The HTTP request as the endpoints see it: query and body by the rules of nsqd.
 
-A query is cut as Go cuts it: an escape that is none, or a semicolon, spoils the whole of it.  A
+A query is cut as Go cuts it: an escape that is none, or a semicolon, makes all of it invalid.  A
 body is read in pieces and no further than its limit, so a client cannot make the broker hold more.
 """
 
@@ -32,7 +32,7 @@ BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class HttpError(Exception):
-    """What a request is refused with: ``{"message": "TOPIC_NOT_FOUND"}`` and the like.
+    """The refusal of a request: ``{"message": "TOPIC_NOT_FOUND"}`` and the like.
 
     Args:
         status: of the answer.
@@ -73,12 +73,12 @@ class Request:
 
     @property
     def remote_address(self) -> str:
-        """Who asks, as ``address:port``."""
+        """The client's ``address:port``."""
         return shown_peer(self._request.transport)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the client is disconnected."""
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
@@ -224,7 +224,7 @@ def parse_query(text: str) -> Mapping[str, str]:
 
 
 def _fault(text: str) -> str:
-    """What Go finds wrong first; nothing where all is well."""
+    """The first fault that Go finds; empty for none."""
     if ";" in text or BAD_ESCAPE.search(text):
         for piece in text.split("&"):
             if ";" in piece:

@@ -37,7 +37,7 @@ def respond_json(text: str, status: int = 200) -> web.Response:
 
 
 def refuse(error: HttpError) -> web.Response:
-    """The response that tells of an error."""
+    """The response for an error."""
     if error.plain:
         return web.Response(
             status=error.status,
@@ -75,7 +75,7 @@ class ReadyText(web.StreamResponse):
         return True
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Send it. Raises ConnectionResetError where nobody is there any more."""
+        """Send it. Raises ConnectionResetError where the client is gone."""
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")

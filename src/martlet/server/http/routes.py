@@ -10,7 +10,6 @@ from martlet.server.http.log_api import LogApi
 from martlet.server.http.metrics_api import MetricsApi
 from martlet.server.http.nsq_api import NsqApi
 from martlet.server.http.rpc_api import CallApi
-from martlet.server.http.segment_api import SegmentApi
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -37,7 +36,6 @@ def broker_routes(
     return {
         **NsqApi(broker, commits, settings, stats).routes(),
         **LogApi(broker, commits, folder).routes(),
-        **SegmentApi(broker.log, folder).routes(),
         **ChannelApi(broker, commits).routes(),
         **CallApi(calls).routes(),
         **MetricsApi(metrics).routes(),

@@ -35,7 +35,7 @@ _STOP_S = 0.3
 """How long requests under way may take when the broker stops, in seconds."""
 _LINGER_S = 1.0
 """How long a body that was refused is still read, so that its sender sees the answer."""
-_UNTOLD = frozenset({"/pub", "/mpub"})
+_UNLOGGED = frozenset({"/pub", "/mpub"})
 """Paths that are asked too often for a log line each."""
 _PLAIN = frozenset({"/ping"})
 """Paths whose answers do not name NSQ's content type."""
@@ -45,7 +45,7 @@ _OK = ReadyText("OK")
 
 
 class _Protocol(web.RequestHandler):
-    """One connection: what aiohttp refuses by itself is told as everything else is."""
+    """A connection whose errors from aiohttp itself have the same form as all others."""
 
     def handle_error(
         self,
@@ -115,7 +115,7 @@ class HttpServer:
         started = time.perf_counter_ns()
         try:
             answer = await self._answer(request)
-            if answer == "OK" and request.path in _UNTOLD and ReadyText.suits(base):
+            if answer == "OK" and request.path in _UNLOGGED and ReadyText.suits(base):
                 return _OK
             response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
         except HttpError as error:
@@ -129,7 +129,7 @@ class HttpServer:
             response.headers.update(SERVER)
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
-        if request.path not in _UNTOLD and log.isEnabledFor(logging.INFO):
+        if request.path not in _UNLOGGED and log.isEnabledFor(logging.INFO):
             elapsed = format_duration(time.perf_counter_ns() - started)
             log.info(
                 "%d %s %s (%s) %s",

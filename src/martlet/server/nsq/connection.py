@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 1 << 18
 _FIRST_OWN_BYTES = 1 << 16
 _UNTIMED = 4
-"""So many commands are handled between two looks at the time."""
+"""How many commands are handled between two checks of the time."""
 
 
 Handler = Callable[["ClientConnection", Any], Outcome]
@@ -58,7 +58,7 @@ Handler = Callable[["ClientConnection", Any], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionContext:
-    """What all connections of a broker share.
+    """The parts of a broker that its connections share.
 
     Attributes:
         commands: the handler of each kind of command.
@@ -298,7 +298,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._going_on = asyncio.get_running_loop().call_soon(self.go_on)
 
     def go_on(self) -> None:
-        """What a command waited for has come."""
+        """Handle the command that waited."""
         if self._going_on is not None:
             self._going_on.cancel()
             self._going_on = None
@@ -344,17 +344,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         return len(magic)
 
     def _keep(self, buffer: bytearray, at: int, end: int) -> None:
-        """Keep what is left of the buffer, with room for the command that it begins."""
+        """Keep the rest of the buffer, in one large enough for the command that it begins."""
         left = end - at
         if not left:
             self._own = None
             return
-        room = max(_FIRST_OWN_BYTES, self.decoder.wanted_bytes, left + 1)
-        if buffer is self._own and len(buffer) >= room:
+        size = max(_FIRST_OWN_BYTES, self.decoder.wanted_bytes, left + 1)
+        if buffer is self._own and len(buffer) >= size:
             if at:
                 buffer[:left] = buffer[at:end]
         else:
-            own = bytearray(room)
+            own = bytearray(size)
             own[:left] = memoryview(buffer)[at:end]
             self._own = own
         self._filled = left
@@ -492,20 +492,20 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._output.check()
 
     def channel_closed(self) -> None:
-        """The channel was deleted."""
+        """Close: the channel was deleted."""
         self.transport.close()
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
-        """The channel has several queues from now on."""
+        """Consume all queues of a channel that has several from now on."""
         self.channel, self.consumer = channel, consumer
 
     def failures_counted(self, max_attempts: int) -> None:
-        """The channel counts failures from now on, or no longer does."""
-        told = b'{"max_attempts":%d}' % max_attempts
-        self.reply(v2.frame(v2.FrameType.CHANNEL, told))
+        """Notify the client that the channel counts failures from now on, or no longer does."""
+        settings = b'{"max_attempts":%d}' % max_attempts
+        self.reply(v2.frame(v2.FrameType.CHANNEL, settings))
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is sent to: its output queue is full."""
+        """Hold up a client that does not read as fast as it is sent to."""
         self.brief = False
         interval_ns = self.identity.heartbeat_interval_ns
         max_ns = self._context.options.client_timeout_ns
@@ -516,7 +516,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Go on: the client has read."""
         self.brief = self.may_be_brief and self.greeted and self.guard is None
         self._output.emptied()
         if self.consumer is not None and self.channel is not None:

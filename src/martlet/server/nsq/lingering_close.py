@@ -1,15 +1,15 @@
-"""The farewell: how a connection ends so that the other side gets its last words.
+"""The lingering close: a connection ends so that the client still reads the last error.
 
-A socket that is closed while bytes lie in it unread is reset, and what the other side had not read
-yet is lost to it: the very error that says why it is let go.  So the sending side is shut first;
-what still comes is thrown away until the other side closes too::
+A socket that is closed while it has unread bytes is reset, and what the other side had not read yet
+is lost to it: the very error for which it is closed.  So the sending side is shut first;
+input is thrown away until the other side closes too::
 
     ... error | end              we have sent all
     ... more of what it sent     thrown away, as it comes
     end                          closed, by both
 
-Nobody can hold a connection with it: it lasts so long, for so many bytes, and of so many clients
-at once; beyond that it is closed hard.  nsqd just closes, and its clients may see a reset instead
+No client can hold a connection open by that: the time, the bytes and the number of clients have
+limits, beyond which it is closed hard.  nsqd just closes, and its clients may see a reset instead
 of the error.
 """
 
@@ -20,17 +20,17 @@ import asyncio
 from martlet.layer.layer import Layer
 
 LINGER_S = 5.0
-"""How long a client may take to read its last words."""
+"""How long a client may take to read the last answer."""
 MAX_BYTES = 32 << 20
-"""So much of what it still sends is thrown away."""
+"""How much of its input is thrown away."""
 MAX_AT_ONCE = 256
-"""So many clients may take their time; who is let go beyond that is closed at once."""
+"""How many clients may linger; one beyond that is closed at once."""
 _WASTE = bytearray(256 * 1024)
 _leaving: set[_Drain] = set()
 
 
 class _Drain(asyncio.BufferedProtocol):
-    """Throws away what comes; its owner is told when the connection is gone."""
+    """Throws input away, and reports to its owner when the connection is gone."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -40,17 +40,17 @@ class _Drain(asyncio.BufferedProtocol):
         _leaving.add(self)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Where the next bytes go."""
+        """The buffer of bytes that are thrown away."""
         return _WASTE
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Nobody listens."""
+        """Throw bytes away."""
         self._left_bytes -= nbytes
         if self._left_bytes < 0:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Report it to the owner."""
         _leaving.discard(self)
         self._end.cancel()
         self._owner.connection_lost(exc)
@@ -59,7 +59,7 @@ class _Drain(asyncio.BufferedProtocol):
 def take_leave(transport: asyncio.Transport) -> None:
     """Close a connection once what was written is sent, and read if the client reads at all.
 
-    Its protocol gets no more bytes, must write no more, and is told when the connection is lost.
+    Its protocol gets no more bytes and must write none; `connection_lost` is called as usual.
     """
     bottom = transport.bottom if isinstance(transport, Layer) else transport
     if bottom.is_closing() or isinstance(bottom.get_protocol(), _Drain):

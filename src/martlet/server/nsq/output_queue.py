@@ -64,7 +64,7 @@ class OutputQueue:
         self.full = False
 
     def filled(self, patience_ns: int) -> None:
-        """The transport says that the limit is reached; look how it goes on each `patience_ns`."""
+        """Check every `patience_ns` whether the client reads: the limit is reached."""
         self.full = True
         self._patience_s = patience_ns / 1e9
         self._unsent_bytes = None
@@ -72,11 +72,11 @@ class OutputQueue:
 
     def _wait(self) -> None:
         self.close()
-        self._timer = self._loop.call_later(self._patience_s, self._look)
+        self._timer = self._loop.call_later(self._patience_s, self._check_progress)
 
-    def _look(self) -> None:
-        """Whether anything was sent since the last look. The first only takes the measure: what
-        was under way when the queue was filled has come behind that.
+    def _check_progress(self) -> None:
+        """Give up a client that has read nothing since the last check. The first check only
+        takes the measure: bytes that were under way when the queue was filled come behind it.
         """
         unsent = self._transport.get_write_buffer_size() + self._held_by_kernel()
         if self._unsent_bytes is not None and unsent >= self._unsent_bytes:
@@ -86,16 +86,16 @@ class OutputQueue:
         self._wait()
 
     def _held_by_kernel(self) -> int:
-        """The bytes that the client's machine has not acknowledged; 0 where nobody tells."""
+        """The bytes that the client's machine has not acknowledged; 0 where that is unknown."""
         sock = self._transport.get_extra_info("socket")
         try:
-            told = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
         except OSError:
             return 0
-        return int(struct.unpack("i", told)[0])
+        return int(struct.unpack("i", unsent)[0])
 
     def emptied(self) -> None:
-        """The transport says that the client has read."""
+        """Let answers go on: the client has read."""
         self.full = False
         self.close()
         waiting, self._waiting = self._waiting, []
@@ -104,7 +104,7 @@ class OutputQueue:
                 future.set_result(None)
 
     def check(self) -> None:
-        """Let go of a client that asks for more and more and reads nothing."""
+        """Give up a client that asks for more and more and reads nothing."""
         if self._transport.get_write_buffer_size() > MAX_BYTES:
             self._on_stuck()
 
@@ -116,7 +116,7 @@ class OutputQueue:
             await future
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
-"""What a client is owed: the answers that wait, in the order of its commands.
+"""The reply queue: the answers that are due to a client, in the order of its commands.
 
-A publish is answered once its batch is written, or flushed; whatever else was asked behind it is
-answered behind it.
+A publish is answered once its batch is written, or flushed; a command behind it is answered behind
+it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from martlet.protocol.nsq import v2
 
 
 class DeferredReply(ABC):
-    """An answer that tells more than OK.
+    """An answer that says more than OK.
 
     Args:
-        waits: whether it is given when its messages are durable, where PUB's is; or as soon as
-            they are written.
+        waits: whether it waits for a flush where PUB's does, and not only for the write.
     """
 
     __slots__ = ("waits",)
@@ -29,11 +28,11 @@ class DeferredReply(ABC):
 
     @abstractmethod
     def stored(self) -> bytes:
-        """The frame for messages that were stored."""
+        """The frame to answer once the messages are stored."""
 
     @abstractmethod
     def refused(self, error: WritesRefused) -> bytes:
-        """The frame for those that were not; the connection goes on."""
+        """The frame to answer if they are refused; the connection goes on."""
 
 
 Answer = tuple[Receipt | None, str, int | bytes | DeferredReply]
@@ -46,7 +45,7 @@ class PendingReplies(deque[Answer]):
     """The answers of one connection, the oldest first."""
 
     def fail(self, error: WritesRefused) -> None:
-        """What was not made durable never will be."""
+        """Refuse what was not made durable, since it never will be."""
         for receipt, _, _ in self:
             if receipt is not None and receipt.error is None:
                 receipt.error = error
@@ -60,27 +59,27 @@ class PendingReplies(deque[Answer]):
         parts: list[bytes] = []
         reached = float("inf") if durable_position is None else durable_position
         while self:
-            receipt, verb, told = self[0]
+            receipt, verb, reply = self[0]
             if receipt is None:
-                assert isinstance(told, bytes)
-                parts.append(told)
+                assert isinstance(reply, bytes)
+                parts.append(reply)
             elif receipt.error is not None:
-                if isinstance(told, DeferredReply):
-                    parts.append(told.refused(receipt.error))
+                if isinstance(reply, DeferredReply):
+                    parts.append(reply.refused(receipt.error))
                     self.popleft()
                     continue
                 text = f"{verb} failed {receipt.error}"
                 parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
                 self.clear()
                 return b"".join(parts), True
-            elif isinstance(told, int):
+            elif isinstance(reply, int):
                 if not receipt.position or receipt.position > reached:
                     break
-                parts.append(v2.OK * told if told > 1 else v2.OK)
+                parts.append(v2.OK * reply if reply > 1 else v2.OK)
             else:
-                assert isinstance(told, DeferredReply)
-                if not receipt.position or (told.waits and receipt.position > reached):
+                assert isinstance(reply, DeferredReply)
+                if not receipt.position or (reply.waits and receipt.position > reached):
                     break
-                parts.append(told.stored())
+                parts.append(reply.stored())
             self.popleft()
         return parts[0] if len(parts) == 1 else b"".join(parts), False

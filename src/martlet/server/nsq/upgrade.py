@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeContext:
-    """What all upgrades of a broker share.
+    """The parts of a broker that upgrades share.
 
     Attributes:
         tls: the certificate and its settings, if there is one.

@@ -1,4 +1,4 @@
-"""What a running server says of itself: stats, metrics, statsd, its event log, profiles.
+"""Stats, metrics, statsd and the event log of a running server.
 
 May import: `martlet.broker`, `server`. Start with `stats`, as nsqd's /stats, and `metrics`, as
 Prometheus reads them.

@@ -11,9 +11,9 @@ People grep for these and count them, so each says what nsqd says where the same
     client(127.0.0.1:41966) - E_INVALID invalid command BAD
     PROTOCOL(V2): [127.0.0.1:41966] exiting ioloop
 
-A client whose FINs, REQs or TOUCHs come too late by the thousand gets all its errors; of the lines,
-beyond a hundred a second, only their count is told.  Topics and channels that a start finds in the
-log were made before: they have no lines.
+A client whose FINs, REQs or TOUCHs come too late by the thousand gets all its errors; beyond a
+hundred a second, only their count is logged.  Topics and channels that a start finds in the log
+were made before: they have no lines.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class EventLog:
         self._log.info("CHANNEL(%s): deleting", channel.name)
 
     def set_aside(self, transaction: OpenTransaction, why: str) -> None:
-        """Nobody could tell what is to become of a transaction: a person is asked."""
+        """A transaction without a decision waits for an operator."""
         self._log.warning(
             "TRANSACTION: %s of group %r, with %s, is set aside: %s; topic %s shows them,"
             " and 'martlet transactions' commits it or rolls it back",
@@ -119,7 +119,7 @@ class EventLog:
         )
 
     def abandoned(self, transaction: OpenTransaction, why: str) -> None:
-        """A transaction was rolled back, since whoever had begun it was not heard of."""
+        """A transaction was rolled back: its producer did not answer."""
         self._log.info(
             "TRANSACTION: %s, with %s, is rolled back: %s",
             transaction.id,
@@ -128,7 +128,7 @@ class EventLog:
         )
 
     def evicted(self, evicted: Evicted) -> None:
-        """A segment went to make room, with messages that somebody had yet to finish."""
+        """A segment went to make room, with messages that were not finished."""
         lost = [
             (len(offsets), loss.name_of(channel))
             for loss in evicted.losses
@@ -162,7 +162,7 @@ class EventLog:
     # the disk
 
     def write_refused(self, reason: str) -> None:
-        """The log takes no message: told once, until `look_for_room` has told the end of it."""
+        """The log refuses a message: logged once, until `look_for_room` logs the end of it."""
         if self._refusing_since_ns is None:
             log = self._broker.log
             self._refusing_since_ns = self._broker.clock()
@@ -184,7 +184,7 @@ class EventLog:
             return f"nobody knows how many ({error})"
 
     def look_for_room(self) -> None:
-        """Tell that messages are taken again, if they were refused and there is room now."""
+        """Log that messages are accepted again, if they were refused and there is space now."""
         log = self._broker.log
         if self._refusing_since_ns is not None and log.full is None and log.failed is None:
             refused_s = (self._broker.clock() - self._refusing_since_ns) / SECOND_NS
@@ -213,13 +213,13 @@ class EventLog:
         self._log.error("failed to read protocol version - EOF")
 
     def identified(self, address: str, fields: Mapping[str, object]) -> None:
-        """A client has told what it is."""
+        """A client has sent IDENTIFY."""
         if self._log.isEnabledFor(logging.INFO):
-            told = " ".join(
+            shown = " ".join(
                 f"{name}:{_shown(fields.get(key, default))}"
                 for name, (key, default) in _IDENTIFY.items()
             )
-            self._log.info("[%s] IDENTIFY: {%s}", address, told)
+            self._log.info("[%s] IDENTIFY: {%s}", address, shown)
 
     def refused(self, address: str, error: ProtocolError) -> None:
         """A client was answered with an error, and is disconnected by a fatal one."""
@@ -242,7 +242,7 @@ class EventLog:
         self._log.info(text, address, delay_ns, max_ns, max_ns)
 
     def _are_too_many(self, address: str) -> bool:
-        """Whether so many of a client's answers were told of lately that this one is only counted:
+        """Whether so many of a client's refusals were logged lately that this one is only counted:
         a line costs ten times as much as the rest, and would fill the disk that the log is on.
         """
         now_ns = self._broker.clock()
@@ -256,8 +256,8 @@ class EventLog:
     def _log_suppressed(self, address: str) -> None:
         refusals = self._refusals.pop(address, None)
         if refusals is not None and refusals.count > MAX_REFUSALS:
-            untold = refusals.count - MAX_REFUSALS
-            self._log.error("[%s] - %d more lines like these, not logged each", address, untold)
+            unlogged = refusals.count - MAX_REFUSALS
+            self._log.error("[%s] - %d more lines like these, not logged each", address, unlogged)
 
     def unreadable(self, address: str, error: Exception) -> None:
         """A client has sent what is no command at all."""

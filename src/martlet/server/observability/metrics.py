@@ -10,7 +10,10 @@ may lie some milliseconds apart.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import resource
+import time
 from collections.abc import AsyncIterator, Callable, Sequence, Sized
 from dataclasses import dataclass
 from operator import add, attrgetter
@@ -25,7 +28,6 @@ from martlet.broker.transactions.state import TransactionState
 from martlet.durations import SECOND_NS
 from martlet.server.observability import prometheus
 from martlet.server.observability.histogram import Histogram
-from martlet.server.observability.process_metrics import process_metrics
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -208,7 +210,7 @@ class BrokerMetrics:
             (channel for topic in topics for channel in topic.channels.values()),
             key=attrgetter("id"),
         )
-        yield _broker(self.broker, len(self.connections)) + self._log() + process_metrics()
+        yield _broker(self.broker, len(self.connections)) + self._log() + _process()
         async for part in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
             yield part
         async for part in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
@@ -408,9 +410,52 @@ def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]
     ]
 
 
-def _durations(what: str, told: str, durations: Histogram) -> str:
+def _durations(what: str, help_text: str, durations: Histogram) -> str:
     name = f"martlet_log_{what}_duration_seconds"
     bounds = [f"{bound_s:g}" for bound_s in durations.bounds_s]
-    return prometheus.head(name, "histogram", told) + prometheus.histogram(
+    return prometheus.head(name, "histogram", help_text) + prometheus.histogram(
         name, "", bounds, durations.counts, durations.sum_s
+    )
+
+
+def _process() -> str:
+    """The process, under the names that Prometheus's client libraries have for it."""
+    with open("/proc/self/stat", encoding="ascii") as file:
+        # The second field is the program's name, in brackets, with anything in it.
+        fields = file.read().rpartition(")")[2].split()
+    page_bytes = resource.getpagesize()
+    started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    started_s += int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    name = "python_gc_collections_total"
+    generations = [
+        (prometheus.label_text({"generation": str(number)}), counts["collections"])
+        for number, counts in enumerate(gc.get_stats())
+    ]
+    return prometheus.lone(
+        [
+            (
+                "process_cpu_seconds_total",
+                "counter",
+                "Processor time, the system's share included.",
+                time.process_time(),
+            ),
+            (
+                "process_resident_memory_bytes",
+                "gauge",
+                "Memory in use, mapped files included.",
+                int(fields[21]) * page_bytes,
+            ),
+            ("process_virtual_memory_bytes", "gauge", "Addresses in use.", int(fields[20])),
+            ("process_start_time_seconds", "gauge", "Seconds since 1970.", round(started_s, 2)),
+            ("process_open_fds", "gauge", "Open files.", len(os.listdir("/proc/self/fd"))),
+            (
+                "process_max_fds",
+                "gauge",
+                "How many may be open.",
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            ),
+        ]
+    ) + (
+        prometheus.head(name, "counter", "Runs of the garbage collector.")
+        + prometheus.values(name, generations)
     )

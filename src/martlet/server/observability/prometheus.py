@@ -28,15 +28,15 @@ def label_text(labels: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
 
 
-def head(name: str, kind: str, told: str) -> str:
+def head(name: str, kind: str, help_text: str) -> str:
     """The two lines before a metric's values.
 
     Args:
         name: with its unit, and ``_total`` for a counter.
         kind: counter, gauge or histogram.
-        told: what it counts.
+        help_text: what it counts.
     """
-    return f"# HELP {name} {told}\n# TYPE {name} {kind}\n"
+    return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
 
 
 def values(name: str, rows: Iterable[tuple[str, float]]) -> str:
@@ -50,9 +50,10 @@ def values(name: str, rows: Iterable[tuple[str, float]]) -> str:
 
 
 def lone(rows: Iterable[tuple[str, str, str, float]]) -> str:
-    """Metrics without labels: rows of name, kind, what is told, and value."""
+    """Metrics without labels: rows of name, kind, help and value."""
     return "".join(
-        head(name, kind, told) + values(name, [("", value)]) for name, kind, told, value in rows
+        head(name, kind, help_text) + values(name, [("", value)])
+        for name, kind, help_text, value in rows
     )
 
 

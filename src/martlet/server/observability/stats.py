@@ -1,7 +1,7 @@
 """Counts of topics, channels and clients, field for field as nsqd's ``/stats`` tells them.
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
-lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
+lies on the disk, is the full depth.  What is not measured (latency, without a flag for it) says
 so, as nsqd's does where it is not used.  Four fields are Martlet's own: ``dropped_count``, the
 messages that were given up to make room, as ``--disk-full-policy`` asks for; ``refused_count``,
 those that were published to a topic and not taken, since there was no room; ``dead_letter_count``,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.connection import ClientConnection
 
 Report = dict[str, Any]
-"""What ``/stats?format=json`` answers, or a part of it."""
+"""The answer of ``/stats?format=json``, or a part of it."""
 _Thing = TypeVar("_Thing")
 
 

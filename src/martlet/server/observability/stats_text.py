@@ -62,8 +62,8 @@ async def whole_json(
     shown = "null" if topics is None else f"[{','.join(topics)}]"
     tail = _dumps({} if memory is None else {"memory": memory})[1:-1]
     clients = await _clients_json(producers or None, pace)
-    told = "null" if clients is None else f"[{','.join(clients)}]"
-    return f'{_dumps(head)[:-1]},"topics":{shown},{tail}{"," if tail else ""}"producers":{told}}}'
+    listed = "null" if clients is None else f"[{','.join(clients)}]"
+    return f'{_dumps(head)[:-1]},"topics":{shown},{tail}{"," if tail else ""}"producers":{listed}}}'
 
 
 async def whole_text(

@@ -1,6 +1,6 @@
 """Statsd: counts pushed to a statsd server over UDP, as nsqd pushes them.
 
-One line a count, as many whole lines a packet as fit::
+One line a count, as many lines a packet as fit::
 
     nsq.host_4151.topic.orders.message_count:17|c
     nsq.host_4151.topic.orders.depth:4|g
@@ -49,7 +49,7 @@ _MEMORY_GAUGES = (
 
 
 def expand_prefix(template: str, address: str, port: int) -> str:
-    """What each name begins with: the template with the host for each ``%s``, and a dot.
+    """The prefix of all names: the template with the host for each ``%s``, and a dot.
 
     Args:
         template: as ``--statsd-prefix`` gives it; nothing for names without a prefix.
@@ -91,7 +91,7 @@ class Statsd:
         self._counted: dict[str, int] = {}
 
     def begin(self) -> None:
-        """A new time begins: counters are told as differences from the one before."""
+        """Begin a new round: counters are differences from the round before."""
         self._before, self._counted = self._counted, {}
 
     def _counter(self, name: str, count: int) -> str:
@@ -144,7 +144,7 @@ class Statsd:
 
 
 class _Silent(asyncio.DatagramProtocol):
-    """What comes back, such as that nobody listens, is of no interest: UDP promises nothing."""
+    """Ignores what comes back, such as an unreachable port: UDP promises nothing."""
 
 
 async def push(stats: StatsSource, options: BrokerOptions) -> None:

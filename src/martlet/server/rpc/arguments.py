@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
 
-_MAX = (1 << 63) - 1
+_MAX_NUMBER = (1 << 63) - 1
 
 
 class CallError(Exception):
@@ -77,8 +77,8 @@ class CallArguments:
         return value
 
     def remark(self, name: str, *, max_value: int) -> str:
-        """What is said for people to read; empty for nothing. What is no character in it, as where
-        a program tells the name of a file, becomes a question mark. Raises CallError.
+        """A text for people; empty for none. What is no character in it, as in the name of a
+        file, becomes a question mark. Raises CallError.
         """
         value = self._fields.get(name)
         if isinstance(value, str):
@@ -86,7 +86,12 @@ class CallArguments:
         return self.text(name, "")
 
     def number(
-        self, name: str, default: int | None = None, *, min_value: int = 0, max_value: int = _MAX
+        self,
+        name: str,
+        default: int | None = None,
+        *,
+        min_value: int = 0,
+        max_value: int = _MAX_NUMBER,
     ) -> int:
         """A whole number within limits. Raises CallError."""
         if default is not None and name not in self:

@@ -11,7 +11,7 @@ Whose is said by ``topic`` and ``channel``, those that gave them up, or by ``dea
 Which of them, by ``ids``, ``reason``, ``error`` (a part of it), ``since_ms`` and ``until_ms``; to
 move or to purge all, ``all`` has to be true; which of the ``ids`` were met, ``found`` tells.  With
 ``dry_run`` nothing is done but counted.  A call looks at some thousand messages and says in
-``next`` where to go on; whoever goes on names the same ``until_ms``, so that what comes meanwhile
+``next`` where to go on; to go on, name the same ``until_ms``, so that what comes meanwhile
 is left alone.
 """
 
@@ -58,7 +58,7 @@ _PAGE = ("queue", "offset")
 
 
 class DeadLetterCalls:
-    """What an operator does with dead letters, over a server's broker."""
+    """The calls about dead letters."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
         self._broker = broker
@@ -93,13 +93,13 @@ class DeadLetterCalls:
         walk = _Walk(self._keepers(caller, arguments), arguments)
         selection, _ = self._selection(arguments)
         messages: list[dict[str, Any]] = []
-        told_bytes = 0
+        shown_bytes = 0
         async for page in walk:
             for letter in page:
                 if not selection.wants(letter):
                     continue
-                told_bytes += min(len(letter.body), max_bytes)
-                if len(messages) == max_count or (messages and told_bytes > _MAX_ANSWER_BYTES):
+                shown_bytes += min(len(letter.body), max_bytes)
+                if len(messages) == max_count or (messages and shown_bytes > _MAX_ANSWER_BYTES):
                     next = {"queue": letter.keeper.queue.number, "offset": letter.offset}
                     return {"messages": messages, "next": next}
                 messages.append(_to_json(letter, max_bytes))
@@ -343,7 +343,7 @@ async def _counted(topic: Topic) -> dict[str, Any]:
 def _to_json(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
     properties = letter.properties
     body = letter.body[:max_bytes]
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": letter.id,
         "queue": letter.keeper.queue.number,
         "offset": letter.offset,
@@ -363,10 +363,10 @@ def _to_json(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
         "body": None,
     }
     # The dead letter's own place, not the one that the message had.
-    told["offset"], told["queue"] = letter.offset, letter.keeper.queue.number
-    told["message_offset"] = letter.note("offset")
+    fields["offset"], fields["queue"] = letter.offset, letter.keeper.queue.number
+    fields["message_offset"] = letter.note("offset")
     try:
-        told["body"] = body.decode()
+        fields["body"] = body.decode()
     except UnicodeDecodeError:
-        told["body_base64"] = b64encode(body).decode()
-    return told
+        fields["body_base64"] = b64encode(body).decode()
+    return fields

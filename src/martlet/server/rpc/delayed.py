@@ -25,7 +25,7 @@ _FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
 
 
 class DelayCalls:
-    """What waits for its time, over a server's broker."""
+    """The calls about delayed messages."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
         self._broker = broker
@@ -39,13 +39,13 @@ class DelayCalls:
         """The delayed messages of a topic, by when they are due.
 
         `from` is what an answer before gave as `next`, which is empty where there are no more.  A
-        batch that was sent as one is listed whole, so there may be more than `limit`.
+        batch that was sent as one is listed as one, so there may be more than `limit`.
         """
         arguments.only("topic", "from", "limit")
         delays = self._broker.delays
         topic = arguments.topic(self._broker)
         caller.may(topic.name)
-        behind = _place(arguments.text("from", ""))
+        behind = _position(arguments.text("from", ""))
         max_count = arguments.number("limit", 100, min_value=1, max_value=MAX_LISTED)
         found: list[tuple[ListingPosition, Delayed]] = []
         for some in delays.look(topic, behind, max_count):
@@ -77,8 +77,8 @@ class DelayCalls:
         wanted: list[str] = []
         for id in ids:
             if not isinstance(id, str) or not _ID.fullmatch(id):
-                told = ascii(str(id)[:80])
-                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {told}")
+                shown = ascii(str(id)[:80])
+                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {shown}")
             wanted.append(id)
         cancelled = broker.delays.cancel(topic, [id.encode() for id in dict.fromkeys(wanted)])
         if cancelled:
@@ -89,12 +89,12 @@ class DelayCalls:
         }
 
 
-def _place(told: str) -> ListingPosition | None:
-    if not told:
+def _position(text: str) -> ListingPosition | None:
+    if not text:
         return None
-    match = _FROM.fullmatch(told)
+    match = _FROM.fullmatch(text)
     if match is None:
-        raise CallError("BAD_ARGUMENT", f"'from' must be what 'next' was, not {told[:80]!r}")
+        raise CallError("BAD_ARGUMENT", f"'from' must be what 'next' was, not {text[:80]!r}")
     return ListingPosition(*map(int, match.groups()))
 
 

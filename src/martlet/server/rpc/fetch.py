@@ -4,8 +4,8 @@
 ``group.fetch``    by a ``member`` that has the ``queue``: messages from ``offset`` on, at most
                    ``max_messages`` and ``max_bytes``, but one at least, however large; where there
                    are none it waits up to ``wait_ms`` for some
-``topic.fetch``    the same by anybody, without a group: nothing is kept for him, so what he reads
-                   is there as long as others need it, or the topic keeps it
+``topic.fetch``    the same without a group: nothing is kept for the reader, so messages are there
+                   as long as others need them, or the topic keeps them
 ``topic.offset``   the first offset stored at or after ``time_ms``; ``gone`` where there were
                    earlier ones since that time
 =================  =================================================================================
@@ -13,7 +13,7 @@
 A fetch answers ``queue``, ``offset`` (as asked), ``next_offset``, ``start_offset``, ``end_offset``,
 ``count`` and ``status`` (see `martlet.broker.groups.fetch.Status`), and as its bytes the frames
 that a consumer gets, messages' properties before them.  A member of a group with a retry policy is
-told ``failures`` too: of messages that members were lost by the offset, how many, in how many
+sent ``failures`` too: of messages that members were lost by the offset, how many, in how many
 milliseconds it may be handled, and whether it is to be a dead letter.  What no channel was made for
 when it was deferred by DPUB is not there for ``topic.fetch``; what is delayed by its producer comes
 at its time.
@@ -53,7 +53,7 @@ _NAMES = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms")
 
 
 class FetchCalls:
-    """What is read by offset, over a server's broker."""
+    """The calls that read by offset."""
 
     def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
@@ -67,7 +67,7 @@ class FetchCalls:
         }
 
     async def group_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Messages for a member of a group."""
+        """Fetch messages for a member of a group."""
         arguments.only("group", "member", *_NAMES)
         topic, members = group_of(self._broker, caller, arguments)
         channel = part_of(topic, arguments).find_channel(arguments.name("group"))
@@ -75,7 +75,7 @@ class FetchCalls:
         return await self._fetch(caller, arguments, channel, member)
 
     async def topic_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Messages for whoever keeps his offsets himself."""
+        """Fetch messages for a reader that keeps its own offsets."""
         arguments.only(*_NAMES)
         topic = arguments.topic(self._broker)
         caller.may(topic.name)
@@ -113,7 +113,7 @@ class FetchCalls:
                 if not poll.is_waiting:
                     _enter(undo, poll, part, channel, member)
                 await poll.wait()
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "queue": part.number,
             "offset": asked,
             "next_offset": offset,
@@ -124,9 +124,9 @@ class FetchCalls:
         }
         if channel is not None and channel.group is not None and member is not None:
             if channel.retries:
-                told["failures"] = channel.group.charges_between(asked, offset)
+                fields["failures"] = channel.group.charges_between(asked, offset)
             channel.group.count(found, member)
-        return told, b"".join(found.parts)
+        return fields, b"".join(found.parts)
 
     def _look(
         self,
@@ -137,7 +137,7 @@ class FetchCalls:
         max_count: int,
         max_bytes: int,
     ) -> tuple[Status, Fetched]:
-        """What there is now. Raises CallError."""
+        """Read what is there now. Raises CallError."""
         if member is not None and member.is_gone:
             raise NotAMember(f"{member.id!r} is no member of the group any more: join again")
         if member is not None and part.number not in member.held:
@@ -165,7 +165,7 @@ class FetchCalls:
         return (Status.FOUND if found.count else Status.NO_NEW), found
 
     def offset(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Where a queue was at a time."""
+        """Find the offset of a time in a queue."""
         arguments.only("topic", "queue", "time_ms")
         part = part_of(arguments.topic(self._broker), arguments)
         caller.may(part.name)
@@ -182,8 +182,8 @@ class FetchCalls:
 def _start(part: Topic, channel: Channel | None) -> int:
     """From where on a queue may be fetched.
 
-    What a group has not committed is there, though something behind it may have gone that nobody
-    needed.
+    What a group has not committed is there, though messages behind it that are not needed any more
+    may be gone.
     """
     start = min(part.queue.start_offset, part.limit)
     return start if channel is None else min(start, channel.cursor.next)
@@ -196,7 +196,7 @@ def _enter(
     channel: Channel | None,
     member: GroupConsumer | None,
 ) -> None:
-    """Have a poll told of whatever may end its wait. Raises CallError."""
+    """Register a poll with everything that may end its wait. Raises CallError."""
     if len(part.awaiting) >= MAX_WAITING:
         raise CallError(
             "LIMIT_REACHED",

@@ -7,7 +7,7 @@
                         ``generation``, else when it does, or after ``wait_ms``
 ``group.volunteer``     be ready to lead: to share out the queues of all ``brokers``, of which a
                         member is at so many; ``name`` is what it is called at all of them.  The
-                        leader is told the ``roster`` with its assignment, which is another number
+                        leader gets the ``roster`` with its assignment, which is another number
                         when members come or go
 ``group.plan``          the leader's word which ``members`` are to have which queues, for a
                         ``roster`` and its ``count`` of queues; ``group.describe`` tells both
@@ -17,14 +17,14 @@
                         are named in ``back`` may be lower than what was committed before
 ``group.describe``      members, and for each queue its holder, offsets and lag
 ``group.list``          the groups of a ``topic``, or of all
-``group.reset``         set the group's offsets, while nobody is a member, or with ``force``, when
+``group.reset``         set the group's offsets, while it has no member, or with ``force``, when
                         its members have to join again
 ======================  ============================================================================
 
-A call by who is no member (any more) is refused with ``NOT_A_MEMBER``: join again.  Offsets for
-queues that a member does not have are not taken; they are told as ``refused``.  Offsets only rise,
-but where a member has gone ``back``: of another one that is lower than what was committed before
-nothing is kept, and the answer says which one counts.
+A call of a caller that is no member (any more) is refused with ``NOT_A_MEMBER``: join again.
+Offsets for queues that a member does not have are not taken; the answer has them as ``refused``.
+Offsets only rise, but where a member has gone ``back``: of another one that is lower than what was
+committed before nothing is kept, and the answer says which one counts.
 Reading is in `martlet.server.rpc.fetch`.
 """
 
@@ -42,8 +42,8 @@ from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.plural import counted
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.fetch import MAX_WAIT_MS, group_of, patience_ms
+from martlet.server.rpc.group_failures import failures_of
 from martlet.server.rpc.long_poll import LongPoll
-from martlet.server.rpc.started import failures_of
 
 if TYPE_CHECKING:
     import logging
@@ -190,7 +190,7 @@ class GroupCalls:
         return members
 
     async def assignment(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """What a member has, when that is not what it was."""
+        """Answer a member's queues, once they have changed."""
         arguments.only("topic", "group", "member", "generation", "wait_ms")
         topic, members, member = self._member(caller, arguments)
         known = arguments.number("generation")
@@ -209,7 +209,7 @@ class GroupCalls:
         return _assigned(topic.find_channel(arguments.name("group")), members, member)
 
     def volunteer(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Be ready to lead, or not any more."""
+        """Volunteer as the leader, or withdraw."""
         arguments.only("topic", "group", "member", "name", "brokers")
         _, members, member = self._member(caller, arguments)
         name = arguments.text("name", max_value=MAX_NAME_LENGTH)
@@ -217,11 +217,11 @@ class GroupCalls:
         return None
 
     def plan(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Share the queues out, as the leader."""
+        """Take the leader's assignment."""
         arguments.only("topic", "group", "member", "roster", "count", "members")
         topic, members, member = self._member(caller, arguments)
-        told = arguments.mapping("members", max_value=MAX_MEMBERS)
-        queues = {id: _numbers(CallArguments(told), id) for id in told}
+        plan = arguments.mapping("members", max_value=MAX_MEMBERS)
+        queues = {id: _numbers(CallArguments(plan), id) for id in plan}
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)
         self._log.debug(
@@ -231,17 +231,17 @@ class GroupCalls:
         return None
 
     def release(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Let go of queues."""
+        """Release queues."""
         arguments.only("topic", "group", "member", "generation", "offsets", "back")
         topic, members, member = self._member(caller, arguments)
-        told = self._commit(topic, members, member, arguments)
-        refused = told.get("refused", {})
-        offsets: Mapping[int, int] = told["offsets"]
+        answer = self._commit(topic, members, member, arguments)
+        refused = answer.get("refused", {})
+        offsets: Mapping[int, int] = answer["offsets"]
         members.release(member, [queue for queue in offsets if queue not in refused])
-        return told | {"generation": members.generation}
+        return answer | {"generation": members.generation}
 
     def leave(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Be a member no longer."""
+        """Leave the group."""
         arguments.only("topic", "group", "member")
         _, members, member = self._member(caller, arguments)
         members.leave(member)
@@ -250,7 +250,7 @@ class GroupCalls:
         return None
 
     def commit(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """How far a member has come."""
+        """Commit a member's offsets."""
         arguments.only("topic", "group", "member", "generation", "offsets", "back")
         topic, members, member = self._member(caller, arguments)
         return self._commit(topic, members, member, arguments)
@@ -285,13 +285,13 @@ class GroupCalls:
     # operators
 
     def describe(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Members, and how far they are."""
+        """Describe a group's members and offsets."""
         arguments.only("topic", "group")
         topic, members = group_of(self._broker, caller, arguments)
         return _described(topic, topic.channels[arguments.name("group")], members)
 
     def list_groups(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """The groups that there are."""
+        """List groups."""
         arguments.only("topic")
         broker = self._broker
         some = [arguments.topic(broker)] if "topic" in arguments else list(broker.topics.values())
@@ -354,11 +354,11 @@ class GroupCalls:
 
 
 def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> dict[str, object]:
-    """What a member is told of its queues."""
-    told = []
+    """The answer with a member's queues."""
+    queues = []
     for queue in sorted(member.held):
         part = channel.parts[queue]
-        told.append(
+        queues.append(
             {
                 "queue": queue,
                 "offset": part.cursor.next,
@@ -368,7 +368,7 @@ def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> d
             }
         )
     leads = {"roster": members.roster} if member is members.leader else {}
-    return {"generation": members.generation, "queues": told, "revoked": member.revoked} | leads
+    return {"generation": members.generation, "queues": queues, "revoked": member.revoked} | leads
 
 
 def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str, object]:
@@ -429,21 +429,21 @@ def _numbers(arguments: CallArguments, name: str) -> list[int]:
     if name not in arguments:
         return []
     numbers = arguments.sequence(name, max_value=1024)
-    return [_whole(name, number) for number in numbers]
+    return [_offset(name, number) for number in numbers]
 
 
 def offsets_by_queue(arguments: CallArguments) -> dict[int, int]:
     """Offsets by queue; the keys of a JSON object are texts."""
-    told: Iterable[tuple[str, object]] = arguments.mapping("offsets", max_value=1024).items()
+    given: Iterable[tuple[str, object]] = arguments.mapping("offsets", max_value=1024).items()
     offsets: dict[int, int] = {}
-    for queue, offset in told:
+    for queue, offset in given:
         if not queue.isascii() or not queue.isdigit():
             raise CallError("BAD_ARGUMENT", f"'offsets': {queue[:40]!r} is no number of a queue")
-        offsets[int(queue)] = _whole("offsets", offset)
+        offsets[int(queue)] = _offset("offsets", offset)
     return offsets
 
 
-def _whole(name: str, number: object) -> int:
+def _offset(name: str, number: object) -> int:
     if type(number) is not int or not 0 <= number < 1 << 63:
         raise CallError(
             "BAD_ARGUMENT", f"{name!r}: {str(number)[:40]} is no whole number from 0 on"

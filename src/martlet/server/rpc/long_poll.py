@@ -9,7 +9,7 @@ from contextlib import suppress
 class LongPoll:
     """A wait with an end, which may be gone into again and again until then.
 
-    It can stand wherever somebody is told that messages have arrived.
+    It can stand in for a consumer that is notified of messages.
 
     Args:
         wait_ms: how long in all.
@@ -20,7 +20,7 @@ class LongPoll:
         self._ends_at = self._loop.time() + wait_ms / 1000
         self._rung = asyncio.Event()
         self.is_waiting = False
-        """Whether it stands where it is told of what happens."""
+        """Whether it is registered to be notified."""
 
     @property
     def is_over(self) -> bool:
@@ -28,19 +28,19 @@ class LongPoll:
         return self._loop.time() >= self._ends_at
 
     def ring(self) -> None:
-        """Something has happened."""
+        """Wake the caller."""
         self._rung.set()
 
     def pump(self) -> None:
-        """Messages have arrived."""
+        """Wake the caller: messages have arrived."""
         self._rung.set()
 
     def pump_lone(self, offset: int, frame: memoryview) -> None:
-        """A message has arrived."""
+        """Wake the caller: a message has arrived."""
         self._rung.set()
 
     def clear(self) -> None:
-        """What has happened so far is known."""
+        """Forget what has happened so far."""
         self._rung.clear()
 
     async def wait(self) -> None:

@@ -45,7 +45,7 @@ _MAX_ERROR = 100 * MAX_ERROR_LENGTH
 
 
 class MessageCalls:
-    """What consumers say of their messages, over a server's broker."""
+    """The calls about messages in flight."""
 
     def __init__(self, max_requeue_ns: int) -> None:
         self._max_delay_ms = max(max_requeue_ns // MILLISECOND_NS, DELAY_LEVELS_MS[-1])

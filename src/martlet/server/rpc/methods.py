@@ -11,10 +11,9 @@ from martlet.server.rpc.dead_letters import DeadLetterCalls
 from martlet.server.rpc.delayed import DelayCalls
 from martlet.server.rpc.external_readers import FollowCalls
 from martlet.server.rpc.fetch import FetchCalls
-from martlet.server.rpc.give_up import BurialCalls
+from martlet.server.rpc.group_failures import GroupFailureCalls
 from martlet.server.rpc.groups import GroupCalls
 from martlet.server.rpc.messages import MessageCalls
-from martlet.server.rpc.started import StartCalls
 from martlet.server.rpc.topics import TopicCalls
 from martlet.server.rpc.traces import TraceCalls
 from martlet.server.rpc.transactions import TransactionCalls
@@ -42,12 +41,11 @@ def broker_methods(
     return {
         **DeadLetterCalls(broker, commits).methods(),
         **DelayCalls(broker, commits).methods(),
-        **BurialCalls(broker, commits).methods(),
         **FetchCalls(broker).methods(),
         **FollowCalls(broker, commits).methods(),
+        **GroupFailureCalls(broker, commits).methods(),
         **GroupCalls(broker, commits, options, is_stopping, log).methods(),
         **MessageCalls(options.max_req_timeout_ns).methods(),
-        **StartCalls(broker).methods(),
         **TopicCalls(broker, commits, log).methods(),
         **TransactionCalls(broker.transactions, commits).methods(),
         **TraceCalls(broker, data_path).methods(),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TopicCalls:
-    """What a topic is, over a server's broker."""
+    """The calls about topics and channels."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit, log: logging.Logger) -> None:
         self._broker = broker
@@ -70,7 +70,7 @@ class TopicCalls:
         }
 
     async def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Set some fields of a topic's policy; null for the default. Answers the whole policy."""
+        """Set some fields of a topic's policy; null for the default. Answers all of it."""
         arguments.only("topic", "policy")
         topic = arguments.topic(self._broker)
         caller.may(topic.name)
@@ -112,7 +112,7 @@ class TopicCalls:
         replaced = {}
         if wanted != before:
             topic.configure_channel(name, wanted)
-            replaced = {field: told for field, told in before.to_json().items() if field in wish}
+            replaced = {name: value for name, value in before.to_json().items() if name in wish}
             if replaced:
                 self._log.warning(
                     "CHANNEL(%s): a consumer of topic %s wants it to be %s, which was %s before",

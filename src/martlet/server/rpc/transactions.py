@@ -4,9 +4,9 @@
 ``transaction.begin``     ``id``, ``group``, ``check_after_ms``, ``series``, ``series_number``,
                           ``disposable``: begin, or hear of one that is known
 ``transaction.prepare``   ``id``, ``branches``: it is complete, and on the disk once it is said
-``transaction.commit``    ``id``, ``branches``, ``series``, ``series_number``: everybody sees its
-                          messages
-``transaction.rollback``  ``id``: nobody ever does
+``transaction.commit``    ``id``, ``branches``, ``series``, ``series_number``: its messages become
+                          visible
+``transaction.rollback``  ``id``: its messages are dropped
 ``transaction.checks``    ``group``, ``wait_ms``: wait for transactions whose producers are asked
 ``transaction.series``    ``series``: how far it has come
 ``transaction.list``      those that have not ended, the oldest first
@@ -64,7 +64,7 @@ _MAX_ANSWER_BYTES = 8 << 20
 
 
 def refused(error: Exception) -> Exception:
-    """What a client is told where it was not done."""
+    """The call's error for one of the broker's."""
     if isinstance(error, TransitionRefused):
         code = "INCOMPLETE" if error.is_incomplete else "CONFLICT"
         return CallError(code, str(error), state=error.state)
@@ -76,7 +76,7 @@ def refused(error: Exception) -> Exception:
 
 
 def transaction_limits(options: BrokerOptions) -> TransactionLimits:
-    """What the operator has set."""
+    """The limits that the options set."""
     return TransactionLimits(
         check_after_ns=options.transaction_check_after_ns,
         check_every_ns=options.transaction_check_interval_ns,
@@ -130,18 +130,18 @@ class TransactionCalls:
     def methods(self) -> Methods:
         """The method of each name."""
         return {
-            "transaction.begin": self._telling(self.begin),
-            "transaction.prepare": self._telling(self.prepare),
-            "transaction.commit": self._telling(self.commit),
-            "transaction.rollback": self._telling(self.rollback),
+            "transaction.begin": self._with_errors(self.begin),
+            "transaction.prepare": self._with_errors(self.prepare),
+            "transaction.commit": self._with_errors(self.commit),
+            "transaction.rollback": self._with_errors(self.rollback),
             "transaction.checks": self.checks,
             "transaction.series": self.series,
             "transaction.list": self.list,
-            "transaction.show": self._telling(self.show),
+            "transaction.show": self._with_errors(self.show),
         }
 
     @staticmethod
-    def _telling(
+    def _with_errors(
         method: Callable[[Caller, CallArguments], Any],
     ) -> Callable[[Caller, CallArguments], Any]:
         async def call(caller: Caller, arguments: CallArguments) -> Any:
@@ -164,14 +164,14 @@ class TransactionCalls:
     # what producers do
 
     async def begin(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Begin."""
+        """Begin a transaction."""
         id = arguments.text("id", max_value=_MAX_ID_LENGTH)
         state = begin(self._transactions, id, arguments.without("id"))
         await self._commits.all_settled()
         return {"state": state}
 
     async def prepare(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have it complete, and safe from a power cut whatever the flush mode is."""
+        """Prepare a transaction: complete, and safe from a power cut in any flush mode."""
         arguments.only("id", "branches")
         id = self._id(caller, arguments)
         self._transactions.prepare(id, _branches(arguments))
@@ -179,7 +179,7 @@ class TransactionCalls:
         return {"state": TransactionState.PREPARED}
 
     async def commit(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have everybody see it."""
+        """Commit a transaction."""
         arguments.only("id", "branches", "series", "series_number")
         id = self._id(caller, arguments)
         outcome = self._transactions.commit(id, _branches(arguments), place_of(arguments))
@@ -187,7 +187,7 @@ class TransactionCalls:
         return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
 
     async def rollback(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have nobody see it."""
+        """Roll a transaction back."""
         arguments.only("id")
         outcome = self._transactions.rollback(self._id(caller, arguments))
         await self._commits.all_settled()
@@ -247,7 +247,7 @@ class TransactionCalls:
         return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}
 
     def list(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Those that have not ended."""
+        """List the transactions that have not ended."""
         arguments.only("state", "group", "limit")
         states = [state.value for state in TransactionState]
         state = arguments.choice("state", states) if "state" in arguments else None
@@ -268,7 +268,7 @@ class TransactionCalls:
         }
 
     async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """One of them, with its messages."""
+        """Show a transaction with its messages."""
         arguments.only("id", "limit", "max_body_bytes")
         id = self._id(caller, arguments)
         limit = arguments.number("limit", 100, max_value=_MAX_SHOWN)
@@ -286,7 +286,7 @@ class TransactionCalls:
     ) -> Sequence[dict[str, object]]:
         half = self._transactions.half
         messages: list[dict[str, object]] = []
-        told_bytes = 0
+        shown_bytes = 0
         for batch in transaction.all_batches():
             assert half is not None
             try:
@@ -297,8 +297,8 @@ class TransactionCalls:
             entries = dict(stored.entries)
             for number, frame in enumerate(frames_of(stored)):
                 body = bytes(frame[FRAME_HEADER_BYTES:])
-                told_bytes += min(len(body), max_bytes)
-                if len(messages) >= limit or told_bytes > _MAX_ANSWER_BYTES:
+                shown_bytes += min(len(body), max_bytes)
+                if len(messages) >= limit or shown_bytes > _MAX_ANSWER_BYTES:
                     return messages
                 messages.append(
                     {

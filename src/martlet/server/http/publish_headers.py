@@ -1,0 +1,96 @@
+"""The headers of a publish over HTTP, whose text is UTF-8.
+
+``X-Martlet-Tag``, ``X-Martlet-Key`` (one for each key), ``X-Martlet-Order-Key`` and
+``X-Martlet-Header: name=value`` (one for each header) are properties of the message.
+
+``X-Martlet-Deliver-At`` is the delivery time: in milliseconds since 1970, or in ISO 8601 with a
+time zone.  As with SEND's ``deliver_at_ms`` a time that has passed is now.  The answer is SEND's::
+
+    POST /pub?topic=t    X-Martlet-Deliver-At: 2026-12-24T18:00:00+01:00
+    {"status":"OK","queue":0,"offset":null,"count":1,"id":"00c0ffee00c0ffee"}
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from martlet.properties.model import BadProperties, Properties
+from martlet.server.delivery_time import deliver_at_ns
+from martlet.server.http.request import HttpError
+from martlet.server.rpc.arguments import CallArguments, CallError
+
+if TYPE_CHECKING:
+    from martlet.server.http.request import Request
+
+_TAG, _KEY, _ORDER_KEY, _HEADER = (
+    f"X-Martlet-{name}" for name in ("Tag", "Key", "Order-Key", "Header")
+)
+_DELIVER_AT = "X-Martlet-Deliver-At"
+_MILLISECONDS = re.compile(r"[0-9]{1,18}")
+
+
+def asked_properties(request: Request) -> Properties:
+    """The properties that a publish gives its message; they can be packed.
+
+    Raises:
+        HttpError: 400 INVALID_PROPERTIES and the reason.
+    """
+    tags, order_keys = request.headers(_TAG), request.headers(_ORDER_KEY)
+    keys, headers = request.headers(_KEY), request.headers(_HEADER)
+    if not (tags or keys or order_keys or headers):
+        return Properties()
+    if len(tags) > 1 or len(order_keys) > 1:
+        raise HttpError(400, "INVALID_PROPERTIES: a message has one tag and one order key at most")
+    named: dict[str, str] = {}
+    for header in headers:
+        name, equals, value = header.partition("=")
+        if not equals or name in named:
+            raise HttpError(
+                400, f"INVALID_PROPERTIES: {_HEADER} must be name=value, each name once"
+            )
+        named[name] = value
+    properties = Properties("".join(tags), tuple(keys), named, "".join(order_keys))
+    try:
+        properties.pack()
+    except BadProperties as error:
+        raise HttpError(400, f"INVALID_PROPERTIES: {error}") from None
+    return properties
+
+
+def asked_time_ns(request: Request, now_ns: int, max_delay_ns: int) -> int | None:
+    """The delivery time that a publish asks for: 0 for at once, None where it has no header.
+
+    Raises:
+        HttpError: 400 INVALID_DELIVER_AT and the reason.
+    """
+    times = request.headers(_DELIVER_AT)
+    if not times:
+        return None
+    if len(times) > 1 or "defer" in request.query:
+        raise _invalid(f"say when once: one {_DELIVER_AT}, and no defer beside it")
+    arguments = CallArguments({"deliver_at_ms": _milliseconds(times[0])})
+    try:
+        return deliver_at_ns(arguments, now_ns, max_delay_ns)
+    except CallError as error:
+        raise _invalid(str(error).replace("'deliver_at_ms'", _DELIVER_AT)) from None
+
+
+def _milliseconds(text: str) -> int:
+    text = text.strip()
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise _invalid(
+            f"{text[:40]!r} is no time; write milliseconds since 1970, or 2026-01-31T12:00:00+01:00"
+        ) from None
+    if moment.tzinfo is None:
+        raise _invalid(f"{text[:40]!r} has no time zone; add Z, or one as +01:00")
+    return max(0, round(moment.timestamp() * 1000))
+
+
+def _invalid(why: str) -> HttpError:
+    return HttpError(400, f"INVALID_DELIVER_AT: {why}")
