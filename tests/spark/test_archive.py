@@ -97,7 +97,7 @@ def test_a_checkpoint_whose_archive_has_gone_is_told(
     publish(broker.http_address, "t", [b"two"])
     with pytest.raises(StreamingQueryException) as failed:
         archive(options.replace(out=str(tmp_path / "elsewhere")), spark)
-    assert "ValueError: the checkpoint goes on in the middle of an archive" in cause(failed.value)
+    assert "ValueError: the checkpoint continues an archive" in cause(failed.value)
     assert archive(options, spark).rows == 1
 
 
@@ -146,7 +146,7 @@ def test_wrong_options_are_told_and_not_what_spark_makes_of_them(
     with pytest.raises(StreamingQueryException) as failed:
         archive(options.replace(starting_offsets="early"), spark)
     assert cause(failed.value).startswith("ValueError: option startingOffsets: 'early' is neither")
-    with pytest.raises(OptionError, match=r"'n DUBLE' is no schema: .*DUBLE"):
+    with pytest.raises(OptionError, match=r"'n DUBLE' is not a schema: .*DUBLE"):
         archive(options.replace(json_schema="n DUBLE"), spark)
 
 

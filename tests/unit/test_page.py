@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.pipeline.html_page import MAX_ROWS, MAX_SERIES, HtmlTable, Page, Plot, Text
+from martlet.pipeline.html_page import MAX_PLOT_SERIES, MAX_TABLE_ROWS, HtmlTable, Page, Plot, Text
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -74,9 +74,9 @@ def test_numbers_times_and_nothing_stand_in_a_table_as_people_write_them() -> No
 
 
 def test_a_table_that_is_too_long_says_what_it_leaves_out() -> None:
-    page = Page("t", sections=[HtmlTable("t", ["n"], [[n] for n in range(MAX_ROWS + 7)])])
+    page = Page("t", sections=[HtmlTable("t", ["n"], [[n] for n in range(MAX_TABLE_ROWS + 7)])])
     read = _Reader(page.html())
-    assert read.tags.count("td") == MAX_ROWS
+    assert read.tags.count("td") == MAX_TABLE_ROWS
     assert "7 more rows are not shown" in read.text
 
 
@@ -99,7 +99,7 @@ def test_odd_names_and_numbers_are_drawn_all_the_same() -> None:
         "日本\x00\n": [0, 0, 0],
         "x" * 300: [0, 0, 0],
     }
-    odd |= {f"series {number}": [number] * 3 for number in range(MAX_SERIES)}
+    odd |= {f"series {number}": [number] * 3 for number in range(MAX_PLOT_SERIES)}
     bars = Plot("bars", ["_a", "", "y" * 300], {"count": [1, 2, 1e308]}, kind="bar")
     read = _Reader(Page("t", sections=[Plot("lines", hours, odd), bars]).html())
     assert read.tags.count("svg") == 2

@@ -1,4 +1,4 @@
-"""The fields of messages that are JSON, as columns beside those of the source."""
+"""JSON fields of messages, as columns beside those of the source."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ _PARSED = "_parsed"
 
 
 def with_fields(messages: DataFrame, schema: str) -> DataFrame:
-    """Add the fields that a DDL names; without one nothing.
+    """Parse messages as JSON and add the fields that a schema names; nothing for an empty schema.
 
-    A field that a message lacks is null, and so are all of one that is no JSON.  A field that is
-    called as a column goes before it.
+    A field that a message lacks is null; all fields are null if the message is not JSON.  A field
+    replaces a column of the source that has the same name.
+
+    Args:
+        schema: the fields, as DDL.
 
     Raises:
-        ParseException: it is no DDL.
+        ParseException: the schema is not valid DDL.
     """
     from pyspark.sql import functions as F
 

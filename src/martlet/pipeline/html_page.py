@@ -1,7 +1,7 @@
-"""A report as one HTML file: texts, tables and plots, with nothing to be fetched from elsewhere.
+"""A report as one HTML file with texts, tables and plots.
 
-Plots are drawn by matplotlib as SVG and stand in the page itself, so a page can be mailed, kept
-and opened without a network.
+matplotlib draws the plots as SVG, which is embedded in the page, so the file can be mailed,
+archived and opened without a network.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any, Literal
 import jinja2
 from markupsafe import Markup
 
-MAX_ROWS = 2000
-"""Of a table; what is beyond is counted, not shown."""
-MAX_SERIES = 20
-"""Lines of one plot; what is beyond is left out, and that is said."""
+MAX_TABLE_ROWS = 2000
+"""Rows of a table that are shown; the page says how many more there are."""
+MAX_PLOT_SERIES = 20
+"""Series of one plot that are drawn; the legend says how many more there are."""
 _INCHES = (9.0, 3.2)
-_ALONE = timedelta(minutes=30)
-"""What is shown on either side of a time that is the only one."""
+_LONE_TIME_MARGIN = timedelta(minutes=30)
+"""The part of the axis to show on either side of the only time of a plot."""
 _STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _MAX_NAME_LENGTH = 32
-"""Characters; longer ones would leave no room for what is drawn."""
-_HIGHEST = 1e300
-"""An axis has to reach beyond, and cannot where numbers end."""
+"""Characters of a series' name; longer names would leave no space for the plot."""
+_MAX_HEIGHT = 1e300
+"""An axis must extend beyond the highest value, which fails near the largest float."""
 _DRAWING = threading.Lock()
 Tone = Literal["plain", "good", "bad"]
 
@@ -47,7 +47,11 @@ class Text:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """Rows below the names of their columns; `bad` are the numbers of rows to be seen at once."""
+    """A table with a header row.
+
+    Attributes:
+        bad: the numbers of the rows to highlight.
+    """
 
     title: str
     columns: Sequence[str]
@@ -57,14 +61,14 @@ class HtmlTable:
 
 @dataclass(frozen=True)
 class Plot:
-    """Series over one axis: times, numbers, or names.
+    """Series over one axis of times, numbers, or names.
 
     Attributes:
-        title: what it shows.
-        x: where each value stands.
-        series: by name, as many values as `x`; None where there is none.
-        unit: of the values.
-        kind: how it is drawn.
+        title: the heading above the plot.
+        x: the position of each value on the axis.
+        series: by name, a value for each of `x`; None for a missing value.
+        unit: the label of the vertical axis.
+        kind: lines or bars.
     """
 
     title: str
@@ -79,29 +83,29 @@ Section = Text | HtmlTable | Plot
 
 @dataclass(frozen=True)
 class Page:
-    """A page: a title, what stands below it, and sections."""
+    """An HTML page: a title, a subtitle, and sections."""
 
     title: str
     subtitle: str = ""
     sections: Sequence[Section] = field(default_factory=tuple)
     reload_s: int = 0
-    """How often a browser that shows the page shall look again; 0 for never."""
+    """How often a browser reloads the page; 0 for never."""
 
     def html(self) -> str:
-        """The whole file."""
+        """Render the page."""
         return _TEMPLATE.render(
             page=self,
             sections=[
                 (type(section).__name__, section, _svg(section)) for section in self.sections
             ],
-            max_rows=MAX_ROWS,
+            max_rows=MAX_TABLE_ROWS,
         )
 
     def write(self, path: Path) -> None:
-        """Write the file; who reads it meanwhile sees the old one or the new one, whole.
+        """Write the page to a file atomically: a reader sees the old or the new page.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -116,19 +120,20 @@ class Page:
 
 
 def _svg(section: Section) -> Markup:
-    """The drawing of a plot; nothing for what is none."""
+    """Draw a plot; return an empty string for any other section."""
     if not isinstance(section, Plot):
         return Markup("")
     import matplotlib
     from matplotlib.figure import Figure
 
-    # Without pyplot there are no windows, but for settings and warnings, which are the process's.
+    # Without pyplot a figure is safe in any thread, except for the process-wide settings and
+    # warnings.
     with _DRAWING, matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # Letters are a browser's to draw, whether or not matplotlib has them.
+        # The browser draws the text, with its own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
-        shown = list(section.series.items())[:MAX_SERIES]
+        shown = list(section.series.items())[:MAX_PLOT_SERIES]
         for number, (name, values) in enumerate(shown):
             heights = [_height(value) for value in values]
             name = _name(name)
@@ -136,15 +141,15 @@ def _svg(section: Section) -> Markup:
                 axes.plot(section.x, heights, label=name, marker=".", markersize=4, linewidth=1.2)  # type: ignore[arg-type]
             else:
                 width = 0.8 / len(shown)
-                places = [at - 0.4 + (number + 0.5) * width for at in range(len(section.x))]
-                axes.bar(places, heights, width, label=name)
+                centers = [at - 0.4 + (number + 0.5) * width for at in range(len(section.x))]
+                axes.bar(centers, heights, width, label=name)
         if section.kind == "bar":
             axes.set_xticks(range(len(section.x)), [_name(str(name)) for name in section.x])
             axes.tick_params(axis="x", labelrotation=30 if len(section.x) > 8 else 0)
         if section.kind == "line" and len(set(section.x)) == 1:
             only = section.x[0]
-            if isinstance(only, datetime):  # else the axis is of four years
-                axes.set_xlim(only - _ALONE, only + _ALONE)  # type: ignore[arg-type]
+            if isinstance(only, datetime):  # By default the axis would span four years.
+                axes.set_xlim(only - _LONE_TIME_MARGIN, only + _LONE_TIME_MARGIN)  # type: ignore[arg-type]
         axes.set_ylabel(section.unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.grid(visible=True, alpha=0.3)
@@ -166,20 +171,20 @@ def _svg(section: Section) -> Markup:
 
 
 def _height(value: float | None) -> float:
-    """Where a point stands; nowhere if it is none, or more than can be drawn."""
+    """Return the height of a point; NaN if the value is missing or too large to draw."""
     number = float("nan") if value is None else float(value)
-    return number if abs(number) <= _HIGHEST else float("nan")
+    return number if abs(number) <= _MAX_HEIGHT else float("nan")
 
 
 def _name(name: str) -> str:
-    """What stands at a line or bar; matplotlib leaves out what begins with an underscore."""
+    """Return the label of a series; matplotlib hides labels that begin with an underscore."""
     text = "".join(c if c.isprintable() else " " for c in name)
     text = text if len(text) <= _MAX_NAME_LENGTH else f"{text[: _MAX_NAME_LENGTH - 1]}…"
     return f" {text}" if text.startswith("_") else text
 
 
 def _cell(value: object) -> str:
-    """How a value stands in a table."""
+    """Format a value for a table."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,13 +1,13 @@
-"""What all jobs share: how one is described, its Spark session, its end, and how it fails.
+"""The common part of all jobs: description, Spark session, shutdown, and errors.
 
-A job is a function of its options and a `Run`, which it asks for the session, tells what it has
-done, and hears from that it is to end::
+A job is a function of its options and a `Run`, which has the session, reports progress, and says
+when the job must end::
 
     def archive(options: ArchiveOptions, run: Run) -> ...
 
-`carry_out` is what a command does with it: a session is made and ended, SIGTERM and SIGINT end the
-job at its next step and with 0, since a job that is started again goes on, and what fails is told
-in one line.
+A command runs a job by `carry_out`, which creates and stops the session and prints an error as one
+line.  SIGTERM and SIGINT end the job after its current step with exit code 0, since a job that is
+started again continues.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ if TYPE_CHECKING:
 
 OptionsT = TypeVar("OptionsT", bound=JobOptions)
 OK, FAILED, WRONG, LOSS = 0, 1, 2, 3
-"""Exit codes: done or told to end; failed; the options or their SQL are wrong, and another try
-would be in vain; an audit has found a loss."""
+"""Exit codes: done, or ended by a signal; failed; the options or their SQL are wrong, so that a
+retry is pointless; an audit has found a loss."""
 
-_WIDE = 200
-"""Characters."""
+_PIPED_WIDTH = 200
+"""Characters of a line of a table that does not go to a terminal."""
 _ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Unreachable|Refused)): (.+)")
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _log = logging.getLogger(__name__)
 
 
 class JobFailed(Exception):
-    """A job cannot go on; the text says why, and what may be done."""
+    """A job cannot continue; the text says why, and what the user can do."""
 
 
 class WrongQuery(JobFailed):
-    """What was given as SQL is none, or names what is not there; the text says what."""
+    """An option's SQL is invalid, or names a column or function that does not exist."""
 
 
 @dataclass(frozen=True)
 class Job(Generic[OptionsT]):
-    """A job as the command line knows it.
+    """A job as a command.
 
     Attributes:
-        name: behind ``martlet pipeline``.
-        description: what its ``--help`` says first.
-        options: what it is started with.
-        work: does it, and returns the exit code.
-        check: says no to what is wrong with the options, before Spark takes its seconds to start.
-        operands: the flags that may stand without their names, in order.
-        has_steps: whether it is told to end at the next of them; one that has none is ended
-            where it is, and is to be started again.
+        name: its name in ``martlet pipeline NAME``.
+        description: the first paragraph of its ``--help``.
+        options: the class of its options.
+        work: runs the job and returns the exit code.
+        check: raises for invalid options, before Spark takes its seconds to start.
+        operands: the flags that can be given as positional arguments, in order.
+        has_steps: whether a signal ends the job after its current step; without steps, a signal
+            interrupts the job, and it must be started again.
     """
 
     name: str
@@ -84,10 +84,10 @@ class Run:
     """One run of a job.
 
     Attributes:
-        spark: the session that it works in.
-        meter: counts what it has done, for Prometheus.
-        stopping: set once the job is to end at its next step.
-        console: where tables are printed.
+        spark: the session of the job.
+        meter: the job's metrics for Prometheus.
+        stopping: set when the job must end after its current step.
+        console: prints tables.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class Run:
         self.spark = spark
         self.meter = meter or Meter()
         self.stopping = stopping or threading.Event()
-        # Where nobody looks, no table is cut to the width of a terminal.
-        self.console = Console(width=None if sys.stdout.isatty() else _WIDE)
+        # Off a terminal no table is cut to a terminal's width.
+        self.console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
     def say(self, line: str) -> None:
-        """Tell how far it is, on standard output."""
+        """Print a line on standard output."""
         print(line, flush=True)
 
 
 @contextmanager
 def session(name: str, options: JobOptions) -> Iterator[SparkSession]:
-    """The Spark session of a job: the active one, or one of its own that ends with it."""
+    """Enter the Spark session of a job: the active one, or a new one that stops with the job."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -130,7 +130,7 @@ def session(name: str, options: JobOptions) -> Iterator[SparkSession]:
 
 
 def _is_java_gone(spark: SparkSession) -> bool:
-    """Whether the Java that a session is in has ended, or is about to."""
+    """Return whether the JVM of a session has ended, or is about to."""
     from py4j.protocol import Py4JError
 
     try:
@@ -140,7 +140,7 @@ def _is_java_gone(spark: SparkSession) -> bool:
 
 
 def _submitted_master() -> str:
-    """Where spark-submit has put the job, which has a Java running by then; else this machine."""
+    """Return the master that spark-submit chose; local[*] if the job was started without it."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return "local[*]"
     from pyspark import SparkConf
@@ -149,16 +149,16 @@ def _submitted_master() -> str:
 
 
 def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
-    """Do a job as a command does; the result is the exit code of the process."""
-    # pyspark logs errors that it raises, whole with the stack of its Java, as lines of JSON.
+    """Run a job as a command and return the exit code of the process."""
+    # pyspark also logs the errors that it raises, as lines of JSON with the stack of the JVM.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     stopping = threading.Event()
     try:
-        with _ending(stopping, at_once=True):
+        with _handling_signals(stopping, at_once=True):
             job.check(options)
         with (
-            _ending(stopping, at_once=not job.has_steps),
+            _handling_signals(stopping, at_once=not job.has_steps),
             Meter.serving(options.metrics_address) as meter,
             session(job.name, options) as spark,
         ):
@@ -168,7 +168,7 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
             try:
                 return job.work(options, run)
             except Exception:
-                # What ends a job often ends its Java with it, as timeout(1) and systemd do.
+                # A signal often goes to the JVM too, as from timeout(1) and systemd.
                 if stopping.is_set() and _is_java_gone(spark):
                     return _ended(job)
                 raise
@@ -179,7 +179,7 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
         return _ended(job)
     except Exception as error:
         if stopping.is_set() and not job.has_steps:
-            # A signal in the midst of an answer of Java's becomes an error in reading that.
+            # A signal while py4j reads an answer of the JVM appears as an error of that read.
             return _ended(job)
         _log.debug("%s has failed", job.name, exc_info=True)
         print(f"martlet pipeline {job.name}: {cause(error)}", file=sys.stderr)
@@ -187,7 +187,7 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
 
 
 def _ended(job: Job[OptionsT]) -> int:
-    """The exit code of a job that a signal has ended."""
+    """Return the exit code of a job that a signal has ended."""
     if job.has_steps:
         return OK
     print(f"martlet pipeline {job.name}: ended before it was done", file=sys.stderr)
@@ -195,8 +195,8 @@ def _ended(job: Job[OptionsT]) -> int:
 
 
 @contextmanager
-def _ending(stopping: threading.Event, *, at_once: bool) -> Iterator[None]:
-    """SIGTERM and SIGINT end the job at its next step; a second one does at once."""
+def _handling_signals(stopping: threading.Event, *, at_once: bool) -> Iterator[None]:
+    """End the job after its current step on SIGTERM or SIGINT, and at once on a second signal."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         is_first = not stopping.is_set()
@@ -213,23 +213,26 @@ def _ending(stopping: threading.Event, *, at_once: bool) -> Iterator[None]:
 
 
 @contextmanager
-def query_errors_as(what: str) -> Iterator[None]:
-    """Tell what Spark says of SQL that is none, or names what is not there, in a line.
+def query_errors_as(prefix: str) -> Iterator[None]:
+    """Turn Spark's errors about SQL into one line.
+
+    Args:
+        prefix: the text before Spark's message.
 
     Raises:
-        WrongQuery: `what`, and what Spark says.
+        WrongQuery: the SQL is invalid, or names a column or function that does not exist.
     """
     from pyspark.errors import AnalysisException, ParseException
 
     try:
         yield
     except (AnalysisException, ParseException) as error:
-        said = next(filter(None, str(error).splitlines()), "")
-        raise WrongQuery(f"{what}: {said}") from None
+        message = next(filter(None, str(error).splitlines()), "")
+        raise WrongQuery(f"{prefix}: {message}") from None
 
 
 def cause(error: Exception) -> str:
-    """The one line that matters of what Spark says: the last that names an error."""
+    """Return the relevant line of an error of Spark's: the last one that names an error."""
     text = str(error).replace("option timeoutMs", "--timeout")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = [match for match in map(_ERROR.match, lines) if match]

@@ -1,4 +1,4 @@
-"""What a job has done, counted for Prometheus: batches, rows, seconds, and how far behind it is."""
+"""The metrics of a job for Prometheus: batches, rows, durations, and lag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 
 class Meter:
-    """The metrics of one job. Each job may add its own to `registry`."""
+    """The metrics of one job; a job can add its own to `registry`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,21 +40,21 @@ class Meter:
     @classmethod
     @contextmanager
     def serving(cls, address: str) -> Iterator[Meter]:
-        """A meter that is to be read at ``http://address/metrics``; an empty address: nowhere.
+        """Serve a new meter at ``http://address/metrics``; an empty address serves nothing.
 
         Raises:
-            OSError: the address is not to be had.
+            OSError: the address cannot be bound.
         """
         meter = cls()
         if not address:
             yield meter
             return
-        place = Address.parse(address)
+        parsed = Address.parse(address)
         try:
-            server, thread = start_http_server(place.port, place.host, meter.registry)
+            server, thread = start_http_server(parsed.port, parsed.host, meter.registry)
         except OSError as error:
             why = error.strerror or error
-            raise OSError(f"--metrics-address={address} is not to be had: {why}") from None
+            raise OSError(f"--metrics-address={address} cannot be bound: {why}") from None
         try:
             yield meter
         finally:
@@ -63,7 +63,7 @@ class Meter:
             thread.join()
 
     def batch(self, rows: int, seconds: float, *, lag: int | None = None) -> None:
-        """Count a batch that is done."""
+        """Count a completed batch."""
         self._rows.inc(rows)
         self._batches.observe(seconds)
         self._last.set_to_current_time()

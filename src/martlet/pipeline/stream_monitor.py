@@ -1,4 +1,4 @@
-"""Following streaming queries: each of their micro-batches is told and counted, until they end."""
+"""Start streaming queries and monitor them: print and count each micro-batch until they end."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ if TYPE_CHECKING:
 
     from martlet.pipeline.job import Run
 
-_LOOK_S = 1
-"""How soon what a query has done is told, and how soon it ends once it is to."""
-_START_LOOK_S = 0.1
-_STARTS = 5
-"""How often at most."""
+_POLL_S = 1
+"""The longest delay until a micro-batch is reported, and until a query ends after a signal."""
+_START_POLL_S = 0.1
+_MAX_STARTS = 5
 _UNSETTLED = ("Initializing", "Terminated")
-"""What Spark calls a query that has no source yet, or has failed and is about to say so."""
+"""Spark's status of a query that has no source yet, or has failed without an exception yet."""
 _NO_PYTHON = "Python worker failed to connect back"
 _log = logging.getLogger(__name__)
 
 
-def begun(start: Callable[[], StreamingQuery], run: Run) -> StreamingQuery:
-    """Start a query, and see that its source is there before anything else is started.
+def start_query(start: Callable[[], StreamingQuery], run: Run) -> StreamingQuery:
+    """Start a query and wait until its source is ready, restarting it if that takes too long.
 
-    Spark gives the Python of a stream's source ten seconds to come up, which is short on a machine
-    that is busy, with the other queries of the same job as a rule.  It has read nothing then, so it
-    is started again.
+    Spark gives the Python worker of a stream's source ten seconds to start, which is too short on
+    a busy machine, for example while the other queries of the job start.  The query has read
+    nothing by then, so a restart is safe.
 
     Returns:
-        The query, which may have failed otherwise, or too often.
+        The query; it may have failed for another reason, or too often.
     """
     query = start()
-    for _ in range(_STARTS - 1):
+    for _ in range(_MAX_STARTS - 1):
         while query.isActive and query.status["message"].startswith(_UNSETTLED):
-            if run.stopping.wait(_START_LOOK_S):
+            if run.stopping.wait(_START_POLL_S):
                 break
         if query.isActive or _NO_PYTHON not in str(query.exception()):
             break
-        _log.warning("Spark's Python took too long to start; it is started again")
+        _log.warning("Spark's Python worker took too long to start; starting the query again")
         query = start()
     return query
 
@@ -55,43 +54,43 @@ def follow(
     rows_of: Callable[[int], int] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> int:
-    """Tell of each micro-batch until all queries have ended, or the run is to end.
+    """Report each micro-batch until all queries have ended, or the run must end.
 
     Args:
-        queries: which, all of them running.
-        run: hears of it.
-        done: what has been done to a batch's messages, as ``archived``.
-        rows_of: how many messages a batch has, where what Spark counts is something else.
-        names: what a query, by its id, is called where there are several.
+        queries: the running queries.
+        run: reports and counts the batches.
+        done: the participle for a batch's messages, like ``archived``.
+        rows_of: returns the messages of a batch, if its rows in Spark are not messages.
+        names: the queries' names by id, printed if there are several.
 
     Returns:
-        How many messages it was.
+        The number of messages.
 
     Raises:
         StreamingQueryException: a query has failed.
     """
     rows = 0
-    told = dict.fromkeys((query.id for query in queries), -1)
-    going = list(queries)
-    while going:
+    reported = dict.fromkeys((query.id for query in queries), -1)
+    running = list(queries)
+    while running:
         if run.stopping.is_set():
-            for query in going:
+            for query in running:
                 query.stop()
-        # Each is waited for in turn, so that one which has failed is heard of soon.
-        ended = going[0].awaitTermination(_LOOK_S)
-        for query in going:
+        # Wait for each in turn, to notice a failed one soon.
+        ended = running[0].awaitTermination(_POLL_S)
+        for query in running:
             for progress in query.recentProgress:
                 number = progress["batchId"]
-                if number > told[query.id] and progress["numInputRows"]:
-                    told[query.id] = number
+                if number > reported[query.id] and progress["numInputRows"]:
+                    reported[query.id] = number
                     count = progress["numInputRows"] if rows_of is None else rows_of(number)
                     rows += count
                     name = (names or {}).get(query.id, "") if len(queries) > 1 else ""
                     _report(progress, count, run, done, name)
         if ended:
-            going.pop(0)
+            running.pop(0)
         else:
-            going.append(going.pop(0))
+            running.append(running.pop(0))
     return rows
 
 
@@ -102,12 +101,12 @@ def _report(progress: Any, rows: int, run: Run, done: str, name: str) -> None:
     run.meter.batch(rows, took_s, lag=lag)
     behind = f", {lag:,} to go" if lag else ""
     batch = f"{name}, batch" if name else "batch"
-    what = f"{counted(rows, 'message', form=',')} {done}, {rate:,.0f} a second{behind}"
-    run.say(f"{batch} {progress['batchId']}: {what}")
+    work = f"{counted(rows, 'message', form=',')} {done}, {rate:,.0f} a second{behind}"
+    run.say(f"{batch} {progress['batchId']}: {work}")
 
 
 def _lags(progress: Any) -> Iterator[int]:
-    """How much each queue had stored beyond the batch, as far as the source has told."""
+    """Yield the lag of each queue after the batch, for sources that report it."""
     for source in progress["sources"]:
         ends, latest = (
             json.loads(source[name] or "null") for name in ("endOffset", "latestOffset")

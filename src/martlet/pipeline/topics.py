@@ -1,4 +1,4 @@
-"""The topics that a job reads: a name that no broker has is told before the job begins."""
+"""Check before a job starts that its topics exist."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from martlet.spark.read.options import ReadOptions
 
 
 def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:
-    """Check that the topics of a job exist, unless it may do without.
+    """Check that the topics of a job exist, unless the job allows missing ones.
 
     Args:
-        options: the job's.
-        named: the source's option that names the topics.
+        options: the options of the job.
+        named: the option of the source that names the topics.
 
     Raises:
         OptionError: a topic does not exist, or a name or pattern is invalid.
-        BrokerUnreachable, BrokerRefused: a broker does not answer, or is none.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
     if options.allow_missing_topics:
         return

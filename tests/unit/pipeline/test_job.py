@@ -94,4 +94,4 @@ def test_a_metrics_address_that_is_taken_is_named(capsys: pytest.CaptureFixture[
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         job = Job("measured", "", JobOptions, lambda _options, _run: OK)
         assert carry_out(job, JobOptions(metrics_address=address)) == FAILED
-    assert f"--metrics-address={address} is not to be had: " in capsys.readouterr().err
+    assert f"--metrics-address={address} cannot be bound: " in capsys.readouterr().err

@@ -19,8 +19,8 @@ def test_addresses_come_one_by_one_or_with_commas() -> None:
     ("wrong", "said"),
     [
         ({"addresses": ("nonsense",)}, "--addresses=nonsense"),
-        ({"spark_conf": ("master=yarn",)}, "is no setting; spark.executor.memory=4g is one"),
-        ({"spark_conf": ("spark.ui.enabled",)}, "is no setting"),
+        ({"spark_conf": ("master=yarn",)}, "is not a setting; spark.executor.memory=4g is one"),
+        ({"spark_conf": ("spark.ui.enabled",)}, "is not a setting"),
         ({"metrics_address": "9100"}, "--metrics-address=9100"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.errors import StreamingQueryException
 
 from martlet.pipeline.job import Run
-from martlet.pipeline.stream_monitor import begun
+from martlet.pipeline.stream_monitor import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -40,7 +40,7 @@ class Query:
 
 def begin(*queries: Query) -> Any:
     waiting = iter(cast("list[StreamingQuery]", list(queries)))
-    return begun(lambda: next(waiting), Run(cast("Any", None)))
+    return start_query(lambda: next(waiting), Run(cast("Any", None)))
 
 
 def test_a_query_is_waited_for_until_its_source_is_there() -> None:

@@ -1,17 +1,17 @@
-"""The archive: topics as a table of Parquet files that grows while messages come in.
+"""The archive job: write topics continuously to a table of Parquet files.
 
-A Spark Structured Streaming query whose tasks read the log and write Parquet with pyarrow, so that
-no message goes through Java.  Each micro-batch is committed as a whole, and exactly once: how far
-each queue is archived is told by the very commit that lets its files be there.
+A Spark Structured Streaming query, whose tasks read the log and write Parquet with pyarrow, so that
+no message passes through the JVM.  Each micro-batch is committed atomically and exactly once: the
+commit that publishes its files also records the archived offset of each queue.
 
 =================== =====================================================================
-`query`             the query, and what is done with each micro-batch
-`source`            a stream of Spark's whose tasks write, and tell manifests
-`writing`           what a task does; `rows` and `partition`: the shape of rows, their folders
-`json_fields`       messages of JSON as columns
-`table`             what a table is asked: `parquet_table` over `commit_log`, or `delta_table`
-`store`             the folder, local or behind a URL
-`compaction`        small files are joined
+`query`             the query and the commit of each micro-batch
+`source`            the streaming source; its tasks write files and return manifests
+`writing`           the work of a task; `rows` and `partition`: the row shape and folders
+`json_fields`       parses JSON messages into columns
+`table`             the protocol of a table: `parquet_table` with `commit_log`, or `delta_table`
+`store`             a folder, local or behind a URL
+`compaction`        merges small files
 =================== =====================================================================
 """
 

@@ -1,7 +1,7 @@
-"""The exchange: two folders of one file system change their names, in one step.
+"""Exchange the names of two folders of one file system atomically.
 
-Linux does it (``renameat2`` with RENAME_EXCHANGE) on the usual file systems; Python has no call for
-it.  Nobody who opens either path finds nothing there, nor a mixture.
+Linux has ``renameat2`` with RENAME_EXCHANGE on the usual file systems; Python has no call for it.
+A reader that opens either path always finds one of the two folders.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NOT_THERE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM})
-"""What file systems answer that cannot do it."""
+"""The errors of systems and file systems without the exchange."""
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders; False where the system or the file system cannot.
+    """Exchange two folders; return False if the system or the file system does not support it.
 
     Raises:
-        OSError: it can, but not these, as one of them does not exist.
+        OSError: the exchange failed otherwise, for example because a folder does not exist.
     """
     call = _renameat2()
     if call is None:

@@ -1,20 +1,21 @@
-"""The commit log: what makes a batch of an archive be there, all of it or nothing.
+"""The commit log: makes each batch of an archive visible atomically.
 
-In the archive's folder lies a folder that readers of Parquet skip, as its name begins with ``_``::
+The archive's folder contains a folder that Parquet readers skip, as its name begins with ``_``::
 
     out/topic=orders/date=2026-11-22/hour=13/3f0a-0-00000000000000000000-9c41.parquet
-    out/_martlet/staged/<run>/<batch>/...     what tasks have written, and nobody has committed
-    out/_martlet/log/00000000000000000007.json      the commits, the latest hundred of them
-    out/_martlet/applied                      the last one whose files are all in their places
-    out/_martlet/lock                         held while one is made
+    out/_martlet/staged/<run>/<batch>/...     files that tasks have written, not committed yet
+    out/_martlet/log/00000000000000000007.json      the commits, at least the latest hundred
+    out/_martlet/applied                      the last commit whose files are all in place
+    out/_martlet/lock                         held during a commit
 
-A commit is one file, which is there or not.  It tells how far all queues are archived with it, and
-which staged files go where; or which files of a folder give way to which.  Then that is done.  Who
-finds a commit that is not applied, because its maker was killed, does it before anything else; to
-do it again does no harm.  So the last commit says all there is to say, and the log never grows.
+A commit is one file, so it exists or not.  It records the archived offset of each queue, and the
+target of each staged file; or, for a compaction, which files replace which.  The process that wrote
+it then applies it.  If that process was killed first, the next one applies the commit before
+anything else; to apply it twice is harmless.  So the last commit has the complete state, and old
+commits can be removed.
 
-A run begins with a commit of its own and takes the archive over by that: what another run that
-still lives commits later is refused.
+A run takes the archive over by a commit of its own: later commits of an earlier run that is still
+alive are refused.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ FOLDER = "_martlet"
 STAGED = f"{FOLDER}/staged"
 _LOG = f"{FOLDER}/log"
 _APPLIED = f"{FOLDER}/applied"
-KEPT = 100
+KEPT_COMMITS = 100
 
 
 class ArchiveDamagedError(Exception):
-    """What the archive's log tells and what is in its folder do not fit."""
+    """The archive's log contradicts the files in its folder."""
 
 
 class TakenOverError(Exception):
-    """Another run has begun on the same archive, which ends this one."""
+    """Another run has taken the archive over."""
 
 
 @dataclass(frozen=True)
 class Swap:
-    """Files of one folder that give way to others, with the same rows.
+    """Replaces files of one folder by others with the same rows.
 
     Attributes:
-        folder: where they are.
-        new: the staged folder that takes its place where folders can be exchanged, else the one
-            from which `outputs` are moved.
-        inputs, outputs: the names of the files that go and that come.
+        folder: the folder.
+        new: the staged folder, which replaces the folder if the store can exchange folders; else
+            `outputs` are moved from there.
+        inputs, outputs: the names of the old and the new files.
     """
 
     folder: str
@@ -61,17 +62,17 @@ class Swap:
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the log, and with it the state of the archive.
+    """One entry of the log, with the complete state of the archive.
 
     Attributes:
         version: its number, from 0.
-        run: whose archive it is.
+        run: the run that owns the archive.
         kind: begin, start, batch or compaction.
-        position: how far each queue is archived; None until it is known where to start.
-        rows: how many rows it adds.
-        moves: staged files and where they go.
-        swaps: what a compaction changes.
-        at: when, in ISO 8601.
+        position: the first offset of each queue that is not archived; None before a start.
+        rows: the number of rows that it adds.
+        moves: staged files and their targets.
+        swaps: the changes of a compaction.
+        at: the time, in ISO 8601.
     """
 
     version: int
@@ -84,17 +85,17 @@ class Commit:
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
     def format(self) -> bytes:
-        """The content of its file."""
+        """Encode the commit as the content of its file."""
         position = None if self.position is None else nested(self.position)
         fields = asdict(replace(self, position=None)) | {"position": position}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Commit:
-        """Read one.
+        """Decode the content of a commit's file.
 
         Raises:
-            ArchiveDamagedError: it is none.
+            ArchiveDamagedError: the content is not a commit.
         """
         try:
             fields = json.loads(content)
@@ -107,11 +108,11 @@ class Commit:
                 }
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ArchiveDamagedError(f"{name} is no commit of an archive: {error}") from error
+            raise ArchiveDamagedError(f"{name} is not a commit of an archive: {error}") from error
 
 
 class ArchiveCommitLog:
-    """The log of one archive. All that changes it wants the store's lock.
+    """The log of one archive; callers hold the store's lock while they change it.
 
     Args:
         store: the archive's folder.
@@ -122,13 +123,13 @@ class ArchiveCommitLog:
         self._applied = -1
 
     def latest(self) -> Commit | None:
-        """The last commit; None where there is no archive yet."""
+        """Read the last commit; None if there is no archive yet."""
         name = max(self._names(), default=None)
         while name is not None:
             content = self._store.read(name)
             if content is not None:
                 return Commit.parse(content, self._store.path(name))
-            # Another process has committed meanwhile, and let go of this one.
+            # Another process has committed meanwhile and removed this one.
             name = max(self._names(), default=None)
         return None
 
@@ -142,14 +143,15 @@ class ArchiveCommitLog:
         moves: list[tuple[str, str]] | None = None,
         swaps: list[Swap] | None = None,
     ) -> Commit:
-        """Commit, and put the files in their places.
+        """Write a commit and apply it.
 
         Args:
-            run: who commits; None for one that leaves the archive with whom it is.
-            position: None for the one that was.
+            kind: as in `Commit`.
+            run: the run that commits; None keeps the owner of the archive.
+            position: the new position; None keeps the one before.
 
         Raises:
-            TakenOverError: the archive is another run's.
+            TakenOverError: another run owns the archive.
             ArchiveDamagedError: the last commit cannot be applied.
         """
         before = self.apply_latest()
@@ -170,7 +172,7 @@ class ArchiveCommitLog:
         )
         if not self._store.create(self._name(commit.version), commit.format()):
             raise TakenOverError(
-                f"another process has committed to {self._store.root} in the same moment; this one"
+                f"another process has committed to {self._store.root} at the same moment; this one"
                 " ends, and can be started again"
             )
         self._apply(commit)
@@ -178,10 +180,10 @@ class ArchiveCommitLog:
         return commit
 
     def apply_latest(self) -> Commit | None:
-        """Finish what the last commit says, if its maker did not come to that; return it.
+        """Apply the last commit, if that was not done yet, and return it.
 
         Raises:
-            ArchiveDamagedError: it cannot be finished, or later ones were there.
+            ArchiveDamagedError: the commit cannot be applied, or later commits are missing.
         """
         latest = self.latest()
         version = latest.version if latest is not None else -1
@@ -189,11 +191,11 @@ class ArchiveCommitLog:
             applied = self._store.read(_APPLIED)
             self._applied = int(applied) if applied and applied.isdigit() else -1
             if version < self._applied:
-                last = f"the last one there is {version}" if latest else "there is none"
+                last = f"the last one is {version}" if latest else "there is none"
                 raise ArchiveDamagedError(
-                    f"commit {self._applied} has gone from {self._store.path(_LOG)}, where {last}:"
-                    " what was archived with it would be archived again. Bring it back from a copy,"
-                    " or archive to an empty folder"
+                    f"commit {self._applied} is missing from {self._store.path(_LOG)}, where"
+                    f" {last}: its messages would be archived again. Restore it from a copy, or"
+                    " archive to an empty folder"
                 )
             if latest is not None and version > self._applied:
                 self._apply(latest)
@@ -215,7 +217,7 @@ class ArchiveCommitLog:
         self._applied = commit.version
 
     def _swap(self, swap: Swap) -> None:
-        """Let the new files be there in place of the old ones, unless they are already."""
+        """Replace the old files by the new ones, unless that is done already."""
         store = self._store
         here, staged = set(store.files(swap.folder)), set(store.files(swap.new))
         outputs = {f"{swap.new}/{name}": f"{swap.folder}/{name}" for name in swap.outputs}
@@ -223,12 +225,12 @@ class ArchiveCommitLog:
         if not here.issuperset(outputs.values()):
             if not all(new in staged or old in here for new, old in outputs.items()):
                 if here.issuperset(inputs):
-                    return  # What was to come is not there, and what was to go still is.
+                    return  # The new files are lost, but all of the old ones are there.
                 raise ArchiveDamagedError(
-                    f"{store.path(swap.folder)} misses {', '.join(swap.outputs)}"
+                    f"{store.path(swap.folder)} lacks {', '.join(swap.outputs)}"
                 )
             if not here or not store.swap(swap.new, swap.folder):
-                # Readers may miss these rows for a moment; they never find them twice.
+                # Readers may miss these rows for a moment, but never read them twice.
                 for name in inputs:
                     store.remove(name)
                 for new, old in outputs.items():
@@ -241,9 +243,9 @@ class ArchiveCommitLog:
         return [name for name in self._store.files(_LOG) if name.endswith(".json")]
 
     def _prune(self, version: int) -> None:
-        if version % KEPT == 0:
+        if version % KEPT_COMMITS == 0:
             for name in self._names():
-                if name < self._name(version - KEPT):
+                if name < self._name(version - KEPT_COMMITS):
                     self._store.remove(name)
 
     @staticmethod

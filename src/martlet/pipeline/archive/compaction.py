@@ -1,8 +1,8 @@
-"""Compaction: many small files of a folder become a few large ones, in tasks of Spark.
+"""Compaction: merge the small files of each folder into a few large ones, in Spark tasks.
 
 A query on Parquet opens every file, so a folder that got a file every ten seconds is slow to read.
-Files of half the target and more are left alone; the others are joined, in the order of their names
-and so of their messages, up to the target.  Files of different columns are not joined.
+Files of at least half the target size stay; smaller ones are merged up to the target size, in the
+order of their names and so of their messages.  Files with different schemas are not merged.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 64 << 10
 _MAX_FOLDERS_AT_ONCE = 256
-"""Whose files are joined before they are committed together."""
+"""The folders of one commit."""
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Files of one folder that are to become one, for a task.
+    """A task that merges files of one folder.
 
     Attributes:
-        location: the archive's.
-        folder, names: which files.
-        new: the staged folder for what comes of them.
+        location: the location of the archive.
+        folder, names: the files.
+        new: the staged folder for the merged files.
+        compression: the compression of the merged files.
+        flush: whether to flush them to disk.
     """
 
     location: str
@@ -47,10 +49,13 @@ class Joining:
     flush: bool
 
     def join(self) -> tuple[Joining, list[str], list[str]]:
-        """Write them anew; tells which files were joined, and which have come of them.
+        """Merge the files that have the same schema.
+
+        Returns:
+            The task, the names of the files that were merged, and those of the merged files.
 
         Raises:
-            OSError, pyarrow.ArrowException: one of them cannot be read.
+            OSError, pyarrow.ArrowException: a file cannot be read.
         """
         store = Store.at(self.location)
         joined: list[str] = []
@@ -113,20 +118,20 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What was done: how many files became how many."""
+    """The number of files that were merged, and of the files that they were merged into."""
 
     files: int = 0
     into: int = 0
 
 
 class Compaction:
-    """Joins the small files of one archive.
+    """Merges the small files of one archive.
 
     Args:
-        table: the archive.
-        target_bytes: how large files are to become.
-        compression: how they are compressed.
-        flush: whether they have to be on the disk.
+        table: the table of the archive.
+        target_bytes: the target size of merged files.
+        compression: the compression of merged files.
+        flush: whether to flush merged files to disk.
     """
 
     def __init__(
@@ -143,12 +148,12 @@ class Compaction:
         self._flush = flush
 
     def folders(self) -> list[str]:
-        """All folders that hold files."""
+        """List the folders that have files."""
         files = self._table.files(recursive=True)
         return sorted({name.rpartition("/")[0] for name in files})
 
     def small(self, folder: str) -> dict[str, int]:
-        """The files of a folder that are small, and their sizes in bytes."""
+        """Return the small files of a folder, and their sizes in bytes."""
         return {
             name: size
             for name, size in self._table.files(folder).items()
@@ -156,7 +161,7 @@ class Compaction:
         }
 
     def run(self, spark: SparkSession, folders: Sequence[str], run: str | None) -> Compacted:
-        """Join the small files of these folders."""
+        """Merge the small files of these folders."""
         files = into = 0
         for first in range(0, len(folders), _MAX_FOLDERS_AT_ONCE):
             done = self._run(spark, folders[first : first + _MAX_FOLDERS_AT_ONCE], run)
@@ -192,7 +197,7 @@ class Compaction:
             self._table.store.remove_tree(stage)
 
     def _groups(self, folder: str) -> Iterator[list[str]]:
-        """The small files of a folder, as many together as make the target."""
+        """Group the small files of a folder up to the target size."""
         group: list[str] = []
         size = 0
         for path, size_bytes in self.small(folder).items():
@@ -207,12 +212,12 @@ class Compaction:
 
 
 class CompactionWatch:
-    """Which folders a run has to compact, by what it commits.
+    """Decides which folders to compact during a run.
 
     Args:
-        compaction: looks into folders.
-        max_files: how many small files a folder may hold while it is written to.
-        idle_s: after how long without a new file any two of them are joined.
+        compaction: lists the small files of folders.
+        max_files: the number of small files at which a folder is compacted.
+        idle_s: the time without a new file after which two small files are enough.
     """
 
     def __init__(self, compaction: Compaction, max_files: int, idle_s: float) -> None:
@@ -223,7 +228,7 @@ class CompactionWatch:
         self._last_s: dict[str, float] = {}
 
     def added(self, files: Mapping[str, int]) -> None:
-        """So many files were committed to these folders."""
+        """Count the files that were committed to these folders."""
         now_s = time.monotonic()
         for folder, count in files.items():
             if folder in self._small:
@@ -233,7 +238,7 @@ class CompactionWatch:
             self._last_s[folder] = now_s
 
     def due(self) -> list[str]:
-        """The folders that are to be compacted now; they are then looked at anew."""
+        """Return the folders to compact now, and forget their counts."""
         now_s = time.monotonic()
         found = []
         for folder, count in list(self._small.items()):

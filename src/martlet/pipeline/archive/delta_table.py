@@ -1,13 +1,13 @@
-"""An archive that is a table of Delta Lake, by the package deltalake: no Java, no Spark package.
+"""An archive as a Delta Lake table, written by the package deltalake, without a JVM.
 
-Tasks write their files where they belong, as a reader of Delta sees only what its log names.  The
-driver's commit names them, and with them the application transactions that tell how far each queue
-is archived: one a queue, whose version is the first offset that is not archived::
+Tasks write their files to their final folders, since Delta readers see only files that are in
+Delta's log.  The driver's commit adds them, together with one application transaction for each
+queue, whose version is the first offset that is not archived::
 
     martlet/<broker id>/<topic>/<queue>/<topic id>  ->  1000
 
-Delta's log keeps them through its checkpoints.  Two that commit the same queue at once exclude each
-other by them, and one that comes too late finds the version beyond where it would begin.
+Delta's log keeps these transactions through its checkpoints.  Of two writers that commit the same
+queue at once, one fails; a late writer finds that the version is beyond its first offset.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ except ImportError as error:
 
 _STARTED = "martlet/started"
 _TYPES = {"topic": pa.string(), "date": pa.date32(), "hour": pa.int32()}
-"""Of the columns that are made from where and when a message was stored."""
+"""The types of the columns that are derived from a message's topic and timestamp."""
 
 
 class DeltaTable:
-    """See `martlet.pipeline.archive.table.Table`.
+    """A Delta table; implements `martlet.pipeline.archive.table.ArchiveTable`.
 
     Args:
-        writing: where, and which columns.
+        writing: the location and the columns.
     """
 
     def __init__(self, writing: Writing) -> None:
-        self._uri, self._storage = place(writing.location)
+        self._uri, self._storage = delta_location(writing.location)
         self._partition_by = list(writing.shape.partition_by)
         known = {field.name: field.type for field in writing.shape.schema}
         partitions = [
@@ -60,7 +60,7 @@ class DeltaTable:
         )
 
     def begin(self, run: str) -> None:
-        """Make the table, if there is none. What others left behind is `compact`'s."""
+        """Create the table, if there is none. `compact` removes leftovers of failed tasks."""
         deltalake.DeltaTable.create(
             self._uri,
             schema=self._schema,
@@ -70,11 +70,11 @@ class DeltaTable:
         )
 
     def position(self, queues: Iterable[QueueKey]) -> Position | None:
-        """How far these queues are archived."""
+        """Read the archived offset of these queues."""
         return self._position(self._opened(), queues)
 
     def start(self, run: str, start: Position) -> None:
-        """Say where to start."""
+        """Record the starting offsets of new queues."""
         table = self._opened()
         known = self._position(table, start)
         fresh = {
@@ -88,11 +88,11 @@ class DeltaTable:
             self._commit(table, [], fresh)
 
     def stage(self, run: str, batch: str) -> str:
-        """Nothing is staged."""
+        """Return an empty name: Delta needs no staging."""
         return ""
 
     def commit(self, run: str, manifests: Sequence[Manifest]) -> int:
-        """Let a batch be there."""
+        """Commit the files of a batch."""
         stretches = [manifest.stretch for manifest in manifests]
         if not stretches:
             return 0
@@ -145,33 +145,33 @@ class DeltaTable:
 
 
 def compact(location: str, target_bytes: int) -> Compacted:
-    """Join the small files of a table, and remove what no version of the last week has.
+    """Merge the small files of a table, and remove files that no version of the last week uses.
 
     Raises:
         ValueError: there is no table.
     """
-    uri, storage = place(location)
+    uri, storage = delta_location(location)
     try:
         table = deltalake.DeltaTable(uri, storage_options=storage)
     except TableNotFoundError as error:
-        raise ValueError(f"{location} holds no table of Delta") from error
+        raise ValueError(f"{location} holds no Delta table") from error
     done = table.optimize.compact(target_size=target_bytes)
     table.vacuum(dry_run=False)
     return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
 
 
-def place(location: str) -> tuple[str, dict[str, str]]:
-    """A location as deltalake takes it: what pyarrow's URLs say behind ``?`` apart."""
+def delta_location(location: str) -> tuple[str, dict[str, str]]:
+    """Convert a location for deltalake: the URL, and the storage options from its query string."""
     if "://" not in location:
         return location, {}
     url = urlsplit(location)
-    asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
+    query = {name: values[-1] for name, values in parse_qs(url.query).items()}
     options: dict[str, str] = {}
-    if "region" in asked:
-        options["AWS_REGION"] = asked["region"]
-    if "endpoint_override" in asked:
-        scheme = asked.get("scheme", "https")
-        options["AWS_ENDPOINT_URL"] = f"{scheme}://{asked['endpoint_override']}"
+    if "region" in query:
+        options["AWS_REGION"] = query["region"]
+    if "endpoint_override" in query:
+        scheme = query.get("scheme", "https")
+        options["AWS_ENDPOINT_URL"] = f"{scheme}://{query['endpoint_override']}"
         options["AWS_ALLOW_HTTP"] = str(scheme == "http").lower()
     return url._replace(query="").geturl(), options
 

@@ -1,4 +1,4 @@
-"""The job: an archive from its start to its end, as a function and as a command."""
+"""The archive job as a function and as a command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from martlet.pipeline.archive.query import (
 )
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.job import OK, Job, Run, session
-from martlet.pipeline.stream_monitor import begun, follow
+from martlet.pipeline.stream_monitor import follow, start_query
 from martlet.pipeline.topics import require_topics
 from martlet.plural import counted
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has done.
+    """The result of a run.
 
     Attributes:
-        batches: micro-batches that added something.
-        rows, files, size_bytes: what they added.
-        compacted: small files that were joined, and how many have come of them.
+        batches: the number of micro-batches that added files.
+        rows, files, size_bytes: the totals of these batches.
+        compacted: the totals of the compaction.
     """
 
     batches: int = 0
@@ -46,15 +46,15 @@ class Result:
 
 
 def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Result:
-    """Archive topics: with ``once`` what there is now, else until the query is stopped.
+    """Archive topics until the query is stopped; with ``once``, the messages that are there now.
 
     Args:
-        options: what, where and how.
-        spark: the session; None for the active one, or one of its own.
+        options: the options of the job.
+        spark: the session; None for the active one, or a new one.
 
     Raises:
         OptionError: the options do not fit the messages or each other, or a topic does not exist.
-        BrokerUnreachable, BrokerRefused: a broker does not answer, or is none.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
         StreamingQueryException: the query has failed.
     """
     _check(options)
@@ -67,15 +67,15 @@ def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Resul
 def _archive(options: ArchiveOptions, run: Run) -> Result:
     if options.compact:
         return _compact(options, run)
-    told = _ReportedRun(run)
+    totals = _RunTotals(run)
     try:
-        query = Archive(options, run.spark, told.batch)
+        query = Archive(options, run.spark, totals.add)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    follow([begun(query.start, run)], run, "archived", told.rows_of)
-    if options.once and not told.result.rows:
+    follow([start_query(query.start, run)], run, "archived", totals.rows_of)
+    if options.once and not totals.result.rows:
         run.say("nothing new to archive")
-    return told.result
+    return totals.result
 
 
 def _compact(options: ArchiveOptions, run: Run) -> Result:
@@ -96,11 +96,11 @@ def _compact(options: ArchiveOptions, run: Run) -> Result:
     return Result(compacted=done)
 
 
-class _ReportedRun:
-    """What a run has been told of its batches.
+class _RunTotals:
+    """Sums the batches of a run and counts them in its metrics.
 
     Attributes:
-        result: their sum.
+        result: the sum so far.
     """
 
     def __init__(self, run: Run) -> None:
@@ -117,8 +117,8 @@ class _ReportedRun:
             "martlet_archive_joined_files", "small files that were joined", registry=registry
         )
 
-    def batch(self, batch: ArchiveBatch) -> None:
-        """A micro-batch was committed."""
+    def add(self, batch: ArchiveBatch) -> None:
+        """Count a committed micro-batch."""
         self._rows[batch.number] = batch.rows
         self._files.inc(batch.files)
         self._bytes.inc(batch.size_bytes)
@@ -136,7 +136,7 @@ class _ReportedRun:
         )
 
     def rows_of(self, number: int) -> int:
-        """How many messages a micro-batch has added; asked for once."""
+        """Return and forget the number of messages that a micro-batch has added."""
         return self._rows.pop(number, 0)
 
 

@@ -1,11 +1,11 @@
-"""Messages of JSON as columns, with the rules of Spark's ``from_json`` in PERMISSIVE mode.
+"""Parse JSON messages into columns, by the rules of Spark's ``from_json`` in PERMISSIVE mode.
 
-Arrow's reader parses a whole block of messages at once, but refuses all of it for one that is not
-as the schema says, and it sees lines and documents, not messages.  So a block goes to it only if
-each message, trimmed, begins with ``{`` and ends with ``}``.  Then none can run on into the next:
-behind ``}`` no ``{`` may follow within a document, and no string goes over the end of a line.  One
-that holds two documents shows, as there are more rows than messages.  A block that is refused is
-halved until what is wrong is alone with a few others, and these are parsed one by one.
+Arrow's reader parses a block of messages at once, but rejects the block if one message does not
+match the schema, and it knows lines and documents, not messages.  So a block goes to Arrow only if
+each message, trimmed, begins with ``{`` and ends with ``}``.  Then no document can extend into the
+next message: ``{`` cannot follow ``}`` within a document, and strings end before the line does.  A
+message with two documents is noticed, as there are more rows than messages.  A rejected block is
+halved until the bad message is among a few, which are parsed one by one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import pyarrow.types as kinds
 
 from martlet.pipeline.archive.json_value import Misfit, fitted
 
-_FEW = 64
-"""Messages that are parsed one by one without further halving."""
+_MAX_UNHALVED = 64
+"""A rejected block of at most so many messages is parsed one by one."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What became of messages.
+    """Parsed messages, a row each.
 
     Attributes:
-        columns: their fields.
-        corrupt: the text of those that are not JSON of the schema, null for the others.
-        values: the bytes of those that are no text.
+        columns: the fields of the messages.
+        corrupt: the text of messages that do not match the schema, null for the others.
+        values: the bytes of messages that are not UTF-8, null for the others.
     """
 
     columns: Sequence[pa.Array]
@@ -42,17 +42,17 @@ class Parsed:
 
 
 class JsonFields:
-    """Parses messages.
+    """Parses JSON messages.
 
     Args:
-        fields: the fields that are wanted; others are passed over.
+        fields: the fields to extract; others are ignored.
     """
 
     def __init__(self, fields: pa.Schema) -> None:
         self._fields = fields
         as_read = pa.schema(
             [
-                # Arrow's reader makes no dates; from text they are made afterwards.
+                # Arrow's reader cannot parse dates; they are cast from text afterwards.
                 field.with_type(pa.string()) if kinds.is_date(field.type) else field
                 for field in fields
             ]
@@ -63,7 +63,7 @@ class JsonFields:
         )
 
     def parse(self, messages: pa.Array) -> Parsed:
-        """The fields of messages, a row each."""
+        """Parse messages."""
         pieces: list[Parsed] = []
         self._parse(messages, pieces)
         if len(pieces) == 1:
@@ -78,20 +78,19 @@ class JsonFields:
         )
 
     def _parse(self, messages: pa.Array, pieces: list[Parsed]) -> None:
-        if len(messages) <= _FEW:
-            whole = self._whole(messages)
-            pieces.append(whole or self._one_by_one(messages))
+        parsed = self._parse_block(messages)
+        if parsed is not None:
+            pieces.append(parsed)
             return
-        whole = self._whole(messages)
-        if whole is not None:
-            pieces.append(whole)
+        if len(messages) <= _MAX_UNHALVED:
+            pieces.append(self._one_by_one(messages))
             return
         middle = len(messages) // 2
         self._parse(messages[:middle], pieces)
         self._parse(messages[middle:], pieces)
 
-    def _whole(self, messages: pa.Array) -> Parsed | None:
-        """All at once; None if one of them does not fit."""
+    def _parse_block(self, messages: pa.Array) -> Parsed | None:
+        """Parse messages at once; return None if one does not match the schema."""
         count = len(messages)
         if not self._reads_blocks or not count:
             return None
@@ -135,7 +134,7 @@ class JsonFields:
         return Parsed(columns, pa.array(corrupt, pa.string()), pa.array(values, pa.binary()))
 
     def _row(self, message: bytes) -> tuple[list[Any], bool]:
-        """The fields of one message, and whether all of it fits."""
+        """Return the fields of one message, and whether all of them match the schema."""
         nothing = [None] * len(self._fields)
         try:
             found = json.loads(message, parse_constant=_no_number)
@@ -162,12 +161,12 @@ def _flat(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
 
 
 def _is_read(kind: pa.DataType) -> bool:
-    """Whether Arrow's reader of JSON can make values of this type."""
+    """Return whether Arrow's JSON reader supports a type."""
     if kinds.is_map(kind) or kinds.is_date(kind):
         return False
     return all(_is_read(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _no_number(word: str) -> None:
-    """Python takes NaN and Infinity for JSON, which they are not."""
-    raise ValueError(f"{word} is no JSON")
+    """Reject NaN and Infinity, which Python accepts as JSON."""
+    raise ValueError(f"{word} is not JSON")

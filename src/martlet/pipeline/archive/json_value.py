@@ -1,4 +1,4 @@
-"""One value of JSON as a value of an Arrow type, by the rules of Spark's ``from_json``."""
+"""Convert one JSON value to an Arrow type, by the rules of Spark's ``from_json``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pyarrow.types as kinds
 
 
 class Misfit(ValueError):
-    """A value is not of the type."""
+    """A value does not match the type."""
 
 
 def fitted(value: Any, kind: pa.DataType) -> Any:
-    """The value as `pyarrow.array` takes it for that type.
+    """Convert a value so that `pyarrow.array` accepts it for a type.
 
-    A type of text takes every value, as it stands in JSON; others take their own alone.
+    A string type accepts every value, as its JSON text; other types accept only their own values.
 
     Raises:
-        Misfit: it is not of that type, or out of its range.
+        Misfit: the value does not match the type, or is out of its range.
     """
     if value is None:
         return None
@@ -86,7 +86,7 @@ def _scalar(value: Any, kind: pa.DataType) -> Any:
 
 
 def _moment(text: str, kind: pa.DataType) -> date | datetime:
-    """A date, or a time; one without a zone is UTC."""
+    """Parse a date or a timestamp; a timestamp without a zone is UTC."""
     try:
         if kinds.is_date(kind):
             return date.fromisoformat(text)

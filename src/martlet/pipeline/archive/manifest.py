@@ -1,4 +1,4 @@
-"""The manifest: what a task tells the driver of the files that it has written."""
+"""The manifest: a task's report to the driver about the files that it has written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from martlet.spark.read.offsets import QueueKey
 
 
 class Written(NamedTuple):
-    """One file.
+    """A file that a task has written.
 
     Attributes:
-        staged: where it is.
-        name: where it goes.
-        rows, size_bytes: what is in it.
-        partition: the values that its folders stand for, by column.
+        staged: its staged path.
+        name: its target path.
+        rows, size_bytes: its size.
+        partition: the values of its partition columns.
     """
 
     staged: str
@@ -30,10 +30,12 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What became of one stretch of a queue: perhaps no file, where all of it was let go.
+    """The files of one stretch of a queue; none if retention has removed all of its messages.
 
     Attributes:
-        folder: the staged folder of the batch that it belongs to.
+        stretch: the offsets.
+        folder: the staged folder of the batch.
+        files: the files.
     """
 
     stretch: Stretch
@@ -42,16 +44,16 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
+        """The number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     def format(self) -> str:
-        """As the text that Spark hands to the driver."""
+        """Encode the manifest as the text that Spark passes to the driver."""
         return json.dumps([self.stretch, self.folder, self.files])
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
-        """The inverse of `format`."""
+        """Decode the text of a manifest."""
         (key, start, end), folder, files = json.loads(text)
         stretch = Stretch(QueueKey(*key), start, end)
         return cls(stretch, folder, [Written(*file) for file in files])

@@ -14,51 +14,57 @@ class ArchiveOptions(StreamJobOptions):
     """The topics and the table of an archive."""
 
     topics: tuple[str, ...] = option(
-        (), "what to archive; may be given several times", name="topic", section="archive"
+        (), "a topic to archive; may be given several times", name="topic", section="archive"
     )
     topic_pattern: str = option(
-        "", "or every topic whose whole name matches this regular expression, those to come too"
+        "", "or every topic whose full name matches this regular expression, also future ones"
     )
-    out: str = option("", "the table's folder, or a URL")
+    out: str = option("", "folder or URL of the table")
     format: str = option(
         "parquet",
-        "parquet: plain files; delta: a table of Delta Lake",
+        "parquet: plain files; delta: a Delta Lake table",
         choices=(("parquet", "parquet"), ("delta", "delta")),
     )
-    json_schema: str = option("", "fields of the messages: 'origin STRING, month INT'")
-    keep_value: bool = option(False, "with --json-schema: keep each message's bytes too")
+    json_schema: str = option("", "fields of JSON messages: 'origin STRING, month INT'")
+    keep_value: bool = option(False, "with --json-schema: also keep the bytes of each message")
     partition_by: str = option(
         "topic,date,hour",
-        "columns that become folders: topic, date, hour, and fields of the messages",
+        "the partition columns: topic, date, hour, and fields of the messages",
     )
     compression: str = option(
         "snappy",
-        "of the files: snappy, zstd, gzip or none",
+        "compression of the files: snappy, zstd, gzip or none",
         choices=tuple((name, name) for name in ("snappy", "zstd", "gzip", "none")),
     )
-    flush: bool = option(True, "wait until files are on the disk before they count")
-    channel: str = option("archive", "keeps at the broker what is not archived yet; empty for none")
+    flush: bool = option(True, "flush files to disk before they are committed")
+    channel: str = option(
+        "archive",
+        "the channel that retains messages at the broker until they are archived; empty for none",
+    )
     group: str = option(
-        "", "does so in the channel's place, as a group whose lag martlet groups shows"
+        "", "a group that retains them instead; martlet groups shows the group's lag"
     )
     starting_offsets: str = option(
-        "earliest", "where an archive begins: earliest, latest, or as the source's startingOffsets"
+        "earliest",
+        "where a new archive starts: earliest, latest, or as the source's startingOffsets",
     )
     fail_on_data_loss: bool = option(
-        True, "false: go on behind messages that have gone unarchived, and log it"
+        True, "false: log messages that were removed before they were archived, and continue"
     )
     compact: bool = option(
         False,
-        "archive nothing: join the small files that are there, and end",
+        "archive nothing: merge the small files that are there, and end",
         section="small files",
     )
     compact_files: int = option(
-        32, "join them during a run too, once a folder has so many (0: never)", limits=(0, None)
+        32,
+        "also merge them during a run, once a folder has this many (0: never)",
+        limits=(0, None),
     )
     compact_idle_ns: int = option(
-        5 * 60 * 10**9, "or once a folder got no more for so long", limits=(0, None)
+        5 * 60 * 10**9, "or once a folder got no file for this long", limits=(0, None)
     )
-    target_bytes: Size = option(128 << 20, "how large joined files become", limits=(1 << 10, None))
+    target_bytes: Size = option(128 << 20, "target size of merged files", limits=(1 << 10, None))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,5 +84,5 @@ class ArchiveOptions(StreamJobOptions):
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The columns that become folders, one a piece."""
+        """The partition columns, split at commas."""
         return tuple(name.strip() for name in self.partition_by.split(",") if name.strip())

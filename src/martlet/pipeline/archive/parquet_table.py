@@ -1,4 +1,4 @@
-"""An archive of plain Parquet files, which whoever reads Parquet can read, and its commits."""
+"""An archive as plain Parquet files for any Parquet reader, with a commit log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from martlet.spark.read.offsets import QueueKey
 
 
 class ParquetTable:
-    """See `martlet.pipeline.archive.table.Table`.
+    """A table of Parquet files; implements `martlet.pipeline.archive.table.ArchiveTable`.
 
     Args:
-        store: its folder.
+        store: the folder of the table.
     """
 
     def __init__(self, store: Store) -> None:
@@ -23,19 +23,19 @@ class ParquetTable:
         self._log = ArchiveCommitLog(store)
 
     def begin(self, run: str) -> None:
-        """Take the table over, once what another run has committed is in its place."""
+        """Apply the last commit, take the table over, and remove staged files."""
         with self.store.lock():
             self._log.add("begin", run=run)
             for folder in self.store.folders(STAGED):
                 self.store.remove_tree(folder)
 
     def position(self, queues: Iterable[QueueKey] = ()) -> Position | None:
-        """How far each queue is archived."""
+        """Read the archived offset of each queue."""
         latest = self._log.latest()
         return latest.position if latest else None
 
     def start(self, run: str, start: Position) -> None:
-        """Say where to start."""
+        """Record the starting offsets of new queues."""
         with self.store.lock():
             before = self.position()
             position = started(before or {}, start)
@@ -43,11 +43,11 @@ class ParquetTable:
                 self._log.add("start", run=run, position=position)
 
     def stage(self, run: str, batch: str) -> str:
-        """The folder for what is written of a batch."""
+        """Return the staged folder of a batch."""
         return f"{STAGED}/{run}/{batch}"
 
     def commit(self, run: str, manifests: Sequence[Manifest]) -> int:
-        """Let a batch be there."""
+        """Commit the files of a batch."""
         if not manifests:
             return 0
         rows = sum(manifest.rows for manifest in manifests)
@@ -56,7 +56,7 @@ class ParquetTable:
             self._require_staged(manifests)
             moves = [(file.staged, file.name) for m in manifests for file in m.files]
             self._log.add("batch", run=run, position=position, rows=rows, moves=moves)
-        # What is left there was written by attempts that failed.
+        # Files that are left there are from failed attempts of tasks.
         for folder in {manifest.folder for manifest in manifests}:
             self.store.remove_tree(folder)
         return rows
@@ -66,12 +66,12 @@ class ParquetTable:
         missing = self.store.missing(wanted)
         if missing:
             raise FileNotFoundError(
-                f"a task has written {missing[0]}, which is not to be seen from the driver: all"
-                f" machines of the cluster have to share {self.store.root}, or give a URL"
+                f"a task has written {missing[0]}, which the driver cannot see: all machines of"
+                f" the cluster must share {self.store.root}, or give a URL"
             )
 
     def files(self, folder: str = "", *, recursive: bool = False) -> dict[str, int]:
-        """The files that readers see, and their sizes in bytes."""
+        """List the files that readers see, and their sizes in bytes."""
         return {
             name: size
             for name, size in self.store.files(folder, recursive=recursive).items()
@@ -79,18 +79,18 @@ class ParquetTable:
         }
 
     def compacted(self, swaps: Sequence[Swap], run: str | None) -> list[Swap]:
-        """Let compacted files be there in place of those that they were made from.
+        """Commit compacted files in place of the files that they were merged from.
 
         Args:
-            swaps: what was made. One whose inputs are not all there any more is left out.
-            run: whose the archive must be; None if it does not matter.
+            swaps: the replacements; those with a missing file are skipped.
+            run: the run that must own the archive; None for any.
 
         Returns:
-            Those that were done.
+            The replacements that were made.
         """
         with self.store.lock():
             self._log.apply_latest()
-            good = [swap for swap in swaps if self._stands(swap)]
+            good = [swap for swap in swaps if self._is_possible(swap)]
             for swap in good:
                 others = set(self.files(swap.folder)) - {f"{swap.folder}/{n}" for n in swap.inputs}
                 if self.store.is_local:
@@ -100,8 +100,8 @@ class ParquetTable:
                 self._log.add("compaction", run=run, swaps=good)
         return good
 
-    def _stands(self, swap: Swap) -> bool:
-        """Whether both what is to go and what is to come are there."""
+    def _is_possible(self, swap: Swap) -> bool:
+        """Return whether all old and all new files are there."""
         inputs = {f"{swap.folder}/{name}" for name in swap.inputs}
         outputs = {f"{swap.new}/{name}" for name in swap.outputs}
         return inputs <= set(self.files(swap.folder)) and outputs <= set(self.store.files(swap.new))

@@ -1,9 +1,9 @@
-"""The partitions: which folder a row belongs to.
+"""Hive partitioning: the folder of each row.
 
-Folders are named as Hive does it, ``topic=orders/date=2026-11-22/hour=13``, and so their columns
-are not in the files: Spark, pyarrow and DuckDB make them from the path.  ``topic`` is the
-message's topic, ``date`` and ``hour`` (two digits, UTC) are those of the time at which the broker
-took it; any other name, or one of these that is also a field of the messages, is that field.
+Folders are named ``topic=orders/date=2026-11-22/hour=13``, and partition columns are not in the
+files: Spark, pyarrow and DuckDB read them from the path.  ``topic`` is the message's topic;
+``date`` and ``hour`` (two digits, UTC) are those of the broker's timestamp.  Any other name is a
+field of the messages, and a field also takes precedence over these three.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _HOUR_US = 3_600_000_000
 _TIME = ("date", "hour")
 _ESCAPED = frozenset(map(chr, range(1, 32))) | set("\"#%'*/:=?\\{[]^\x7f")
 """The characters that Hive and Spark write as %XX."""
-MAX_FOLDERS = 1000
-"""In one task: each has a file open, with some hundred KB of memory."""
+MAX_FOLDERS_PER_TASK = 1000
+"""Each folder has an open file, which takes some hundred KB of memory."""
 
 
 Values = dict[str, str | None]
-"""What folders stand for, by column."""
+"""The values of partition columns, by name."""
 
 
 class TooManyFoldersError(ValueError):
-    """A column has far too many values to be folders."""
+    """The partition columns have too many different values."""
 
 
 def escape(value: str) -> str:
-    """A value as the name of a folder."""
+    """Escape a value for the name of a folder."""
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in value)
 
 
 def folder_of(partition: dict[str, str | None]) -> str:
-    """The folder of the rows with these values."""
+    """Return the folder of the rows with these partition values."""
     return "/".join(
         f"{escape(name)}={NULL if value is None or not value else escape(value)}"
         for name, value in partition.items()
@@ -53,9 +53,9 @@ class Partitioning:
     """Divides rows among folders.
 
     Attributes:
-        names: the columns that become folders, the outermost first.
-        fields: those of them that are columns of the rows.
-        timestamp: the column with the time at which the broker took the message.
+        names: the partition columns, the outermost first.
+        fields: the partition columns that are columns of the rows.
+        timestamp: the column with the broker's timestamp.
     """
 
     names: Sequence[str]
@@ -65,7 +65,7 @@ class Partitioning:
     def divide(
         self, rows: pa.Table, topic: str
     ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-        """The rows of one topic, by folder and otherwise in their order."""
+        """Divide the rows of one topic by their partition values, keeping their order."""
         codes = np.zeros(len(rows), np.int64)
         columns: dict[str, pa.Array] = {}
         for name in self.names:
@@ -84,15 +84,15 @@ class Partitioning:
             first = int(hours.min())
             codes = codes * (int(hours.max()) - first + 1) + (hours - first)
         for number, part in enumerate(_groups(rows, codes)):
-            if number == MAX_FOLDERS:
+            if number == MAX_FOLDERS_PER_TASK:
                 raise TooManyFoldersError(
-                    f"partitions by {', '.join(self.names)} make more than {MAX_FOLDERS} folders"
-                    " in one task: partition by columns with fewer values"
+                    f"partitions by {', '.join(self.names)} make more than {MAX_FOLDERS_PER_TASK}"
+                    " folders in one task: partition by columns with fewer values"
                 )
             yield self._values(part, topic), part
 
     def _values(self, part: pa.Table, topic: str) -> Values:
-        """What the folders of these rows, which have the same values, are named by."""
+        """Return the partition values of rows, which are the same for all of them."""
         values: Values = {}
         for name in self.names:
             if name in self.fields:
@@ -107,7 +107,7 @@ class Partitioning:
 
 
 def _groups(rows: pa.Table, codes: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
-    """The rows of each code, in their order."""
+    """Yield the rows of each code, in their order."""
     low, high = int(codes.min()), int(codes.max())
     if low == high:
         yield rows

@@ -1,8 +1,7 @@
-"""How far an archive has come, queue by queue: what was archived once is not archived again.
+"""The position of an archive: the first offset of each queue that is not archived.
 
-A position is one offset a queue, the first one that is not archived, written down as a query's is
-in `martlet.spark.read.offsets`: with the number of the topic, as a topic that was deleted and made
-anew begins at offset 0 again.
+A position is encoded like the offsets of a query in `martlet.spark.read.offsets`: with the number
+of the topic, as a topic that was deleted and created again begins at offset 0.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Position = Mapping[QueueKey, int]
 
 
 class Stretch(NamedTuple):
-    """Offsets of one queue that were read together, from `start` up to `end`."""
+    """Offsets of one queue that one task reads, from `start` up to `end`."""
 
     key: QueueKey
     start: int
@@ -24,30 +23,30 @@ class Stretch(NamedTuple):
 
 
 class TwoWritersError(Exception):
-    """Somebody else has archived the same messages meanwhile."""
+    """Another writer has archived the same messages meanwhile."""
 
 
 def started(position: Position, start: Position) -> dict[QueueKey, int]:
-    """The position with the queues that it has not, where they start.
+    """Add new queues to a position, with their starting offsets.
 
-    A topic that was made anew takes the place of the one that had its name.
+    A topic that was created again replaces the earlier topic of its name.
     """
     known = {(key.broker, key.topic): key.topic_id for key in position}
     fresh = {key: offset for key, offset in start.items() if key not in position}
-    anew = {
+    recreated = {
         (key.broker, key.topic)
         for key in fresh
         if known.get((key.broker, key.topic), key.topic_id) != key.topic_id
     }
-    kept = {key: at for key, at in position.items() if (key.broker, key.topic) not in anew}
+    kept = {key: at for key, at in position.items() if (key.broker, key.topic) not in recreated}
     return kept | fresh
 
 
 def advanced(position: Position, stretches: Iterable[Stretch]) -> dict[QueueKey, int]:
-    """The position once these were archived too.
+    """Advance a position past stretches that were archived.
 
     Raises:
-        TwoWritersError: some of it lies below the position.
+        TwoWritersError: a stretch begins before the position.
     """
     ordered = sorted(stretches)
     further = started(position, {stretch.key: stretch.start for stretch in reversed(ordered)})

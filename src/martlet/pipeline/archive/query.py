@@ -1,4 +1,4 @@
-"""The query of an archive: started, and its micro-batches committed one after the other."""
+"""The query of an archive: start it, and commit its micro-batches one after the other."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ArchiveBatch:
     """A micro-batch that was committed.
 
     Attributes:
-        number: Spark's, or -1 for the compaction at a run's end.
-        rows, files, size_bytes: what it has added.
-        compacted: what was joined after it.
-        took_s: for how long it was written and committed.
+        number: the batch number of Spark.
+        rows, files, size_bytes: the rows and files that it has added.
+        compacted: the compaction after it.
+        took_s: the time to write, commit and compact it.
     """
 
     number: int
@@ -50,16 +50,16 @@ class ArchiveBatch:
 
 
 class Archive:
-    """An archive that is being written.
+    """Writes an archive.
 
     Args:
-        options: what to archive, and where.
+        options: the options of the job.
         spark: the session.
-        on_batch: hears of each micro-batch, in the thread that commits it.
+        on_batch: called with each micro-batch, in the thread that commits it.
 
     Raises:
-        ValueError: the schema is none, or has no such column to partition by; or nobody knows
-            such URLs.
+        ValueError: the schema is invalid or lacks a partition column, or the URL's scheme is
+            unknown.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Archive:
         self._on_batch = on_batch
         self._run = uuid.uuid4().hex
         self.location = location_of(options.out)
-        schema = _parsed(options.json_schema) if options.json_schema else None
+        schema = _parse_ddl(options.json_schema) if options.json_schema else None
         self._writing = Writing(
             self.location,
             shape_of(schema, options.partitions, keeps_value=options.keep_value),
@@ -93,16 +93,16 @@ class Archive:
         if self._compaction is None or not options.compact_files:
             return None
         if isinstance(table, ParquetTable) and not table.store.is_local:
-            return None  # Readers would miss rows for a moment, again and again.
+            return None  # Without an exchange, readers would miss rows again and again.
         max_count = max(2, options.compact_files)
         return CompactionWatch(self._compaction, max_count, options.compact_idle_ns / 1e9)
 
     def start(self) -> StreamingQuery:
-        """Take the archive over and start the query, which goes on where the archive ends.
+        """Take the archive over and start the query, which continues where the archive ends.
 
         Raises:
-            OSError: the archive's folder cannot be written to.
-            ArchiveDamagedError: what is there does not fit together.
+            OSError: the archive's folder cannot be written.
+            ArchiveDamagedError: the archive's log contradicts its files.
         """
         self._table.begin(self._run)
         self._spark.dataSource.register(ArchiveSource)
@@ -132,7 +132,7 @@ class Archive:
         return writer.trigger(processingTime=options.interval).start()
 
     def _checkpoint(self) -> str:
-        """Where Spark keeps what it wants: the archive itself knows how far it is."""
+        """Return the folder of Spark's checkpoint; the position is in the archive itself."""
         if self._options.checkpoint:
             return location_of(self._options.checkpoint)
         store = Store.at(self.location)
@@ -141,7 +141,7 @@ class Archive:
         return tempfile.mkdtemp(prefix="martlet-archive-")
 
     def _commit(self, batch: DataFrame, number: int) -> None:
-        """Have a micro-batch written, and commit it."""
+        """Run the tasks of a micro-batch, which write it, and commit their files."""
         began_s = time.monotonic()
         manifests = [Manifest.parse(row.manifest) for row in batch.collect()]
         rows = self._table.commit(self._run, manifests)
@@ -161,26 +161,26 @@ class Archive:
         self._on_batch(done)
 
     def _compact(self, folders: list[str]) -> Compacted:
-        """Join small files. What goes wrong with that is no reason to end the archive."""
+        """Merge small files; log a failure and continue."""
         assert self._compaction is not None
         if not folders:
             return Compacted()
         try:
             return self._compaction.run(self._spark, folders, self._run)
         except OSError as error:
-            _log.warning("small files of %s stay for now: %s", ", ".join(folders), error)
+            _log.warning("cannot merge small files of %s: %s", ", ".join(folders), error)
             return Compacted()
 
 
 def topics_of(options: ArchiveOptions) -> dict[str, str]:
-    """Which topics, as the source takes it."""
+    """Return the topics as an option of the source."""
     if options.topic_pattern:
         return {"topicPattern": options.topic_pattern}
     return {"topic": ",".join(options.topics)}
 
 
 def compaction_of(options: ArchiveOptions, table: ParquetTable) -> Compaction:
-    """The compaction of an archive."""
+    """Create the compaction of an archive."""
     return Compaction(
         table,
         options.target_bytes,
@@ -190,19 +190,19 @@ def compaction_of(options: ArchiveOptions, table: ParquetTable) -> Compaction:
 
 
 def location_of(text: str) -> str:
-    """A path that is the same everywhere: a local one absolute, a URL as it is."""
+    """Make a local path absolute; return a URL as it is."""
     return Store.at(text).location
 
 
-def _parsed(ddl: str) -> StructType:
+def _parse_ddl(ddl: str) -> StructType:
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
     try:
         found = StructType.fromDDL(ddl)
     except PySparkException as error:
-        said = next(filter(None, map(str.strip, str(error).splitlines())), "")
-        raise ValueError(f"{ddl!r} is no schema: {said}") from error
+        message = next(filter(None, map(str.strip, str(error).splitlines())), "")
+        raise ValueError(f"{ddl!r} is not a schema: {message}") from error
     if not isinstance(found, StructType):
         raise ValueError(f"{ddl!r} names no fields; 'origin STRING, month INT' does")
     return found

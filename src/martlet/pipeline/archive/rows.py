@@ -1,10 +1,10 @@
-"""The rows of an archive, made from the columns of the source, in one of two shapes.
+"""The rows of an archive, built from the columns of the source, in one of two shapes.
 
-- **Raw**: a row a message, with all that the broker has of it, the body as bytes in `value`.
-- **JSON**: the fields of the message as columns, and where it came from in `_topic`, `_queue`,
-  `_offset`, `_timestamp`, `_message_id`, `_broker`, `_key`, `_headers`, `_tag` and `_keys`.  What
-  is not JSON of that schema is kept as text in `_corrupt_record`, beside the fields that do fit;
-  where it is no text either, its bytes are in `_value`, which can be had for every message.
+- **Raw**: a row for each message with the columns of the source, the body as bytes in `value`.
+- **JSON**: the fields of the message as columns, and its origin in `_topic`, `_queue`, `_offset`,
+  `_timestamp`, `_message_id`, `_broker`, `_key`, `_headers`, `_tag` and `_keys`.  A message that
+  does not match the schema is kept as text in `_corrupt_record`, beside the fields that do match;
+  if it is not UTF-8, its bytes are in `_value`.  An option keeps `_value` for every message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = (
     "tag",
     "keys",
 )
-"""Of the source, whose other columns are the same for every message that waits in a log."""
+"""Columns of the source; the others have the same value for every message in a log."""
 ORIGIN = {
     "_topic": "topic",
     "_queue": "partition",
@@ -55,11 +55,11 @@ _DELTA = {
     "timestamp": "DELTA_BINARY_PACKED",
     "message_id": "DELTA_BYTE_ARRAY",
 }
-"""What rises from row to row takes a byte or less that way."""
+"""Columns that increase from row to row take a byte or less of each row in these encodings."""
 
 
 def source_schema() -> pa.Schema:
-    """The columns that are wanted of the source."""
+    """Return the columns to read from the source."""
     from pyspark.sql.types import StructType
 
     fields = {field.name: field for field in SCHEMA}
@@ -68,12 +68,12 @@ def source_schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the rows of an archive look like, and which folders they go to.
+    """The columns and the partitioning of an archive.
 
     Attributes:
-        partition_by: the columns that become folders.
-        fields: the fields of JSON messages in Arrow's types; None for the raw shape.
-        keeps_value: whether the JSON shape has each message's bytes too.
+        partition_by: the partition columns.
+        fields: the fields of JSON messages as Arrow types; None for the raw shape.
+        keeps_value: whether the JSON shape also has the bytes of each message.
     """
 
     partition_by: Sequence[str]
@@ -84,7 +84,7 @@ class Shape:
         taken = sorted({CORRUPT, VALUE, *ORIGIN} & set(self.fields.names if self.fields else ()))
         if taken:
             raise ValueError(
-                f"the schema may not have {', '.join(taken)}: the archive names so itself"
+                f"the schema may not have {', '.join(taken)}: the archive has columns of that name"
             )
         known = {*self.schema.names, "topic", "date", "hour"}
         missing = [name for name in self.partition_by if name not in known]
@@ -94,17 +94,19 @@ class Shape:
                 f" {', '.join(dict.fromkeys([*self.schema.names, 'topic', 'date', 'hour']))}"
             )
         if len(set(self.partition_by)) < len(self.partition_by):
-            raise ValueError(f"cannot partition by {', '.join(self.partition_by)}: one comes twice")
+            raise ValueError(
+                f"cannot partition by {', '.join(self.partition_by)}: a name is there twice"
+            )
         for name in self.partition_by:
             kind = self.schema.field(name).type if name in self.schema.names else pa.string()
             if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_floating(kind):
-                raise ValueError(f"cannot partition by {name}: {kind} makes no names of folders")
+                raise ValueError(f"cannot partition by {name}: {kind} cannot name folders")
         if not set(self.schema.names) - set(self.partition_by):
             raise ValueError("cannot partition by every column: none is left for the files")
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns, those among them that become folders too."""
+        """All columns, including partition columns."""
         source = source_schema()
         if self.fields is None:
             return source
@@ -114,21 +116,21 @@ class Shape:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """The columns of a file."""
+        """The columns in the files: all but the partition columns."""
         return pa.schema([field for field in self.schema if field.name not in self.partition_by])
 
     @property
     def partitioning(self) -> Partitioning:
-        """Which folder each row goes to."""
-        made = {"topic", "date", "hour"} - set(self.schema.names if self.fields else ())
+        """The rule for the folder of each row."""
+        derived = {"topic", "date", "hour"} - set(self.schema.names if self.fields else ())
         return Partitioning(
             names=tuple(self.partition_by),
-            fields=frozenset(self.partition_by) - made,
+            fields=frozenset(self.partition_by) - derived,
             timestamp="_timestamp" if self.fields else "timestamp",
         )
 
     def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of messages as the source has them."""
+        """Convert a batch of the source to rows of the archive."""
         if self.fields is None:
             return messages
         fields = JsonFields(self.fields).parse(messages["value"])
@@ -140,9 +142,9 @@ class Shape:
 
 
 def encodings(schema: pa.Schema) -> dict[str, object]:
-    """How Parquet is to lay out the columns of a file, in the words of `pyarrow.parquet`.
+    """Choose the Parquet encodings of columns, as arguments of `pyarrow.parquet.ParquetWriter`.
 
-    Without a dictionary where values seldom come twice, which costs more than it saves.
+    Columns whose values are rarely equal get no dictionary, which would cost more than it saves.
     """
     is_json = CORRUPT in schema.names
     named = dict(zip(ORIGIN.values(), ORIGIN, strict=True)) if is_json else {}
@@ -159,11 +161,15 @@ def encodings(schema: pa.Schema) -> dict[str, object]:
 def shape_of(
     json_schema: StructType | None, partition_by: Sequence[str], *, keeps_value: bool
 ) -> Shape:
-    """The shape for a schema in Spark's words.
+    """Create the shape for a schema of Spark.
+
+    Args:
+        json_schema: the fields of JSON messages; None for the raw shape.
+        partition_by: the partition columns.
+        keeps_value: as in `Shape`.
 
     Raises:
-        ValueError: it names no fields, or one that the archive names so itself; or there is no
-            such column to partition by.
+        ValueError: the schema has no fields, or a reserved name; or a partition column is invalid.
     """
     if json_schema is None:
         return Shape(partition_by)

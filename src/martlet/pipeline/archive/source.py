@@ -1,9 +1,9 @@
-"""A stream whose tasks write the messages themselves: what Spark sees of them is their manifests.
+"""A streaming source whose tasks write the messages themselves; Spark gets only their manifests.
 
-It is the source ``martlet`` but for two things.  A split is written by the task that reads it, so
-no message goes through Java.  And how far the archive is, not how far Spark's checkpoint is, says
-what is still to be written: a batch that Spark does again after a crash has nothing left in it if
-it was committed, and a query that begins without a checkpoint goes on where the archive ends.
+It differs from the source ``martlet`` in two ways.  The task that reads a split also writes it, so
+no message passes through the JVM.  And the archive's position, not Spark's checkpoint, decides what
+remains to be written: a batch that Spark repeats after a crash is empty if it was committed, and a
+query without a checkpoint continues where the archive ends.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ _AHEAD = "or the checkpoint is ahead of the archive"
 
 
 def packed(writing: Writing) -> str:
-    """As an option's text."""
+    """Encode the settings of a write as the text of an option."""
     return base64.b85encode(pickle.dumps(writing)).decode()
 
 
 class ArchiveSource(DataSource):
-    """What `martlet.pipeline.archive` reads from."""
+    """The data source of the archive's query."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """A row a stretch of a queue."""
+        """Return the schema: one manifest for each stretch of a queue."""
         return StructType([StructField("manifest", StringType())])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader."""
+        """Create the reader; invalid options fail when it is used."""
         given = {name.lower(): value for name, value in self.options.items()}
         writing: Writing = pickle.loads(base64.b85decode(given.pop(WRITING)))
         run = given.pop(RUN)
@@ -67,19 +67,19 @@ class ArchiveSource(DataSource):
 
 @dataclass
 class _Writes(InputPartition):
-    """What one Spark task is to write, and where it is staged."""
+    """The splits that one Spark task writes, and their staged folder."""
 
     splits: tuple[Split, ...]
     folder: str
 
 
 class ArchiveReader(StreamReader):
-    """Plans on the driver, by what is archived already, and writes in the tasks.
+    """Plans micro-batches by the archive's position on the driver, and writes them in the tasks.
 
     Args:
-        options: the source's.
-        writing: how to write.
-        run: the run that the archive belongs to.
+        options: the options of the source.
+        writing: the settings of the write.
+        run: the run that owns the archive.
     """
 
     def __init__(self, options: ReadOptions, writing: Writing, run: str) -> None:
@@ -92,7 +92,7 @@ class ArchiveReader(StreamReader):
         return super().__getstate__() | {"_writing": self._writing, "_run": self._run}
 
     def initialOffset(self) -> Offsets:
-        """Where the archive ends; for queues that it has nothing of, as the options say."""
+        """Return the archive's position; for new queues, the starting offsets of the options."""
         table = self._opened()
         start = flatten(super().initialOffset())
         known = table.position(start) or {}
@@ -102,11 +102,11 @@ class ArchiveReader(StreamReader):
         return nested(start)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """What of a micro-batch is not archived yet, cut into tasks.
+        """Plan the tasks for the offsets of a micro-batch that are not archived yet.
 
         Raises:
-            DataLossError: some of it has gone.
-            ValueError: the checkpoint is of another archive.
+            DataLossError: the broker no longer has some of them.
+            ValueError: the checkpoint belongs to another archive.
         """
         planned = [task for task in super().partitions(start, end) if isinstance(task, Task)]
         if not planned:
@@ -115,24 +115,26 @@ class ArchiveReader(StreamReader):
         position = table.position({split.key for task in planned for split in task.splits})
         if position is None:
             raise ValueError(
-                f"the checkpoint goes on in the middle of an archive, and {self._writing.location}"
-                " holds none: name the archive's own checkpoint, or an empty folder to begin anew"
+                f"the checkpoint continues an archive, and {self._writing.location} holds none:"
+                " name the archive's own checkpoint, or an empty folder to start a new archive"
             )
         folder = table.stage(self._run, uuid.uuid4().hex)
         seen: set[QueueKey] = set()
         tasks: list[InputPartition] = []
         for task in planned:
-            left = [self._left(split, position, seen) for split in task.splits]
-            wanted = tuple(split for split in left if split.start < split.end)
+            splits = [self._unarchived(split, position, seen) for split in task.splits]
+            wanted = tuple(split for split in splits if split.start < split.end)
             if wanted:
                 tasks.append(_Writes(wanted, folder))
         return tasks
 
-    def _left(self, split: Split, position: Mapping[QueueKey, int], seen: set[QueueKey]) -> Split:
-        """What of a split is not archived yet. Raises DataLossError.
+    def _unarchived(
+        self, split: Split, position: Mapping[QueueKey, int], seen: set[QueueKey]
+    ) -> Split:
+        """Return the part of a split that is not archived yet. Raises DataLossError.
 
         Args:
-            seen: the queues that a split was asked about; the split's is among them then.
+            seen: the queues of earlier splits; the split's queue is added.
         """
         reached = position.get(split.key, split.start)
         if split.start > reached and split.key not in seen:
@@ -141,7 +143,7 @@ class ArchiveReader(StreamReader):
         return replace(split, start=min(max(split.start, reached), split.end))
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        """Write some splits, and tell of each."""
+        """Write the splits of a task, and yield the manifest of each."""
         assert isinstance(partition, _Writes)
         store = Store.at(self._writing.location)
         for split in partition.splits:

@@ -1,10 +1,9 @@
-"""The store: a folder on some file system, local or behind a URL, in which an archive lies.
+"""A folder on any file system, local or behind a URL.
 
-Paths are relative to the folder, with slashes.  What an archive needs of a file system beside
-reading and writing is little: a file that is made only if it is not there yet, a rename, and a
-flush.  A local folder has all of them and a lock and an exchange of two folders besides; HDFS has
-the rename; an object store has none, so there a rename is a copy, and one archive may be written by
-one process at a time only.
+Paths are relative to the folder, with slashes.  Beside reads and writes, an archive needs an
+exclusive create, a rename, and a flush.  A local folder has all of them, and also a lock and an
+exchange of two folders; HDFS has the rename; an object store has none of them, so there a rename is
+a copy, and only one process at a time may write to an archive.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Store:
     Args:
         system: the file system.
         root: the folder's path on it.
-        location: what `at` makes the same of, elsewhere too.
+        location: the argument with which `at` opens the same folder, also on other machines.
     """
 
     is_local = False
@@ -43,10 +42,10 @@ class Store:
 
     @staticmethod
     def at(location: str) -> Store:
-        """The store at a path of this machine, ``file://``, ``hdfs://``, ``s3://``, or other URL.
+        """Open the folder at a local path, ``file://``, ``hdfs://``, ``s3://``, or another URL.
 
         Raises:
-            ValueError: neither pyarrow nor fsspec knows such URLs.
+            ValueError: neither pyarrow nor fsspec knows the URL's scheme.
         """
         if "://" not in location:
             return LocalStore(Path(location))
@@ -61,11 +60,11 @@ class Store:
         )
 
     def path(self, name: str) -> str:
-        """The path on the file system."""
+        """Return the path on the file system."""
         return f"{self.root}/{name}" if name else self.root
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None if there is none."""
+        """Read a small file; return None if it does not exist."""
         if self.system.get_file_info(self.path(name)).type != fs.FileType.File:
             return None
         with self.system.open_input_stream(self.path(name)) as file:
@@ -73,7 +72,7 @@ class Store:
         return content
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file, whole or not at all; False if there is one of that name already."""
+        """Create a small file atomically; return False if it exists already."""
         if self.system.get_file_info(self.path(name)).type != fs.FileType.NotFound:
             return False
         if self._renames:
@@ -82,7 +81,7 @@ class Store:
             try:
                 self.system.move(self.path(draft), self.path(name))
             except OSError:
-                # Another was faster: a rename onto a file fails there.
+                # Another process has created it: a rename onto a file fails.
                 self.remove(draft)
                 return False
         else:
@@ -90,16 +89,16 @@ class Store:
         return True
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write a small file in the place of what was there."""
+        """Write a small file, replacing an existing one."""
         if self._renames:
             self.remove(name)
         self._write(name, content)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file; to do it again does no harm.
+        """Rename a file; do nothing if that was done already.
 
         Raises:
-            FileNotFoundError: there is neither of them.
+            FileNotFoundError: neither the source nor the target exists.
         """
         source_info, target_info = self.system.get_file_info([self.path(source), self.path(target)])
         if source_info.type == fs.FileType.NotFound:
@@ -110,7 +109,7 @@ class Store:
         self.system.move(self.path(source), self.path(target))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             self.system.delete_file(self.path(name))
 
@@ -120,7 +119,7 @@ class Store:
             self.system.delete_dir(self.path(name))
 
     def files(self, name: str, *, recursive: bool = False) -> dict[str, int]:
-        """The files in a folder and their sizes in bytes, in the order of their names."""
+        """List the files in a folder and their sizes in bytes, sorted by name."""
         selector = fs.FileSelector(self.path(name), allow_not_found=True, recursive=recursive)
         skipped = len(self.root) + 1
         found = {
@@ -131,14 +130,14 @@ class Store:
         return dict(sorted(found.items()))
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of the files that are not there."""
+        """Return the files that do not exist."""
         found = self.system.get_file_info([self.path(name) for name in names])
         return [
             name for name, info in zip(names, found, strict=True) if info.type != fs.FileType.File
         ]
 
     def folders(self, name: str) -> list[str]:
-        """The folders in a folder."""
+        """List the folders in a folder."""
         selector = fs.FileSelector(self.path(name), allow_not_found=True)
         skipped = len(self.root) + 1
         return sorted(
@@ -148,34 +147,34 @@ class Store:
         )
 
     def make_folder(self, name: str) -> None:
-        """Make a folder, and those above it."""
+        """Create a folder and its parents."""
         if self._renames:
             self.system.create_dir(self.path(name), recursive=True)
 
     def sink(self, name: str) -> Any:
-        """A new file to write to, as pyarrow wants it."""
+        """Open a new file for pyarrow to write to."""
         self._make_parent(name)
         return self.system.open_output_stream(self.path(name))
 
     def flush(self, name: str) -> None:
-        """Wait until a file is on the disk: here a file that was closed is as safe as it gets."""
+        """Do nothing: on these file systems a closed file is durable, or cannot be flushed."""
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Nobody else writes to the archive meanwhile; here that is the user's to see to."""
+        """Do nothing: without locks, the user must prevent concurrent writers."""
         yield
 
     def swap(self, new: str, old: str) -> bool:
-        """Let two folders change names in one step; False where there is no such step."""
+        """Exchange two folders atomically; return False if that is not supported."""
         return False
 
     def link(self, source: str, target: str) -> None:
-        """Let a file be found in two places, where folders can be swapped."""
+        """Link a file to a second path; only stores that can swap need it."""
         raise NotImplementedError
 
     @property
     def _renames(self) -> bool:
-        """Whether there are folders and renames, which object stores do not have."""
+        """Whether the file system has folders and renames; object stores do not."""
         return self.system.type_name not in ("s3", "gcs", "abfs")
 
     def _make_parent(self, name: str) -> None:
@@ -187,7 +186,7 @@ class Store:
 
 
 class LocalStore(Store):
-    """A folder of this machine, or one that is mounted here."""
+    """A folder of this machine, or a mounted one."""
 
     is_local = True
 
@@ -196,10 +195,10 @@ class LocalStore(Store):
         super().__init__(fs.LocalFileSystem(), str(self.folder), str(self.folder))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file, whole, flushed, or not at all; False if there is one already."""
+        """Create and flush a small file atomically; return False if it exists already."""
         draft = self._draft(name, content)
         try:
-            # Fails if there is one, unlike a rename.
+            # Unlike a rename, a link fails if the target exists.
             os.link(draft, self.folder / name)
         except FileExistsError:
             return False
@@ -209,11 +208,11 @@ class LocalStore(Store):
         return True
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write a small file in the place of what was there, in one step."""
+        """Write a small file, replacing an existing one atomically."""
         self._draft(name, content).rename(self.folder / name)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file; to do it again does no harm."""
+        """Rename a file; do nothing if that was done already."""
         to = self.folder / target
         try:
             try:
@@ -231,13 +230,13 @@ class LocalStore(Store):
             shutil.rmtree(self.folder / name)
 
     def flush(self, name: str) -> None:
-        """Wait until a file is on the disk."""
+        """Flush a file to disk."""
         with (self.folder / name).open("rb") as file:
             os.fdatasync(file.fileno())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Nobody else writes to the archive meanwhile."""
+        """Hold the archive's lock, which excludes other writers."""
         path = self.folder / LOCK
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -245,15 +244,15 @@ class LocalStore(Store):
             yield
 
     def swap(self, new: str, old: str) -> bool:
-        """Let two folders change names in one step; False where there is no such step."""
+        """Exchange two folders atomically; return False if that is not supported."""
         return exchange(self.folder / new, self.folder / old)
 
     def link(self, source: str, target: str) -> None:
-        """Let a file be found in two places."""
+        """Link a file to a second path."""
         os.link(self.folder / source, self.folder / target)
 
     def _draft(self, name: str, content: bytes) -> Path:
-        """A flushed file with that content, which is to get that name."""
+        """Write and flush the content for a file of this name under a temporary name."""
         draft = self.folder / f"{name}.{uuid.uuid4().hex[:8]}.tmp"
         draft.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("xb") as file:

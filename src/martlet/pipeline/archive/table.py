@@ -1,4 +1,4 @@
-"""The table that an archive is: what a run asks of it, whatever its format."""
+"""The protocol of an archive's table, for every format."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ if TYPE_CHECKING:
 
 
 class ArchiveTable(Protocol):
-    """An archive's table."""
+    """The table of an archive."""
 
     def begin(self, run: str) -> None:
-        """Take the table over: it is this run's from now on, and what others left is removed."""
+        """Take the table over for a run, and remove leftovers of earlier runs."""
 
     def position(self, queues: Iterable[QueueKey]) -> Position | None:
-        """How far these queues are archived, and perhaps others.
+        """Read the archived offsets of these queues.
 
         Returns:
-            Without those that nothing is known of; None while nobody has said where to start.
+            The first offset of each queue that is not archived, without unknown queues and perhaps
+            with others; None before the first `start`.
         """
 
     def start(self, run: str, start: Position) -> None:
-        """Say where to start, with the queues that are not known yet."""
+        """Record the starting offsets of queues that the table does not know yet."""
 
     def stage(self, run: str, batch: str) -> str:
-        """The folder, not there yet, for what is written of a batch."""
+        """Return the staged folder of a batch, which need not exist yet."""
 
     def commit(self, run: str, manifests: Sequence[Manifest]) -> int:
-        """Let a batch be there, all of it or nothing; how many rows it is.
+        """Commit the files of a batch atomically; return the number of rows.
 
         Raises:
-            TwoWritersError, TakenOverError: the archive is written to by another.
+            TwoWritersError, TakenOverError: another writer has written to the archive.
         """
 
 
 def open_table(writing: Writing) -> ArchiveTable:
-    """The table at a location, which may not be there yet."""
+    """Return the table at a location, which need not exist yet."""
     if writing.in_place:
         from martlet.pipeline.archive.delta_table import DeltaTable
 

@@ -1,8 +1,8 @@
-"""A task's work: a stretch of a queue, decoded and written as Parquet files, nowhere near Java.
+"""The work of a task: write a stretch of a queue as Parquet files, without the JVM.
 
-The rows of a split are gathered until they make a row group, divided among their folders, and
-written to one file a folder.  The files are staged: nobody who reads the archive sees them, until
-the driver has them moved.
+A task gathers the rows of a split up to the size of a row group, divides them among their folders,
+and writes one file for each folder.  The files are staged: readers of the archive do not see them
+until the driver has moved them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from martlet.pipeline.archive.manifest import Manifest, Written
-from martlet.pipeline.archive.partition import MAX_FOLDERS, TooManyFoldersError, folder_of
+from martlet.pipeline.archive.partition import MAX_FOLDERS_PER_TASK, TooManyFoldersError, folder_of
 from martlet.pipeline.archive.position import Stretch
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
 
 ROW_GROUP_BYTES = 64 << 20
-"""Of rows in memory, before they are encoded and compressed."""
+"""The size of a row group in memory, before it is encoded and compressed."""
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How an archive is written; what a task is sent along.
+    """The settings of a write, which are sent to each task.
 
     Attributes:
         location: the archive's folder or URL.
-        shape: its rows.
+        shape: the shape of its rows.
         compression: snappy, zstd, gzip or none.
-        flush: whether each file is on the disk before it is committed.
-        in_place: whether files are written where they belong at once, as a table of Delta wants
-            it, whose readers see what is committed only.
+        flush: whether to flush each file to disk before it is committed.
+        in_place: whether to write files to their final folders, as for a Delta table, whose
+            readers see only committed files.
     """
 
     location: str
@@ -51,14 +51,14 @@ class Writing:
         """Write the messages of a stretch.
 
         Args:
-            batches: them, as the source has them.
-            stretch: which they are.
-            folder: where they are staged.
-            store: the archive's.
+            batches: the messages, with the columns of the source.
+            stretch: their offsets.
+            folder: the staged folder.
+            store: the store of the archive.
 
         Raises:
-            TooManyFoldersError: they would go to more folders than one task can write to.
-            OSError: they cannot be written.
+            TooManyFoldersError: the messages belong to more folders than a task can write to.
+            OSError: a file cannot be written.
         """
         files = Files(self, stretch, folder, store)
         try:
@@ -79,7 +79,7 @@ class Writing:
 
 
 def parquet_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
-    """A writer of an archive's files."""
+    """Create a writer for a file of an archive."""
     return pq.ParquetWriter(
         sink, schema, compression=compression, store_schema=False, **encodings(schema)
     )
@@ -98,7 +98,7 @@ class _OpenFile:
 
 
 class Files:
-    """The files of one stretch, one a folder."""
+    """The files of one stretch, one for each folder."""
 
     def __init__(self, writing: Writing, stretch: Stretch, folder: str, store: Store) -> None:
         self._writing = writing
@@ -109,7 +109,7 @@ class Files:
         self._file_columns = writing.shape.file_schema.names
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows to where they belong."""
+        """Write rows to the files of their folders."""
         partitioning = self._writing.shape.partitioning
         for partition, part in partitioning.divide(rows, self._stretch.key.topic):
             file = self._file(partition)
@@ -117,7 +117,7 @@ class Files:
             file.rows += len(part)
 
     def finish(self) -> list[Written]:
-        """End all of them."""
+        """Close all files and return them."""
         written = []
         for file in self._open.values():
             file.writer.close()
@@ -129,7 +129,7 @@ class Files:
         return written
 
     def abandon(self) -> None:
-        """Let go of them: what is there of them is removed with the staged folder."""
+        """Close all files after a failure; they are removed with the staged folder."""
         for file in self._open.values():
             with suppress(OSError, pa.ArrowException):
                 file.writer.close()
@@ -139,10 +139,11 @@ class Files:
         folder = folder_of(partition)
         file = self._open.get(folder)
         if file is None:
-            if len(self._open) == MAX_FOLDERS:
+            if len(self._open) == MAX_FOLDERS_PER_TASK:
                 raise TooManyFoldersError(
-                    f"partitions by {', '.join(partition)} make more than {MAX_FOLDERS} folders in"
-                    f" one task, {folder} being one: partition by columns with fewer values"
+                    f"partitions by {', '.join(partition)} make more than {MAX_FOLDERS_PER_TASK}"
+                    f" folders in one task, {folder} being one: partition by columns with fewer"
+                    " values"
                 )
             unique = uuid.uuid4().hex
             target = f"{folder}/{self._name(unique)}" if folder else self._name(unique)
@@ -156,6 +157,6 @@ class Files:
         return file
 
     def _name(self, unique: str) -> str:
-        """Names that sort as the messages do: broker, queue, first offset of the stretch."""
+        """Name a file so that names sort like messages: broker, queue, first offset."""
         key = self._stretch.key
         return f"{key.broker[:8]}-{key.queue}-{self._stretch.start:020d}-{unique[:12]}.parquet"

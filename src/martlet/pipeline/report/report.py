@@ -34,7 +34,7 @@ from martlet.pipeline.report.identity import keys_of
 from martlet.pipeline.report.options import LiveReportOptions
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.render import page_of, print_board
-from martlet.pipeline.stream_monitor import begun, follow
+from martlet.pipeline.stream_monitor import follow, start_query
 from martlet.pipeline.topics import require_topics
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class LiveReport:
         changed = [name for name, value in told.items() if before.get(name) != value]
         if changed:
             raise JobFailed(
-                f"figures.{figure.name} was another one when {checkpoint} was begun:"
+                f"figures.{figure.name} was another one when {checkpoint} was start_query:"
                 f" {', '.join(changed)} changed since. Give it another name, or the report another"
                 " --checkpoint; either begins with what --start says"
             )
@@ -233,7 +233,7 @@ class LiveReport:
         else:
             writer = writer.trigger(processingTime=self._options.interval)
         with query_errors_as(f"figures.{figure.name} cannot be"):
-            query = begun(writer.start, self._run)
+            query = start_query(writer.start, self._run)
         name, kind = checkpoint.rsplit("/", 2)[-2:]
         self._names[query.id] = f"{name}, {kind}"
         return query

@@ -280,7 +280,7 @@ def test_a_topic_that_was_made_anew_begins_at_its_start(tmp_path: Path) -> None:
 
 
 def test_the_log_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.pipeline.archive.commit_log.KEPT", 5)
+    monkeypatch.setattr("martlet.pipeline.archive.commit_log.KEPT_COMMITS", 5)
     table = begun(LocalStore(tmp_path))
     for number in range(25):
         table.commit("run", [Manifest(Stretch(KEY, number, number + 1), "nowhere", [])])
@@ -291,7 +291,7 @@ def test_the_log_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_was_written_on_another_machine_is_told(tmp_path: Path) -> None:
     table = begun(LocalStore(tmp_path))
     manifest = write(LocalStore(tmp_path / "elsewhere"), 0, 5, "one", table)
-    with pytest.raises(FileNotFoundError, match="all machines of the cluster have to share"):
+    with pytest.raises(FileNotFoundError, match="all machines of the cluster must share"):
         table.commit("run", [manifest])
     assert table.position() == {KEY: 0}
 
@@ -299,7 +299,7 @@ def test_what_was_written_on_another_machine_is_told(tmp_path: Path) -> None:
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     table = begun(LocalStore(tmp_path))
     (tmp_path / "_martlet/log/00000000000000000002.json").write_text("{}")
-    with pytest.raises(ArchiveDamagedError, match="is no commit of an archive"):
+    with pytest.raises(ArchiveDamagedError, match="is not a commit of an archive"):
         table.begin("next")
 
 
@@ -341,6 +341,6 @@ def test_a_commit_that_has_gone_is_told_and_nothing_is_archived_twice(
     table.commit("run", [write(store, 5, 9, "two", table)])
     for name in sorted((tmp_path / "_martlet/log").iterdir())[-gone:]:
         name.unlink()
-    with pytest.raises(ArchiveDamagedError, match=r"commit 3 has gone from .*_martlet/log"):
+    with pytest.raises(ArchiveDamagedError, match=r"commit 3 is missing from .*_martlet/log"):
         begun(LocalStore(tmp_path))
     assert seen(tmp_path) == list(range(9))

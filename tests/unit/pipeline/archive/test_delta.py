@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable as Reader
 from tests.unit.pipeline.archive.test_commit import KEY, messages
 
-from martlet.pipeline.archive.delta_table import DeltaTable, compact, place
+from martlet.pipeline.archive.delta_table import DeltaTable, compact, delta_location
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.position import Stretch, TwoWritersError
 from martlet.pipeline.archive.rows import Shape
@@ -80,13 +80,13 @@ def test_joined_it_is_the_same(writing: Writing) -> None:
 
 
 def test_what_is_no_table_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no table of Delta"):
+    with pytest.raises(ValueError, match="holds no Delta table"):
         compact(str(tmp_path), 1 << 20)
 
 
 def test_where_a_url_leads() -> None:
     url = "s3://bucket/a?endpoint_override=127.0.0.1:9000&scheme=http&region=eu"
-    assert place(url) == (
+    assert delta_location(url) == (
         "s3://bucket/a",
         {
             "AWS_REGION": "eu",

@@ -79,11 +79,11 @@ def test_far_too_many_folders_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "partition_by", "wrong"),
     [
-        (None, ("value",), "binary makes no names of folders"),
+        (None, ("value",), "binary cannot name folders"),
         (None, ("origin",), "cannot partition by origin: there are key, value, topic"),
-        (None, ("topic", "topic"), "one comes twice"),
+        (None, ("topic", "topic"), "a name is there twice"),
         ([("_offset", pa.int64())], ("topic",), "may not have _offset"),
-        ([("x", pa.float64())], ("x",), "double makes no names"),
+        ([("x", pa.float64())], ("x",), "double cannot name folders"),
     ],
 )
 def test_what_cannot_be_is_told(
