@@ -142,7 +142,7 @@ def test_rows_of_a_query_are_told_apart_by_what_it_groups_by(
     with pytest.raises(JobFailed, match=r"figures.rolls was another one .*: sql changed since"):
         report(options, other, spark=spark)
     alike = "SELECT count(*) AS times FROM messages GROUP BY value"
-    with pytest.raises(JobFailed, match="cannot be told apart: SELECT all that it has in GROUP BY"):
+    with pytest.raises(JobFailed, match="no columns identify them: SELECT all columns of GROUP BY"):
         report(options.replace(sql="-"), of_sql(alike, topics=("dice",)), spark=spark)
 
 
@@ -173,10 +173,10 @@ def test_final_rows_go_to_a_topic_once(
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT nothing FROM messages", "figures.report cannot be: .*`nothing`"),
-        ("SELEKT 1", "figures.report cannot be: .*PARSE_SYNTAX_ERROR"),
+        ("SELECT nothing FROM messages", "figures.report is invalid: .*`nothing`"),
+        ("SELEKT 1", "figures.report is invalid: .*PARSE_SYNTAX_ERROR"),
         ("SELECT 1 / 0 AS n FROM messages", "figures.report has failed: .DIVIDE_BY_ZERO. Div"),
-        ("SELECT 1", "reads something else than the table messages"),
+        ("SELECT 1", "does not read the table messages"),
         ("SELECT tag, key AS TAG FROM messages", "several of its columns are called tag"),
     ],
 )
@@ -191,10 +191,10 @@ def test_a_query_that_cannot_be_is_told_in_a_line(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"time": "at"}, "time = 'at' cannot be: .*`at`"),
-        ({"time": "topic"}, "of the kind TIMESTAMP, and this is STRING"),
-        ({"watermark": "1 minit"}, "watermark = '1 minit' cannot be: .*1 minit"),
-        ({"json_schema": "n IMT"}, "the schema 'n IMT' cannot be: .*IMT"),
+        ({"time": "at"}, "time = 'at' is invalid: .*`at`"),
+        ({"time": "topic"}, "of type TIMESTAMP, and this is STRING"),
+        ({"watermark": "1 minit"}, "watermark = '1 minit' is invalid: .*1 minit"),
+        ({"json_schema": "n IMT"}, "the schema 'n IMT' is invalid: .*IMT"),
     ],
 )
 def test_what_every_figure_needs_is_told_in_a_line(

@@ -13,7 +13,7 @@ from martlet.pipeline.archive.store import Store
 from martlet.pipeline.html_page import HtmlTable, Plot
 from martlet.pipeline.job import carry_out
 from martlet.pipeline.report import JOB, LiveReportOptions
-from martlet.pipeline.report.board import MAX_ROWS, FigureBoard
+from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard
 from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
 from martlet.pipeline.report.render import page_of
@@ -45,7 +45,7 @@ def test_each_expression_has_a_column_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("title =", "no TOML"),
+        ("title =", "not valid TOML"),
         ('title = "t"', "no figures"),
         ("figures = 3", "no figures"),
         (GOOD + "cuont = true", "has no cuont; it has window, "),
@@ -102,11 +102,11 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, object], said: str)
 
 def test_a_board_keeps_the_newest_rows_alone() -> None:
     board = FigureBoard(["n"])
-    board.update({"n": n, "value": 1} for n in range(MAX_ROWS + 3))
-    board.update([{"n": MAX_ROWS, "value": 2}])
-    assert len(board.rows) == MAX_ROWS
-    assert [row["value"] for row in board.rows if row["n"] == MAX_ROWS] == [2]
-    board.update([{"n": 1, "value": 3}], whole=True)
+    board.update({"n": n, "value": 1} for n in range(MAX_BOARD_ROWS + 3))
+    board.update([{"n": MAX_BOARD_ROWS, "value": 2}])
+    assert len(board.rows) == MAX_BOARD_ROWS
+    assert [row["value"] for row in board.rows if row["n"] == MAX_BOARD_ROWS] == [2]
+    board.update([{"n": 1, "value": 3}], complete=True)
     assert board.rows == [{"n": 1, "value": 3}]
 
 
@@ -133,7 +133,7 @@ def test_a_board_that_cannot_be_read_begins_empty(tmp_path: Path) -> None:
 def test_rows_of_a_query_stay_in_its_order() -> None:
     board = FigureBoard([])
     rows = [{"n": n} for n in range(12, 0, -1)]
-    board.update(rows, whole=True)
+    board.update(rows, complete=True)
     assert board.rows == rows
     sections = page_of(
         Description(figures=(Figure(name="f", sql="S", mode="complete"),)), {"f": rows}, reload_s=0

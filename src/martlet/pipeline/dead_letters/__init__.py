@@ -1,4 +1,4 @@
-"""Dead letters at scale: grouped by why they died, brought back or dropped by a condition."""
+"""The dead-letter job: group dead letters by their errors; redrive or drop them by a condition."""
 
 from martlet.pipeline.dead_letters.dead_letters import JOB, Grouped, dead_letters
 from martlet.pipeline.dead_letters.options import DeadLetterJobOptions

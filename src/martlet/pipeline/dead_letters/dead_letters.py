@@ -1,4 +1,4 @@
-"""The job: dead letters of all brokers, chosen by a condition, grouped, brought back or dropped."""
+"""The job: select dead letters of all brokers by a condition; group, redrive or drop them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from martlet.pipeline.dead_letters.options import DeadLetterJobOptions
-from martlet.pipeline.dead_letters.reader import Keeper, keepers, letters
-from martlet.pipeline.dead_letters.redrive import Done, act
+from martlet.pipeline.dead_letters.reader import (
+    DeadLetterTopic,
+    dead_letter_topics,
+    read_dead_letters,
+)
+from martlet.pipeline.dead_letters.redrive import RedriveResult, act
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session
 from martlet.plural import counted
@@ -20,36 +24,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MAX_GROUPS = 1000
-"""What is beyond is counted, and not shown."""
+"""The largest groups, which are shown; the others are only counted."""
 _PAST = {"redrive": "brought back", "drop": "dropped"}
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """What a run of the job has found and done.
+    """The result of a run.
 
     Attributes:
-        count: how many dead letters were chosen.
-        groups: by the expressions, the 1000 largest, with ``count``, ``oldest``, ``newest`` and
-            ``example``, an id.
-        done: what was done with them; None where nothing was to be.
+        count: the number of selected dead letters.
+        groups: the 1000 largest groups, with ``count``, ``oldest``, ``newest`` and ``example``,
+            an id.
+        done: the result of the redrive or drop; None for a list or dry run.
     """
 
     count: int
     groups: list[dict[str, Any]]
-    done: Done | None
+    done: RedriveResult | None
 
 
 def dead_letters(options: DeadLetterJobOptions, *, spark: SparkSession | None = None) -> Grouped:
     """Group dead letters, and redrive or drop them.
 
     Args:
-        options: the job's.
-        spark: where to; else the active session, or one of its own.
+        options: the options of the job.
+        spark: the session; None for the active one, or a new one.
 
     Raises:
-        JobFailed: the condition or an expression is none.
-        BrokerUnreachable, BrokerRefused: a broker does not answer, or says no.
+        JobFailed: the condition or an expression is invalid.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
     if spark is not None:
         return _run(options, Run(spark))
@@ -58,9 +62,9 @@ def dead_letters(options: DeadLetterJobOptions, *, spark: SparkSession | None = 
 
 
 def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
-    found = _keepers(options)
-    # What is acted on is what was counted: it is read once.
-    chosen = _chosen(letters(run.spark, found), options).persist()
+    topics = _dead_letter_topics(options)
+    # Read once, so that the same dead letters are counted and redriven.
+    chosen = _select(read_dead_letters(run.spark, topics), options).persist()
     try:
         groups = _groups(chosen, options)
         if options.out:
@@ -68,7 +72,7 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
         count = chosen.count()
         done = None
         if options.action != "list" and not options.dry_run:
-            endpoints = {keeper.endpoint.address: keeper.endpoint for keeper in found}
+            endpoints = {topic.endpoint.address: topic.endpoint for topic in topics}
             done = act(
                 chosen,
                 options.action,
@@ -82,16 +86,16 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
         chosen.unpersist()
 
 
-def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
+def _dead_letter_topics(options: DeadLetterJobOptions) -> list[DeadLetterTopic]:
     brokers = QueryBrokers(ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch"))
     try:
         brokers.poll(patient=True)
-        return keepers(brokers.endpoint(broker) for broker in brokers.ids)
+        return dead_letter_topics(brokers.endpoint(broker) for broker in brokers.ids)
     finally:
         brokers.close()
 
 
-def _chosen(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
+def _select(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
     with query_errors_as(f"--json-schema={options.json_schema}"):
         fields = with_fields(found, options.json_schema)
     with query_errors_as(f"--where={options.where}"):
@@ -152,8 +156,8 @@ def _cell(value: object) -> str:
 JOB = Job(
     name="dead-letters",
     description=(
-        "Group the dead letters of all brokers by why they died; bring back or drop those that a"
-        " condition picks. What to do may stand without its flag: list, redrive or drop."
+        "Group the dead letters of all brokers by their errors; redrive or drop those that match a"
+        " condition. The action can be given without its flag: list, redrive or drop."
     ),
     options=DeadLetterJobOptions,
     work=_work,

@@ -14,28 +14,26 @@ ACTIONS = ("list", "redrive", "drop")
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterJobOptions(JobOptions):
-    """Which dead letters, and what to do with them."""
+    """The dead letters to select, and the action on them."""
 
     action: str = option(
         "list",
-        "list: group them; redrive: bring them back to the channels that gave them up; drop: throw"
-        " them away",
+        "list: group them; redrive: send them back to the channels that gave them up; drop: delete"
+        " them",
         section="dead letters",
     )
     where: str = option(
         "",
-        "which: a condition in Spark's SQL, reason = 'max_attempts' AND last_error LIKE '%smtp%'",
+        "a condition in Spark SQL, like reason = 'max_attempts' AND last_error LIKE '%smtp%'",
     )
-    all: bool = option(False, "redrive or drop all there are")
-    by: str = option(
-        "reason,topic,channel,error", "the columns or expressions that they are grouped by"
-    )
+    all: bool = option(False, "redrive or drop all dead letters")
+    by: str = option("reason,topic,channel,error", "the columns or expressions to group by")
     json_schema: str = option(
         "",
-        "fields of messages that are JSON, for --where and --by: 'customer STRING, amount DOUBLE'",
+        "fields of JSON messages, for --where and --by: 'customer STRING, amount DOUBLE'",
     )
-    to_topic: str = option("", "redrive: to this topic, in place of where they came from")
-    dry_run: bool = option(False, "do nothing: show which it would be, by the same groups")
+    to_topic: str = option("", "redrive: to this topic instead of the original channels")
+    dry_run: bool = option(False, "change nothing: show the selected dead letters, grouped")
     out: str = option("", "also write the dead letters, one row each, to this Parquet folder")
 
     def __post_init__(self) -> None:
@@ -57,7 +55,7 @@ class DeadLetterJobOptions(JobOptions):
 
     @property
     def expressions(self) -> list[str]:
-        """The expressions to group by; commas in parentheses or quotes separate nothing."""
+        """The expressions to group by, split at commas outside of parentheses and quotes."""
         found, depth, quote = [""], 0, ""
         for character in self.by:
             if quote or character in _QUOTES:

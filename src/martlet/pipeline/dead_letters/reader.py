@@ -1,29 +1,29 @@
-"""Dead letters as a table, read by Spark's tasks from the brokers that keep them.
+"""Read dead letters from the brokers as a table, in Spark tasks.
 
 =================== ========= ====================================================================
 column              type      meaning
 =================== ========= ====================================================================
-topic, channel      STRING    who gave it up
+topic, channel      STRING    the channel that gave it up
 reason              STRING    why: max_attempts, rejected, ...
 error               STRING    the kind of its last error: numbers, ids and quotes taken out, so that
                               those that fail alike are alike
-first_error,        STRING    what its consumers said when it failed first, and last
+first_error,        STRING    the errors that consumers reported at its first and last failure
 last_error
 attempts, failures  INT       how often it was delivered, and had failed
-redriven            INT       how often it was brought back before
+redriven            INT       how often it was redriven before
 died_at,            TIMESTAMP when it was given up, and first published
 published_at
 value               BINARY    its body
 tag, keys, key,     as in the source
 headers
-message_id          STRING    its id as the message that it was
+message_id          STRING    its id as the original message
 id                  STRING    its id as a dead letter
 dead_letter_topic,  STRING,   where it is kept
 broker, partition,  INT,
 offset              BIGINT
 =================== ========= ====================================================================
 
-What a consumer works through at this moment, and what was brought back or dropped, is not there.
+Dead letters in flight, redriven or dropped are not in the table.
 """
 
 from __future__ import annotations
@@ -66,39 +66,39 @@ _ARROW = pa.schema(
     ]
 )
 IN_FLIGHT = "in_flight"
-_PAGE = 1000
+_PAGE_LETTERS = 1000
 _MAX_BODY_BYTES = 8 << 20
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NUMBER = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b")
 _MAX_KIND_LENGTH = 120
 
 
-class Keeper(NamedTuple):
-    """A dead-letter topic at a broker, and how to ask it."""
+class DeadLetterTopic(NamedTuple):
+    """A dead-letter topic at a broker."""
 
     endpoint: Endpoint
     topic: str
 
 
-def keepers(endpoints: Iterable[Endpoint]) -> list[Keeper]:
-    """The dead-letter topics of brokers.
+def dead_letter_topics(endpoints: Iterable[Endpoint]) -> list[DeadLetterTopic]:
+    """List the dead-letter topics of brokers that are not empty.
 
     Raises:
-        BrokerUnreachable, BrokerRefused.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
     found = []
     for endpoint in endpoints:
-        told = endpoint.call("dead_letters.list", {})
+        answer = endpoint.call("dead_letters.list", {})
         found += [
-            Keeper(endpoint, topic["dead_letter_topic"])
-            for topic in told["dead_letter_topics"]
+            DeadLetterTopic(endpoint, topic["dead_letter_topic"])
+            for topic in answer["dead_letter_topics"]
             if topic["count"]
         ]
     return found
 
 
-def letters(spark: SparkSession, found: Sequence[Keeper]) -> DataFrame:
-    """All dead letters of some keepers; each keeper is read by one task."""
+def read_dead_letters(spark: SparkSession, found: Sequence[DeadLetterTopic]) -> DataFrame:
+    """Read all dead letters of some topics, each topic in one task."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -109,24 +109,24 @@ def letters(spark: SparkSession, found: Sequence[Keeper]) -> DataFrame:
     return spark.range(0, count, 1, max(1, count)).mapInArrow(read, SCHEMA)
 
 
-def _pages(keeper: Keeper) -> Iterator[pa.RecordBatch]:
-    place: dict[str, int] | None = {}
+def _pages(topic: DeadLetterTopic) -> Iterator[pa.RecordBatch]:
+    cursor: dict[str, int] | None = {}
     fields = {
-        "dead_letter_topic": keeper.topic,
-        "limit": _PAGE,
+        "dead_letter_topic": topic.topic,
+        "limit": _PAGE_LETTERS,
         "max_body_bytes": _MAX_BODY_BYTES,
     }
     try:
-        while place is not None:
-            page = keeper.endpoint.call("dead_letters.show", {**fields, **place})
+        while cursor is not None:
+            page = topic.endpoint.call("dead_letters.show", {**fields, **cursor})
             waiting = (letter for letter in page["messages"] if letter["state"] != IN_FLIGHT)
-            yield pa.RecordBatch.from_pylist([_row(keeper, letter) for letter in waiting], _ARROW)
-            place = page["next"]
+            yield pa.RecordBatch.from_pylist([_row(topic, letter) for letter in waiting], _ARROW)
+            cursor = page["next"]
     finally:
-        keeper.endpoint.close()
+        topic.endpoint.close()
 
 
-def _row(keeper: Keeper, letter: dict[str, Any]) -> dict[str, Any]:
+def _row(topic: DeadLetterTopic, letter: dict[str, Any]) -> dict[str, Any]:
     last = letter.get("last_error", "")
     body = letter["body"]
     return {
@@ -151,23 +151,23 @@ def _row(keeper: Keeper, letter: dict[str, Any]) -> dict[str, Any]:
         or None,
         "message_id": letter["message_id"],
         "id": letter["id"],
-        "dead_letter_topic": keeper.topic,
-        "broker": keeper.endpoint.address,
+        "dead_letter_topic": topic.topic,
+        "broker": topic.endpoint.address,
         "partition": letter["queue"],
         "offset": letter["offset"],
     }
 
 
-def _number(told: object) -> int | None:
-    return int(told) if isinstance(told, int | str) and str(told).isdecimal() else None
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int | str) and str(value).isdecimal() else None
 
 
-def _time(told: object) -> datetime | None:
-    milliseconds = _number(told)
+def _time(value: object) -> datetime | None:
+    milliseconds = _number(value)
     return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def kind_of(error: str) -> str:
-    """What errors that are alike have in common: without numbers, and what stands in quotes."""
+    """Reduce an error to its kind: its first line without numbers, ids and quoted text."""
     line = error.strip().partition("\n")[0]
     return _NUMBER.sub("#", _QUOTED.sub("'...'", line))[:_MAX_KIND_LENGTH]

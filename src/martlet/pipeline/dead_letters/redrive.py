@@ -1,8 +1,8 @@
-"""Redriving and dropping, by the dead letters' ids, in Spark's tasks.
+"""Redrive or drop dead letters by their ids, in Spark tasks.
 
-A task's dead letters are of one keeper, in the order of their offsets, so that each call to the
-broker begins where the last one's ended.  What went meanwhile, because a consumer took it or
-another has brought it back, is passed over.
+A task has the dead letters of one queue in the order of their offsets, so each call to the broker
+begins where the last one ended.  Dead letters that were finished, redriven or dropped meanwhile are
+skipped.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from martlet.spark.brokers.endpoint import Endpoint
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_AT_ONCE = 1000
-_PLACE = ("broker", "dead_letter_topic", "partition")
+_IDS_PER_CALL = 1000
+_QUEUE = ("broker", "dead_letter_topic", "partition")
 _CALLS = {"redrive": "dead_letters.redrive", "drop": "dead_letters.purge"}
 _SCHEMA = "count BIGINT, why STRING, kept BIGINT"
 _ARROW = pa.schema([("count", pa.int64()), ("why", pa.string()), ("kept", pa.int64())])
 
 
 @dataclass(frozen=True)
-class Done:
-    """What has come of it.
+class RedriveResult:
+    """The result of a redrive or drop.
 
     Attributes:
-        count: how many were brought back, or dropped.
-        kept: how many stay, by the reason.
-        gone: how many were not there any more, as a consumer had finished them or another had
-            brought them back or dropped them; or a task of Spark's, which was lost then.
+        count: the number of dead letters that were redriven or dropped.
+        kept: the number of dead letters that stay, by the reason.
+        gone: the number of dead letters that were finished, redriven or dropped meanwhile, also by
+            a Spark task that was lost afterwards.
     """
 
     count: int
@@ -49,14 +49,14 @@ def act(
     count: int,
     to_topic: str,
     endpoints: Mapping[str, Endpoint],
-) -> Done:
+) -> RedriveResult:
     """Redrive or drop dead letters.
 
     Args:
-        chosen: which, as `martlet.pipeline.dead_letters.reader` has them.
+        chosen: rows of `martlet.pipeline.dead_letters.reader`.
         action: ``redrive`` or ``drop``.
-        count: how many they are.
-        to_topic: redriven to there; empty for where they came from.
+        count: the number of rows.
+        to_topic: the topic to redrive to; empty for the original channels.
         endpoints: the brokers by their addresses.
     """
     extra = {"to_topic": to_topic} if to_topic else {}
@@ -64,22 +64,23 @@ def act(
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = batch.to_pylist()
-            for first in range(0, len(rows), _AT_ONCE):
-                yield from _call(rows[first : first + _AT_ONCE], _CALLS[action], extra, endpoints)
+            for first in range(0, len(rows), _IDS_PER_CALL):
+                part = rows[first : first + _IDS_PER_CALL]
+                yield from _call(part, _CALLS[action], extra, endpoints)
 
-    told = (
-        chosen.select(*_PLACE, "offset", "id")
-        .repartition(*_PLACE)
-        .sortWithinPartitions(*_PLACE, "offset")
+    results = (
+        chosen.select(*_QUEUE, "offset", "id")
+        .repartition(*_QUEUE)
+        .sortWithinPartitions(*_QUEUE, "offset")
         .mapInArrow(work, _SCHEMA)
         .collect()
     )
     kept: Counter[str] = Counter()
-    for row in told:
+    for row in results:
         if row["why"]:
             kept[row["why"]] += row["kept"]
-    done = sum(row["count"] for row in told)
-    return Done(done, dict(kept), max(0, count - done - sum(kept.values())))
+    done = sum(row["count"] for row in results)
+    return RedriveResult(done, dict(kept), max(0, count - done - sum(kept.values())))
 
 
 def _call(
@@ -88,29 +89,29 @@ def _call(
     extra: dict[str, str],
     endpoints: Mapping[str, Endpoint],
 ) -> Iterator[pa.RecordBatch]:
-    """Act on rows that stand in order: those of one queue of one keeper at a time."""
+    """Call the broker for sorted rows, one queue at a time."""
     while rows:
-        place = [rows[0][name] for name in _PLACE]
-        mine = [row for row in rows if [row[name] for name in _PLACE] == place]
+        queue = [rows[0][name] for name in _QUEUE]
+        mine = [row for row in rows if [row[name] for name in _QUEUE] == queue]
         rows = rows[len(mine) :]
-        endpoint = endpoints[str(place[0])]
+        endpoint = endpoints[str(queue[0])]
         count, kept = 0, Counter[str]()
         try:
-            at: dict[str, object] | None = {"queue": place[2], "offset": mine[0]["offset"]}
-            last = (place[2], mine[-1]["offset"])
+            at: dict[str, object] | None = {"queue": queue[2], "offset": mine[0]["offset"]}
+            last = (queue[2], mine[-1]["offset"])
             while at is not None and (at["queue"], at["offset"]) <= last:
-                told = endpoint.call(
+                answer = endpoint.call(
                     method,
                     {
-                        "dead_letter_topic": place[1],
+                        "dead_letter_topic": queue[1],
                         "ids": [row["id"] for row in mine],
                         **extra,
                         **at,
                     },
                 )
-                count += told["count"]
-                kept.update(told["kept"])
-                at = told["next"]
+                count += answer["count"]
+                kept.update(answer["kept"])
+                at = answer["next"]
         finally:
             endpoint.close()
         lines: list[dict[str, Any]] = [{"count": count, "why": None, "kept": 0}]

@@ -1,4 +1,4 @@
-"""The replay: messages of a topic's past, or of an archive, sent to a topic, each exactly once."""
+"""The replay job: send earlier messages of a topic or an archive to a topic, exactly once."""
 
 from martlet.pipeline.replay.options import ReplayJobOptions
 from martlet.pipeline.replay.replay import JOB, Replayed, replay

@@ -14,11 +14,11 @@ TOPIC_PLACE = "{topic}"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayJobOptions(JobOptions):
-    """The messages to send again, and their topic."""
+    """The messages to send again, and the topic to send them to."""
 
     from_topics: tuple[str, ...] = option(
         (),
-        "a topic whose past is sent again; may be given several times",
+        "a topic whose earlier messages are sent again; may be given several times",
         name="from-topic",
         section="replay",
     )
@@ -27,35 +27,35 @@ class ReplayJobOptions(JobOptions):
     )
     start: str = option(
         "earliest",
-        "from where: earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z; of a topic also JSON,"
+        "the start: earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z; for topics also JSON,"
         ' {"orders": {"0": 17}}',
     )
-    end: str = option("latest", "up to where, the same, not included")
-    where: str = option("", "which messages: a condition in Spark's SQL, tag = 'paid'")
+    end: str = option("latest", "the end, in the same notation, exclusive")
+    where: str = option("", "a condition for messages in Spark SQL, like tag = 'paid'")
     json_schema: str = option(
-        "", "fields of messages that are JSON, for --where: 'customer STRING, amount DOUBLE'"
+        "", "fields of JSON messages, for --where: 'customer STRING, amount DOUBLE'"
     )
     to_topic: str = option(
-        "", "the topic that gets them; {topic} in it stands for the one that each message was in"
+        "", "the topic to send to; {topic} in it stands for the original topic of each message"
     )
     to_addresses: tuple[str, ...] = option(
-        (), "<addr>:<port> of the HTTP door of the brokers that get them (default: --addresses)"
+        (), "<addr>:<port> of the HTTP listener of the brokers to send to (default: --addresses)"
     )
     rate: int = option(
-        0, "how many messages a second at most, before --where; 0 for no limit", limits=(0, None)
+        0, "maximum messages a second, before --where; 0 for no limit", limits=(0, None)
     )
     interval_ns: int = option(
-        SECOND_NS, "with --rate: how long the messages of one step last", limits=(100_000_000, None)
+        SECOND_NS, "with --rate: the time between two steps", limits=(100_000_000, None)
     )
     max_offsets: int = option(
-        250_000, "the most messages of one step, which is seen as a whole", limits=(1, None)
+        250_000, "maximum messages of one step, which is one transaction", limits=(1, None)
     )
     checkpoint: str = option(
         "",
-        "folder or URL that keeps how far it is: started again with it, the replay goes on, and"
-        " sends nothing twice",
+        "folder or URL that stores the position: a restarted replay continues, and sends nothing"
+        " twice",
     )
-    dry_run: bool = option(False, "send nothing; only count")
+    dry_run: bool = option(False, "send nothing; only count the messages")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,11 +77,12 @@ class ReplayJobOptions(JobOptions):
             raise OptionError("say which brokers get them: --to-addresses=HOST:PORT")
         if not self.checkpoint:
             raise OptionError(
-                "--checkpoint=FOLDER keeps how far the replay is, so that no message is sent twice"
+                "name a checkpoint: --checkpoint=FOLDER stores the replay's position, so that no"
+                " message is sent twice"
             )
 
     @property
     def step_offsets(self) -> int:
-        """The most messages of one step."""
+        """The maximum number of messages of one step."""
         by_rate = self.rate * self.interval_ns // SECOND_NS
         return min(self.max_offsets, max(1, by_rate)) if self.rate else self.max_offsets

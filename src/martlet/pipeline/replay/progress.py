@@ -1,10 +1,10 @@
-"""The ledger: what a replay is to do, and how far it is, on any file system.
+"""The checkpoint of a replay: its plan and its progress, on any file system.
 
-``plan.json`` is written once, when the replay begins: its name at the broker, what it reads, and
-the ends of each queue.  ``step.json`` is written before each step, with its number and the two
-positions that it lies between, and after it, with how many messages were sent so far.  A step that
-was cut off is done again, between the same positions and under the same number, and the broker
-publishes a number once.
+``plan.json`` is written once, when the replay starts: its application id at the broker, its
+options, and the start and end of each queue.  ``step.json`` is written before each step, with its
+number and its two positions, and after it, with the number of messages sent so far.  An interrupted
+step is repeated between the same positions and under the same number, and the broker publishes each
+number once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PLAN, _STEP = "plan.json", "step.json"
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a replay is to do.
+    """The plan of a replay.
 
     Attributes:
-        name: the application id of what it sends.
-        start, end: the position that it begins at, and that it goes up to.
+        name: the application id of its transactions.
+        start, end: the positions between which it sends messages.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """One step: the messages between two positions, sent under a number."""
+    """One step: a transaction with the messages between two positions."""
 
     number: int
     start: Position
@@ -48,12 +48,12 @@ class ReplayStep:
 
 @dataclass(frozen=True)
 class ReplayProgress:
-    """How far a replay is.
+    """The progress of a replay.
 
     Attributes:
-        step: the last step that was begun.
-        is_done: whether it was also done.
-        sent_count: how many messages were sent by all steps that are done.
+        step: the last step that was started.
+        is_done: whether that step was completed.
+        sent_count: the number of messages that all completed steps have sent.
     """
 
     step: ReplayStep
@@ -62,7 +62,7 @@ class ReplayProgress:
 
 
 class Ledger:
-    """The files of one replay.
+    """The checkpoint files of one replay.
 
     Args:
         location: the folder or URL.
@@ -75,68 +75,68 @@ class Ledger:
     def plan(
         self, terms: Mapping[str, object], bounds: Callable[[], tuple[Position, Position]]
     ) -> ReplayPlan:
-        """The plan that is kept there; a new one, if there is none.
+        """Read the plan, or create it.
 
         Args:
-            terms: what decides which messages are sent, and where to.
-            bounds: the start and the end of a new plan.
+            terms: the options that must not change during a replay.
+            bounds: returns the start and the end of a new plan.
 
         Raises:
-            JobFailed: another replay is kept there.
+            JobFailed: the folder has another replay.
         """
         kept = self._store.read(_PLAN)
         if kept is None:
             start, end = bounds()
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "name": f"replay-{secrets.token_hex(8)}",
                 "terms": dict(terms),
                 "start": nested(start),
                 "end": nested(end),
             }
-            if not self._store.create(_PLAN, json.dumps(told, indent=1).encode()):
+            if not self._store.create(_PLAN, json.dumps(fields, indent=1).encode()):
                 raise JobFailed(f"another replay has just begun in {self._location}")
         else:
-            told = self._read_json(_PLAN, kept)
-            changed = [name for name, value in terms.items() if told["terms"].get(name) != value]
+            fields = self._read_json(_PLAN, kept)
+            changed = [name for name, value in terms.items() if fields["terms"].get(name) != value]
             if changed:
                 raise JobFailed(
                     f"{self._location} keeps a replay with another --"
                     + ", --".join(changed)
                     + "; give it a folder of its own"
                 )
-        return ReplayPlan(told["name"], flatten(told["start"]), flatten(told["end"]))
+        return ReplayPlan(fields["name"], flatten(fields["start"]), flatten(fields["end"]))
 
     def progress(self) -> ReplayProgress | None:
-        """How far the replay is; None before its first step. Raises JobFailed."""
+        """Read the progress; None before the first step. Raises JobFailed."""
         kept = self._store.read(_STEP)
         if kept is None:
             return None
-        told = self._read_json(_STEP, kept)
-        step = ReplayStep(told["number"], flatten(told["start"]), flatten(told["end"]))
-        # Older versions noted the number and the positions alone.
-        return ReplayProgress(step, told.get("is_done", False), told.get("sent_count", 0))
+        fields = self._read_json(_STEP, kept)
+        step = ReplayStep(fields["number"], flatten(fields["start"]), flatten(fields["end"]))
+        # Older versions wrote only the number and the positions.
+        return ReplayProgress(step, fields.get("is_done", False), fields.get("sent_count", 0))
 
     def _read_json(self, name: str, content: bytes) -> dict[str, Any]:
         try:
-            told = json.loads(content)
+            fields = json.loads(content)
         except ValueError as error:
             raise JobFailed(
-                f"{self._store.path(name)} cannot be read: {error}. It says how far the replay is:"
-                " without it, messages would be sent again. Bring it back from a copy, or give the"
-                " replay another --checkpoint"
+                f"{self._store.path(name)} cannot be read: {error}. It has the position of the"
+                " replay: without it, messages would be sent again. Restore it from a copy, or give"
+                " the replay another --checkpoint"
             ) from None
-        if not isinstance(told, dict):
-            raise JobFailed(f"{self._store.path(name)} is none of a replay")
-        return told
+        if not isinstance(fields, dict):
+            raise JobFailed(f"{self._store.path(name)} is not a file of a replay")
+        return fields
 
     def note(self, progress: ReplayProgress) -> None:
-        """Write down how far the replay is."""
+        """Write the progress."""
         step = progress.step
-        told = {
+        fields = {
             "number": step.number,
             "start": nested(step.start),
             "end": nested(step.end),
             "is_done": progress.is_done,
             "sent_count": progress.sent_count,
         }
-        self._store.replace(_STEP, json.dumps(told).encode())
+        self._store.replace(_STEP, json.dumps(fields).encode())

@@ -1,7 +1,7 @@
-"""The job: step by step, each one transaction of the sink, at a rate if one is given.
+"""The job: replay messages in steps, each a transaction of the sink, at a limited rate if wanted.
 
-The messages of a queue are sent in their order: one task sends all of a queue's in a step, and the
-steps follow each other.
+The messages of a queue stay in their order: one task sends all messages of a queue in a step, and
+the steps run one after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, query_errors_as, session
 from martlet.pipeline.replay.options import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayProgress, ReplayStep
-from martlet.pipeline.replay.source import Past, Position, left, sent_columns
+from martlet.pipeline.replay.source import Position, ReplaySource, left, sent_columns
 from martlet.plural import counted
 from martlet.spark.read import offsets
 from martlet.spark.read.offset_bound import parse_bound
@@ -32,13 +32,13 @@ _KEPT = "_message"
 
 @dataclass(frozen=True)
 class Replayed:
-    """What has come of a replay.
+    """The result of a replay.
 
     Attributes:
-        read_count: how many messages were looked at in this run.
-        sent_count: how many of them were sent; with `dry_run`, how many would be.
-        left_count: how many are still to be looked at, where it was told to end before.
-        sent_before_count: how many were sent by runs before this one.
+        read_count: the number of messages that this run has read.
+        sent_count: the number of messages that it has sent; with `dry_run`, would have sent.
+        left_count: the number of messages that are left to read, if the run was ended early.
+        sent_before_count: the number of messages that earlier runs have sent.
     """
 
     read_count: int
@@ -48,16 +48,16 @@ class Replayed:
 
 
 def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> Replayed:
-    """Send messages of the past to a topic, each exactly once.
+    """Send earlier messages to a topic, each exactly once.
 
     Args:
-        options: the job's.
-        spark: where to; else the active session, or one of its own.
+        options: the options of the job.
+        spark: the session; None for the active one, or a new one.
 
     Raises:
-        JobFailed: it cannot go on.
+        JobFailed: the replay cannot continue.
         NoSuchTopicError: a topic does not exist.
-        ValueError: the bounds are none.
+        ValueError: the bounds are invalid.
     """
     if spark is not None:
         return ReplayJob(options, Run(spark)).run()
@@ -71,16 +71,16 @@ class ReplayJob:
     def __init__(self, options: ReplayJobOptions, run: Run) -> None:
         self._options = options
         self._run = run
-        self._past = Past.of(options, run.spark)
+        self._source = ReplaySource.of(options, run.spark)
 
     def run(self) -> Replayed:
-        """Do all steps that are left, or those until the run is to end."""
-        with closing(self._past):
-            return self._count() if self._options.dry_run else self._go_on()
+        """Run the steps that are left, until the run must end."""
+        with closing(self._source):
+            return self._count() if self._options.dry_run else self._run_steps()
 
-    def _go_on(self) -> Replayed:
+    def _run_steps(self) -> Replayed:
         ledger = Ledger(self._options.checkpoint)
-        plan = ledger.plan(_terms(self._options), self._past.bounds)
+        plan = ledger.plan(_terms(self._options), self._source.bounds)
         last = ledger.progress()
         before = last.sent_count if last is not None else 0
         read = sent = 0
@@ -102,28 +102,28 @@ class ReplayJob:
         return Replayed(read, sent, left(reached, plan.end), before)
 
     def _steps(self, plan: ReplayPlan, last: ReplayProgress | None) -> Iterator[ReplayStep]:
-        """The step that was cut off, and those behind it, each when its time has come."""
-        cut_off = last.step if last is not None and not last.is_done else None
+        """Yield the interrupted step and the following ones, each when it is due."""
+        interrupted = last.step if last is not None and not last.is_done else None
         number = last.step.number + last.is_done if last is not None else 0
         reached = _reached(plan, last)
         due_s = time.monotonic()
         while left(reached, plan.end):
             if self._run.stopping.wait(max(0.0, due_s - time.monotonic())):
                 return
-            step = cut_off
+            step = interrupted
             if step is None:
                 end = offsets.step(reached, plan.end, self._options.step_offsets)
                 step = ReplayStep(number, reached, end)
-            cut_off = None
+            interrupted = None
             yield step
             if self._options.rate:
                 due_s += left(step.start, step.end) / self._options.rate
-            # A step that took longer is not made up for by a burst.
+            # No burst after a slow step.
             due_s = max(due_s, time.monotonic() - self._options.interval_ns / SECOND_NS)
             number, reached = number + 1, step.end
 
     def _send(self, plan: ReplayPlan, step: ReplayStep) -> int:
-        """Send a step's messages, and return how many."""
+        """Send the messages of a step, and return their number."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
@@ -149,16 +149,16 @@ class ReplayJob:
         return int(counted.get["count"])
 
     def _count(self) -> Replayed:
-        start, end = self._past.bounds()
+        start, end = self._source.bounds()
         return Replayed(left(start, end), self._wanted(start, end).count(), left(start, end))
 
     def _wanted(self, start: Position, end: Position) -> DataFrame:
         from pyspark.sql import functions as F
 
-        messages = self._past.between(start, end)
+        messages = self._source.between(start, end)
         if not self._options.where:
             return messages
-        # What a field is called must not go before what is sent.
+        # A JSON field must not replace a column that is sent.
         kept = messages.withColumn(_KEPT, F.struct(*messages.columns))
         with query_errors_as(f"--where={self._options.where}"):
             fields = with_fields(kept, self._options.json_schema)
@@ -172,14 +172,14 @@ class ReplayJob:
 
 
 def _reached(plan: ReplayPlan, last: ReplayProgress | None) -> Position:
-    """The position up to which all steps are done."""
+    """Return the position up to which all steps are completed."""
     if last is None:
         return plan.start
     return last.step.end if last.is_done else last.step.start
 
 
 def _terms(options: ReplayJobOptions) -> dict[str, object]:
-    """What decides which messages are sent, and where to; a rate may change."""
+    """Return the options that must not change during a replay; the rate may."""
     return {
         "from-topic": list(options.from_topics),
         "from-archive": options.from_archive,
@@ -218,8 +218,8 @@ def _check(options: ReplayJobOptions) -> None:
 JOB = Job(
     name="replay",
     description=(
-        "Send messages of a topic's past, or of an archive, to a topic: all or those that a"
-        " condition picks, at a rate, each exactly once, also where it is stopped or killed and"
+        "Send earlier messages of a topic, or those of an archive, to a topic: all or those that"
+        " match a condition, at a limited rate, each exactly once, even if the job is killed and"
         " started again."
     ),
     options=ReplayJobOptions,

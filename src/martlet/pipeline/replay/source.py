@@ -1,8 +1,7 @@
-"""The past: messages that were, by the queues that they were in, and their offsets.
+"""The sources of a replay: the brokers' logs, or the files of an archive.
 
-A topic's past is what the brokers' logs still hold, an archive's what its files do.  Either has a
-start and an end for each queue, fixed when the replay begins, and gives the messages between two
-positions as a table with the source's columns.
+A source resolves the start and the end of each queue when the replay begins, and returns the
+messages between two positions as a table with the columns of the Spark source.
 """
 
 from __future__ import annotations
@@ -28,32 +27,34 @@ if TYPE_CHECKING:
 
 Position = dict[QueueKey, int]
 _SENT = ("value", "key", "headers", "tag", "keys")
-_PLACE = ("broker", "topic", "partition", "offset")
+_ORIGIN = ("broker", "topic", "partition", "offset")
 _NANOSECONDS = 1e9
 
 
-class Past(ABC):
-    """Messages that were."""
+class ReplaySource(ABC):
+    """Messages to replay."""
 
     @abstractmethod
     def bounds(self) -> tuple[Position, Position]:
-        """Where each queue starts and ends, as the options say."""
+        """Resolve the start and the end of each queue by the options."""
 
     @abstractmethod
     def between(self, start: Position, end: Position) -> DataFrame:
-        """The messages of some queues, from one position up to another."""
+        """Return the messages from one position up to another."""
 
     def close(self) -> None:  # noqa: B027, an archive has nothing to close
-        """Let go of what it holds."""
+        """Close connections."""
 
     @staticmethod
-    def of(options: ReplayJobOptions, spark: SparkSession) -> Past:
-        """That which the options name."""
-        return ArchivePast(options, spark) if options.from_archive else TopicPast(options, spark)
+    def of(options: ReplayJobOptions, spark: SparkSession) -> ReplaySource:
+        """Create the source that the options name."""
+        if options.from_archive:
+            return ArchiveReplaySource(options, spark)
+        return TopicReplaySource(options, spark)
 
 
-class TopicPast(Past):
-    """What brokers still hold of topics."""
+class TopicReplaySource(ReplaySource):
+    """The messages of topics that the brokers still have."""
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
         self._spark = spark
@@ -63,15 +64,15 @@ class TopicPast(Past):
         self._brokers = QueryBrokers(self._options)
 
     def close(self) -> None:
-        """Let go of the brokers."""
+        """Close the connections to the brokers."""
         self._brokers.close()
 
     def bounds(self) -> tuple[Position, Position]:
-        """As the brokers resolve them.
+        """Resolve the bounds at the brokers.
 
         Raises:
             NoSuchTopicError: a topic does not exist.
-            ValueError: the bounds are none.
+            ValueError: the bounds are invalid.
         """
         brokers, options = self._brokers, self._options
         seen = brokers.poll(patient=True)
@@ -80,24 +81,24 @@ class TopicPast(Past):
         return start, resolve(brokers, options.end, seen, "endingOffsets")
 
     def between(self, start: Position, end: Position) -> DataFrame:
-        """Read from the log.
+        """Return the messages as read from the log.
 
         Raises:
-            JobFailed: a topic was deleted, or made anew, since the replay has begun.
+            JobFailed: a topic was deleted, or created again, since the replay has begun.
         """
         seen = self._brokers.poll(patient=True)
         gone = [key for key, first in start.items() if key not in seen and first < end[key]]
         if gone:
             key = gone[0]
             raise JobFailed(
-                f"topic {key.topic!r} was deleted since the replay has begun, with what was still"
-                f" to be sent of it (queue {key.queue}, offsets {start[key]} to {end[key] - 1})."
-                " To replay a topic that was made anew under its name, give the replay another"
+                f"topic {key.topic!r} was deleted since the replay has begun, with messages that"
+                f" were not sent yet (queue {key.queue}, offsets {start[key]} to {end[key] - 1})."
+                " To replay a topic that was created again under its name, give the replay another"
                 " --checkpoint"
             )
         start = {key: first for key, first in start.items() if key in seen}
         end = {key: last for key, last in end.items() if key in seen}
-        # Nothing of the queues that have come since.
+        # Read nothing from queues that were created since.
         new = {key: queue.start_offset for key, queue in seen.items() if key not in start}
         return (
             self._spark.read.format("martlet")
@@ -108,8 +109,8 @@ class TopicPast(Past):
         )
 
 
-class ArchivePast(Past):
-    """What an archive holds."""
+class ArchiveReplaySource(ReplaySource):
+    """The messages of an archive."""
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
         from pyspark.sql import functions as F
@@ -119,26 +120,26 @@ class ArchivePast(Past):
         with query_errors_as(f"--from-archive={options.from_archive}"):
             found = spark.read.parquet(options.from_archive)
         if "_offset" in found.columns:
-            # A field that is called as one of the source's columns is found in the body.
-            taken = {*_PLACE, "timestamp", *_SENT}
+            # A field that has the name of a column of the source is still in the body.
+            taken = {*_ORIGIN, "timestamp", *_SENT}
             fields = [name for name in found.columns if name.lower() not in taken]
             found = found.select(*_of_json(found), *map(F.col, fields))
-        missing = [name for name in (*_PLACE, "value", "timestamp") if name not in found.columns]
+        missing = [name for name in (*_ORIGIN, "value", "timestamp") if name not in found.columns]
         if missing:
             raise JobFailed(
-                f"--from-archive={options.from_archive} is no archive of messages: it has no column"
-                f" {', '.join(missing)}"
+                f"--from-archive={options.from_archive} is not an archive of messages: it has no"
+                f" column {', '.join(missing)}"
             )
-        # The folder's name would be read as a number, where a topic is called as one.
+        # Spark infers a number for the folder of a topic with a numeric name.
         self._messages = found.withColumn("topic", found["topic"].cast("string"))
 
     def bounds(self) -> tuple[Position, Position]:
-        """The first and the last offset of each queue, within the bounds."""
+        """Find the first and the last offset of each queue within the bounds."""
         from pyspark.sql import functions as F
 
         queues = (
             self._messages.where(_since(self._start, "--start") & ~_since(self._end, "--end"))
-            .groupBy(*_PLACE[:3])
+            .groupBy(*_ORIGIN[:3])
             .agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
             .collect()
         )
@@ -147,7 +148,7 @@ class ArchivePast(Past):
         return start, {key: int(row["last"]) + 1 for key, row in zip(keys, queues, strict=True)}
 
     def between(self, start: Position, end: Position) -> DataFrame:
-        """Read from the files; those that have none of these offsets are passed over."""
+        """Return the messages as read from the files; files without these offsets are skipped."""
         from pyspark.sql import functions as F
 
         parts = [_within(key, first, end[key]) for key, first in start.items() if first < end[key]]
@@ -163,25 +164,25 @@ def _within(key: QueueKey, start: int, end: int) -> Column:
 
 
 def _since(bound: Bound, name: str) -> Column:
-    """Whether a message lies at or behind a bound."""
+    """Return the condition that a message is at or after a bound."""
     from pyspark.sql import functions as F
 
-    place = bound.everywhere
-    if place is None or place.offset is not None or place.shift:
+    offset = bound.everywhere
+    if offset is None or offset.offset is not None or offset.shift:
         raise ValueError(
             f"{name}: an archive is replayed from earliest, now-1h or 2026-11-22T08:00:00Z on"
         )
-    if place.end is not None:
-        return F.lit(place == BoundOffset(end=-2))
-    time_ns = place.time_ns
+    if offset.end is not None:
+        return F.lit(offset == BoundOffset(end=-2))
+    time_ns = offset.time_ns
     if time_ns is None:
-        assert place.ago_ns is not None
-        time_ns = int(datetime.now(UTC).timestamp() * _NANOSECONDS) - place.ago_ns
+        assert offset.ago_ns is not None
+        time_ns = int(datetime.now(UTC).timestamp() * _NANOSECONDS) - offset.ago_ns
     return F.col("timestamp") >= F.timestamp_micros(F.lit(time_ns // 1000))
 
 
 def _of_json(found: DataFrame) -> list[Column]:
-    """The source's columns, of an archive that has the fields of JSON messages as its own."""
+    """Return the columns of the source for an archive of JSON messages."""
     from pyspark.sql import functions as F
 
     origin = {"partition": "_queue"} | {
@@ -193,7 +194,7 @@ def _of_json(found: DataFrame) -> list[Column]:
         "date": F.date_add(F.lit("1970-01-01"), F.floor(seconds / 86400).cast("int")),
         "hour": F.floor(seconds / 3600 % 24),
     }
-    # What the folders are named by is no field, unless it says something else.
+    # A partition column is a field only if its value differs from the derived one.
     fields = [
         F.when(~F.col(name).eqNullSafe(folders[name]), F.col(name)).alias(name)
         if name in folders and _is_folder(found, name)
@@ -212,15 +213,15 @@ def _of_json(found: DataFrame) -> list[Column]:
 
 
 def _is_folder(found: DataFrame, name: str) -> bool:
-    """Whether a column is told by the names of folders."""
+    """Return whether a column is a partition column."""
     return any(f"/{name}=" in file for file in found.inputFiles()[:1])
 
 
 def sent_columns(messages: DataFrame) -> list[str]:
-    """Those columns of messages that are sent again."""
+    """Return the columns of messages that are sent again."""
     return [name for name in _SENT if name in messages.columns]
 
 
 def left(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> int:
-    """How many offsets lie between two positions."""
+    """Count the offsets between two positions."""
     return sum(max(0, end[key] - first) for key, first in start.items())

@@ -1,4 +1,4 @@
-"""The live report: figures over windows of time, from any topic, shown while messages come in."""
+"""The live report: aggregates of topics over time windows, updated while messages come in."""
 
 from martlet.pipeline.report.description import BadDescription, Description, Figure, of_sql, parse
 from martlet.pipeline.report.options import LiveReportOptions

@@ -1,7 +1,7 @@
-"""The board: the newest figures as they stand, to be shown and to be found again after a restart.
+"""The board: the newest rows of a figure, for terminal and page, kept over a restart.
 
-A figure that is still open is told again and again, each time with its new values; the board keeps
-the last of each, by what it is of (window and groups), and forgets the oldest windows.
+Spark emits the row of an open window again with each micro-batch.  The board keeps the newest row
+of each key (window and groups), and forgets the oldest windows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.report.query import START
 
-MAX_ROWS = 5000
-"""Of one figure."""
+MAX_BOARD_ROWS = 5000
+"""Rows of one figure that are kept."""
 _FILE = "board.json"
 Row = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ class FigureBoard:
     """The newest rows of one figure.
 
     Args:
-        keys: the columns that say what a row is of; none where each telling replaces all; None
-            where each row is a new one.
-        store: where the rows are kept over a restart.
+        keys: the columns that identify a row; empty if each batch replaces all rows; None if every
+            row is new.
+        store: keeps the rows over a restart.
     """
 
     def __init__(self, keys: Sequence[str] | None, store: Store | None = None) -> None:
@@ -39,52 +39,57 @@ class FigureBoard:
         self._number = 0
         self._batch = -1
         if store is not None and (kept := store.read(_FILE)) is not None:
-            self._recall(kept)
+            self._restore(kept)
 
     @property
     def rows(self) -> list[Row]:
         """The rows, the oldest window first."""
         return list(self._rows.values())
 
-    def update(self, rows: Iterable[Row], *, whole: bool = False, batch: int | None = None) -> None:
-        """Take rows in.
+    def update(
+        self, rows: Iterable[Row], *, complete: bool = False, batch: int | None = None
+    ) -> None:
+        """Add or replace rows.
 
         Args:
-            rows: what is told.
-            whole: they are all that there is.
-            batch: the number of the batch that they are of; what it is told again counts once.
+            rows: the rows of a micro-batch.
+            complete: whether they replace all rows.
+            batch: the number of the micro-batch; a repeated one counts once.
         """
         if batch is not None:
             if self._keys is None and batch <= self._batch:
                 return
             self._batch = batch
-        if whole:
+        if complete:
             self._rows.clear()
-        self._take(rows)
+        self._add(rows)
         if self._store is not None:
-            told = {"batch": self._batch, "rows": self.rows}
-            self._store.replace(_FILE, json.dumps(told, default=_written).encode())
+            fields = {"batch": self._batch, "rows": self.rows}
+            self._store.replace(_FILE, json.dumps(fields, default=_to_json).encode())
 
-    def _take(self, rows: Iterable[Row]) -> None:
+    def _add(self, rows: Iterable[Row]) -> None:
         for number, row in enumerate(rows):
             if self._keys is None:
                 self._number += 1
                 key: tuple[str, ...] = (f"{self._number:020}",)
             else:
-                key = tuple(json.dumps(row.get(name), default=_written) for name in self._keys)
+                key = tuple(json.dumps(row.get(name), default=_to_json) for name in self._keys)
             self._rows[key or (f"{number:020}",)] = row
         ordered = sorted(self._rows.items(), key=lambda item: (_age(item[1]), item[0]))
-        self._rows = dict(ordered[-MAX_ROWS:])
+        self._rows = dict(ordered[-MAX_BOARD_ROWS:])
 
-    def _recall(self, kept: bytes) -> None:
-        """Take in what was kept; what cannot be read is shown no more, and counts all the same."""
+    def _restore(self, kept: bytes) -> None:
+        """Restore the rows of an earlier run; log a file that cannot be read.
+
+        The figures themselves do not depend on it: Spark's checkpoint has their state.
+        """
         try:
-            told = json.loads(kept, object_hook=_read)
-            rows, batch = told["rows"], int(told["batch"])
+            fields = json.loads(kept, object_hook=_of_json)
+            rows, batch = fields["rows"], int(fields["batch"])
         except (ValueError, TypeError, KeyError) as error:
-            _log.warning("what was shown before is not shown again: %s (%r)", _FILE, error)
+            _log.warning("earlier rows are not shown again, cannot read %s: %r", _FILE, error)
             return
-        self._take(rows)
+        self._add(rows)
         self._batch = batch
 
 
@@ -100,7 +105,7 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _written(value: object) -> Any:
+def _to_json(value: object) -> Any:
     if isinstance(value, datetime):
         return {"$datetime": value.isoformat()}
     if isinstance(value, date):
@@ -112,7 +117,7 @@ def _written(value: object) -> Any:
     return str(value)
 
 
-def _read(found: dict[str, Any]) -> Any:
+def _of_json(found: dict[str, Any]) -> Any:
     if len(found) == 1:
         ((name, value),) = found.items()
         if name[:1] == "$" and name[1:] in _KINDS:

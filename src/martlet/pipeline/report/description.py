@@ -1,4 +1,4 @@
-"""What a live report shows, as a small TOML file says it.
+"""The description of a live report, a TOML file.
 
 ::
 
@@ -22,9 +22,9 @@
     [figures.large]
     sql = "SELECT customer, amount, at FROM messages WHERE amount > 10000"
 
-`schema` are the fields of messages that are JSON; a field that a message lacks is null, and so are
-all of one that is no JSON.  Beside them, and without a schema alone, there are the columns of the
-source: ``value``, ``topic``, ``timestamp`` and the rest.  Each of these expressions is Spark's SQL.
+`schema` has the fields of JSON messages; a field that a message lacks is null, and all fields are
+null if a message is not JSON.  The columns of the source, ``value``, ``topic``, ``timestamp`` and
+the rest, are always available.  All expressions are Spark SQL.
 """
 
 from __future__ import annotations
@@ -43,29 +43,28 @@ _DEFAULT_TIME = "timestamp"
 
 
 class BadDescription(ValueError):
-    """A description says something that cannot be; the text says what, and what can."""
+    """A description is invalid; the text says why, and what is valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure: aggregates by window, or any SQL.
+    """One figure: aggregates by window, or any SQL query.
 
     Attributes:
-        name: what it is called; a column, file or table may be called so too.
-        window: how long a window is, as Spark writes it: ``1 minute``.
-        slide: how often one begins; empty for one behind the other.
-        by: expressions, of whose values each has figures of its own.
-        where: which messages count; empty for all.
-        count: how many they are.
-        rate: how many a second.
-        percentiles: by expression, which ones, from 0 to 100.
-        distinct: expressions of which the different values are counted: the error's standard
-            deviation is 0.8 %.
-        top: by expression, how many of the most frequent values are told; exact for windows of
-            so many different values as are kept track of, at least a hundred.
-        values: other aggregates by their names.
+        name: its name, also of its column, file or folder.
+        window: the length of a window in Spark's notation: ``1 minute``.
+        slide: the interval at which windows begin; empty for windows that do not overlap.
+        by: expressions to group by.
+        where: the condition for messages that count; empty for all.
+        count: whether to count messages.
+        rate: whether to show messages per second.
+        percentiles: by expression, the percentiles from 0 to 100.
+        distinct: expressions whose different values are counted, with a standard error of 0.8 %.
+        top: by expression, the number of most frequent values; exact for windows with at most as
+            many different values as are tracked, at least a hundred.
+        values: other aggregates by name.
         sql: instead of all of these, a query on the table ``messages``.
-        mode: of a query: what is told of it while it goes on.
+        mode: the output mode of the query.
     """
 
     name: str
@@ -88,12 +87,12 @@ class Description:
     """A report.
 
     Attributes:
-        title: what stands above it.
-        topics: what is read; more may be named elsewhere.
-        schema: the fields of messages that are JSON, as DDL.
-        time: the column that says when a message counts.
-        watermark: how late a message may come and still count.
-        figures: what is shown.
+        title: the title of the page.
+        topics: the topics to read; the options may name more.
+        schema: the fields of JSON messages, as DDL.
+        time: the event time column.
+        watermark: the maximum delay of messages that still count.
+        figures: the figures to show.
     """
 
     figures: tuple[Figure, ...]
@@ -105,15 +104,15 @@ class Description:
 
 
 def parse(text: str) -> Description:
-    """Read a description.
+    """Parse a description.
 
     Raises:
-        BadDescription: it is no TOML, or says something that cannot be.
+        BadDescription: the text is not valid TOML, or not a valid description.
     """
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadDescription(f"the description is no TOML: {error}") from None
+        raise BadDescription(f"the description is not valid TOML: {error}") from None
     figures = given.pop("figures", {})
     _refuse_unknown("the description", given, Description, but="figures")
     if not isinstance(figures, dict) or not figures:
@@ -131,7 +130,7 @@ def parse(text: str) -> Description:
 
 
 def of_sql(sql: str, *, topics: tuple[str, ...], mode: Mode = "update") -> Description:
-    """The report that is one query."""
+    """Create the description of a report with one query."""
     return Description(figures=(Figure(name="report", sql=sql, mode=mode),), topics=topics)
 
 
@@ -174,7 +173,7 @@ def _figure(name: str, given: object) -> Figure:
         or figure.top
         or figure.values
     ):
-        raise BadDescription(f"{at} shows nothing: say count = true, or what else it shall tell")
+        raise BadDescription(f"{at} shows nothing: say count = true, or name other aggregates")
     return figure
 
 

@@ -1,8 +1,8 @@
-"""What a row is of: the columns that tell it from the others, and find it again when it changes.
+"""The key of a figure's rows: the columns that identify a row when its values change.
 
-A figure by windows has its windows and groups.  Of a query one has to look at Spark's plan: rows
-change where an aggregate makes them, and what they are grouped by tells which.  Rows that no
-aggregate makes do not change, each is a new one.
+The key of a windowed figure is its window and groups.  The key of a SQL query is read from Spark's
+plan: rows of an aggregate change and are identified by the columns that they are grouped by; all
+other rows are always new.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NO_KEYS = ("int", "bigint", "smallint", "tinyint", "float", "double", "decimal"
 
 
 def keys_of(figure: Figure, rows: DataFrame) -> list[str] | None:
-    """The columns that say what a row is of; None where each row is a new one.
+    """Return the columns that identify a row; None if every row is new.
 
     Raises:
-        JobFailed: rows change, and have nothing that they could be told apart by.
+        JobFailed: rows change, but no columns identify them.
     """
     if not figure.sql:
         return [START, *(name_of(expression) for expression in figure.by)]
@@ -49,12 +49,12 @@ def keys_of(figure: Figure, rows: DataFrame) -> list[str] | None:
 
 
 def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]:
-    """The columns that are made of nothing but what an aggregate groups by.
+    """Return the ids of the columns that depend only on the grouping columns of an aggregate.
 
     Args:
-        figure: whose it is.
-        aggregate: the plan's.
-        projects: what is made of its columns, the last one first.
+        figure: the figure, for errors.
+        aggregate: the aggregate of the plan.
+        projects: the projections of its columns, the last one first.
     """
     wanted: set[int] = set()
     for expression in _each(aggregate.groupingExpressions()):
@@ -73,8 +73,8 @@ def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]
         }
     if not wanted <= set().union(*made_of.values()):
         raise JobFailed(
-            f"figures.{figure.name} tells rows that change, and they cannot be told apart: SELECT"
-            ' all that it has in GROUP BY too, or say mode = "complete"'
+            f"figures.{figure.name} has rows that change, and no columns identify them: SELECT all"
+            ' columns of GROUP BY too, or say mode = "complete"'
         )
     return set(made_of)
 
@@ -94,7 +94,7 @@ def _is_aggregate(expression: Any) -> bool:
 
 
 def _references(expression: Any) -> set[int]:
-    """The numbers of the columns that an expression is made of."""
+    """Return the ids of the columns that an expression refers to."""
     return {_id(column) for column in _each(expression.references().toSeq())}
 
 

@@ -1,4 +1,4 @@
-"""A figure as a query of Spark: its SQL, on the table ``messages``."""
+"""Translate a figure to Spark SQL on the table ``messages``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from martlet.pipeline.report.description import BadDescription, Figure
 TABLE = "messages"
 START, END = "window_start", "window_end"
 _WINDOW = "_window"
-"""A field of messages may be called ``window``."""
+"""Not ``window``, which a field of messages may be called."""
 _SKETCH_LOG2 = 14
-"""Of the counters that different values are counted with: the error's deviation is 0.8 %. They are
-16 KiB where there are many values, and a few bytes where there are few. An empty text is none for
-them, so something stands before each."""
+"""The size of the HyperLogLog sketch for distinct values: a standard error of 0.8 %, in 16 KiB for
+many values and a few bytes for few. The sketch ignores empty texts, so each value gets a prefix."""
 _TOP_TRACKED = 100
-"""How many more values than asked for a top list keeps an eye on, at least."""
+"""The minimum number of values that are tracked for a top list."""
 _MAX_TRACKED = 1_000_000
 _NO_NAME = re.compile(r"\W+")
 
 
 def sql_of(figure: Figure, time: str) -> str:
-    """The SQL of a figure."""
+    """Return the SQL of a figure."""
     if figure.sql:
         return figure.sql
     window = f"window({quoted(time)}, {_text(figure.window)}"
@@ -41,7 +40,7 @@ def sql_of(figure: Figure, time: str) -> str:
 
 
 def aggregates(figure: Figure) -> list[tuple[str, str]]:
-    """The columns of a figure with their aggregates."""
+    """Return the columns of a figure with their aggregates."""
     found = []
     if figure.count:
         found.append(("count", "count(*)"))
@@ -62,10 +61,10 @@ def aggregates(figure: Figure) -> list[tuple[str, str]]:
 
 
 def require_columns(figure: Figure) -> None:
-    """See that no two columns of a figure have one name.
+    """Check that the columns of a figure have different names.
 
     Raises:
-        BadDescription: two have, or one has none.
+        BadDescription: two columns have the same name, or one has none.
     """
     if figure.sql:
         return
@@ -86,12 +85,12 @@ def require_columns(figure: Figure) -> None:
 
 
 def name_of(expression: str) -> str:
-    """What the column of an expression is called: itself, if it is a name."""
+    """Return the column name for an expression: the expression, if it is a name."""
     return _NO_NAME.sub("_", expression).strip("_")
 
 
 def quoted(name: str) -> str:
-    """A name of a column as SQL has it, whatever is in it."""
+    """Quote a column name for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

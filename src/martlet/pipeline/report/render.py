@@ -1,4 +1,4 @@
-"""Figures as people see them: tables on a terminal, and a page with plots."""
+"""Show figures as tables on a terminal, and as a page with plots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section
-from martlet.pipeline.report.board import MAX_ROWS, Row
+from martlet.pipeline.report.board import MAX_BOARD_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
 from martlet.pipeline.report.query import END, START, aggregates, name_of
 
@@ -19,7 +19,7 @@ _PAGE_ROWS = 50
 
 
 def print_board(console: Console, figure: Figure, rows: Sequence[Row]) -> None:
-    """Print the newest rows of a figure, the newest last; or the first, as a query has them."""
+    """Print the newest rows of a figure, the newest last; the first rows in mode complete."""
     if not rows:
         return
     shown = rows[:_CONSOLE_ROWS] if figure.mode == "complete" else rows[-_CONSOLE_ROWS:]
@@ -39,15 +39,15 @@ def print_board(console: Console, figure: Figure, rows: Sequence[Row]) -> None:
 def page_of(
     description: Description, boards: Mapping[str, Sequence[Row]], *, reload_s: int
 ) -> Page:
-    """The page of a report."""
+    """Create the page of a report."""
     sections: list[Section] = []
     for figure in description.figures:
         rows = boards.get(figure.name, ())
         sections += _plots(figure, rows) if not figure.sql else ()
         columns = list(rows[-1]) if rows else []
-        is_whole = figure.mode == "complete"
-        shown = rows[:_PAGE_ROWS] if is_whole else rows[-_PAGE_ROWS:][::-1]
-        title = figure.name if is_whole else f"{figure.name}, newest first"
+        is_complete = figure.mode == "complete"
+        shown = rows[:_PAGE_ROWS] if is_complete else rows[-_PAGE_ROWS:][::-1]
+        title = figure.name if is_complete else f"{figure.name}, newest first"
         if len(rows) > len(shown):
             title += f", {len(shown)} of {_many(rows)} rows"
         cells = [[_plain(row.get(column)) for column in columns] for row in shown]
@@ -62,7 +62,7 @@ def page_of(
 
 
 def _plots(figure: Figure, rows: Sequence[Row]) -> list[Section]:
-    """A plot for each number of a figure, over its windows, and one for each list of the top."""
+    """Create a plot over the windows for each numeric aggregate, and one for each top list."""
     starts = sorted({row[START] for row in rows})
     if not starts:
         return []
@@ -97,12 +97,12 @@ def _top(figure: Figure, name: str, row: Row, groups: Sequence[str]) -> Plot:
 
 
 def _label(value: object) -> str:
-    """How a value is called in a plot, where nothing and an empty text have to be seen too."""
+    """Format a value as a label of a plot, where null and an empty text must be visible."""
     return "null" if value is None else cell(value) or "''"
 
 
 def _many(rows: Sequence[Row]) -> str:
-    return f"more than {MAX_ROWS:,}" if len(rows) >= MAX_ROWS else f"{len(rows):,}"
+    return f"more than {MAX_BOARD_ROWS:,}" if len(rows) >= MAX_BOARD_ROWS else f"{len(rows):,}"
 
 
 def _number(value: object) -> float | None:
@@ -117,7 +117,7 @@ def _plain(value: object) -> object:
 
 
 def cell(value: object) -> str:
-    """How a value is written."""
+    """Format a value for a table."""
     if value is None:
         return ""
     if isinstance(value, datetime):

@@ -1,8 +1,8 @@
-"""The job: each figure is a streaming query, or two.
+"""The job: run a streaming query for each output of each figure.
 
-What is shown live (terminal, page) comes in Spark's mode ``update``: a window's figures as they
-stand after each micro-batch.  What is kept (Parquet, a topic) comes in mode ``append``: a window's
-figures once, when the watermark has passed its end, each exactly once.
+Terminal and page use Spark's output mode ``update``: the current row of a window after each
+micro-batch.  Parquet and topics use the mode ``append``: the final row of a window, exactly once,
+when the watermark has passed its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from martlet.options.flag import OptionError
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, query_errors_as, session
-from martlet.pipeline.report.board import MAX_ROWS, FigureBoard, Row
+from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard, Row
 from martlet.pipeline.report.description import (
     BadDescription,
     Description,
@@ -50,21 +50,21 @@ def report(
     *,
     spark: SparkSession | None = None,
 ) -> dict[str, list[Row]]:
-    """Report until the process is told to end, or with `once` on what there is.
+    """Report until the process is ended; with `once`, on the messages that are there now.
 
     Args:
-        options: the job's.
-        description: what to report; else what the options name.
-        spark: where to; else the active session, or one of its own.
+        options: the options of the job.
+        description: the report; None for the one that the options name.
+        spark: the session; None for the active one, or a new one.
 
     Returns:
         The newest rows of each figure.
 
     Raises:
-        OptionError, BadDescription: the options or the description are wrong, or a topic does not
+        OptionError, BadDescription: the options or the description are invalid, or a topic does not
             exist.
-        BrokerUnreachable, BrokerRefused: a broker does not answer, or is none.
-        JobFailed: no such columns, or the query cannot run.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
+        JobFailed: a column does not exist, or a query cannot run.
     """
     _check(options, description)
     if spark is not None:
@@ -79,18 +79,18 @@ class LiveReport:
     def __init__(
         self, options: LiveReportOptions, description: Description | None, run: Run
     ) -> None:
-        found = description or described(options)
+        found = description or read_description(options)
         self.description = dataclasses.replace(found, topics=topics_of(found, options))
-        require_sound(found, options)
+        check_description(found, options)
         self._options = options
         self._run = run
         self._boards: dict[str, FigureBoard] = {}
         self._of: dict[str, Figure] = {}
-        """The figure of each query, by its run's number."""
+        """The figure of each query, by the query's run id."""
         self._names: dict[str, str] = {}
 
     def run(self) -> dict[str, list[Row]]:
-        """Start the queries, follow them, and return what stands on the boards at the end."""
+        """Run the queries until they end, and return the rows of the boards."""
         from pyspark.errors import StreamingQueryException
 
         with self._checkpoint() as checkpoint:
@@ -116,7 +116,7 @@ class LiveReport:
 
     @contextmanager
     def _checkpoint(self) -> Iterator[str]:
-        """Where positions are kept: a folder that goes at the end, where nobody named one."""
+        """Enter the checkpoint folder: the one of the options, or a temporary one."""
         if self._options.checkpoint:
             yield self._options.checkpoint.rstrip("/")
             return
@@ -133,37 +133,37 @@ class LiveReport:
         )
 
     def _table(self) -> DataFrame:
-        """What is read, as the figures see it."""
+        """Create the table of messages that the figures query."""
         from pyspark.sql import functions as F
 
         description = self.description
-        with query_errors_as(f"the schema {description.schema!r} cannot be"):
+        with query_errors_as(f"the schema {description.schema!r} is invalid"):
             found = with_fields(self._source(), description.schema)
-        with query_errors_as(f"time = {description.time!r} cannot be"):
+        with query_errors_as(f"time = {description.time!r} is invalid"):
             kind = dict(found.select(F.col(quoted(description.time))).dtypes)[description.time]
         if not kind.startswith("timestamp"):
             raise JobFailed(
-                f"time = {description.time!r} cannot be: it is the name of a column of the kind"
-                f" TIMESTAMP, and this is {kind.upper()}"
+                f"time = {description.time!r} is invalid: it must name a column of type TIMESTAMP,"
+                f" and this is {kind.upper()}"
             )
-        with query_errors_as(f"watermark = {description.watermark!r} cannot be"):
+        with query_errors_as(f"watermark = {description.watermark!r} is invalid"):
             return found.withWatermark(description.time, description.watermark)
 
     def _require_same(self, figure: Figure, checkpoint: str) -> None:
-        """See that what a checkpoint has counted so far was the same figure.
+        """Check that a figure is the one that the checkpoint was written for.
 
         Raises:
-            JobFailed: it was another one.
+            JobFailed: the figure has changed.
         """
-        told = json.loads(json.dumps(dataclasses.asdict(figure)))
-        told |= {"schema": self.description.schema, "time": self.description.time}
+        fields = json.loads(json.dumps(dataclasses.asdict(figure)))
+        fields |= {"schema": self.description.schema, "time": self.description.time}
         store = Store.at(f"{checkpoint}/{figure.name}")
         kept = store.read(_FIGURE)
         if kept is None:
-            store.create(_FIGURE, json.dumps(told, indent=1).encode())
+            store.create(_FIGURE, json.dumps(fields, indent=1).encode())
             return
         before = json.loads(kept)
-        changed = [name for name, value in told.items() if before.get(name) != value]
+        changed = [name for name, value in fields.items() if before.get(name) != value]
         if changed:
             raise JobFailed(
                 f"figures.{figure.name} was another one when {checkpoint} was start_query:"
@@ -177,36 +177,34 @@ class LiveReport:
             self._boards[figure.name] = FigureBoard(keys_of(figure, rows), store)
 
     def _start(self, figure: Figure, rows: DataFrame, checkpoint: str) -> Iterator[StreamingQuery]:
-        """The queries of a figure."""
+        """Start the queries of a figure."""
         options = self._options
-        place = f"{checkpoint}/{figure.name}"
+        folder = f"{checkpoint}/{figure.name}"
         if figure.name in self._boards:
 
             def show(batch: DataFrame, number: int) -> None:
                 self._show(figure, batch, number)
 
-            yield self._begin(figure, rows, f"{place}/live", figure.mode, foreach=show)
+            yield self._begin(figure, rows, f"{folder}/live", figure.mode, foreach=show)
         final: Mode = figure.mode if figure.sql else "append"
         if options.parquet:
             if final != "append":
                 raise JobFailed(
-                    f'figures.{figure.name}: --parquet takes final rows alone: mode = "append"'
+                    f'figures.{figure.name}: --parquet takes only final rows: mode = "append"'
                 )
             path = f"{options.parquet.rstrip('/')}/{figure.name}"
-            yield self._begin(figure, rows, f"{place}/parquet", final, format="parquet", path=path)
+            yield self._begin(figure, rows, f"{folder}/parquet", final, format="parquet", path=path)
         if options.to_topic:
             sent = as_messages(figure, rows)
-            place_options = {"topic": options.to_topic, **options.sink}
-            yield self._begin(
-                figure, sent, f"{place}/topic", final, format="martlet", **place_options
-            )
+            sink = {"topic": options.to_topic, **options.sink}
+            yield self._begin(figure, sent, f"{folder}/topic", final, format="martlet", **sink)
 
     def _plan(self, figure: Figure) -> DataFrame:
         at = f"figures.{figure.name}"
-        with query_errors_as(f"{at} cannot be"):
+        with query_errors_as(f"{at} is invalid"):
             rows = self._run.spark.sql(sql_of(figure, self.description.time))
         if not rows.isStreaming:
-            raise JobFailed(f"{at}: its query reads something else than the table {TABLE}")
+            raise JobFailed(f"{at}: its query does not read the table {TABLE}")
         twice = [name for name, count in Counter(map(str.lower, rows.columns)).items() if count > 1]
         if twice:
             raise JobFailed(
@@ -232,22 +230,22 @@ class LiveReport:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=self._options.interval)
-        with query_errors_as(f"figures.{figure.name} cannot be"):
+        with query_errors_as(f"figures.{figure.name} is invalid"):
             query = start_query(writer.start, self._run)
         name, kind = checkpoint.rsplit("/", 2)[-2:]
         self._names[query.id] = f"{name}, {kind}"
         return query
 
     def _show(self, figure: Figure, batch: DataFrame, number: int) -> None:
-        """Take a micro-batch's rows in, and show what stands now."""
+        """Add the rows of a micro-batch to the figure's board, and show the board."""
         board = self._boards[figure.name]
-        whole = figure.mode == "complete"
-        if START in batch.columns and not whole:
+        is_complete = figure.mode == "complete"
+        if START in batch.columns and not is_complete:
             batch = batch.orderBy(batch[START].desc())
-        rows = batch.limit(MAX_ROWS).toArrow().to_pylist()
-        if not (rows or whole):
-            return  # Spark ends windows by a batch of nothing
-        board.update(rows, whole=whole, batch=number)
+        rows = batch.limit(MAX_BOARD_ROWS).toArrow().to_pylist()
+        if not (rows or is_complete):
+            return  # Spark closes windows by an empty batch.
+        board.update(rows, complete=is_complete, batch=number)
         if self._options.console:
             print_board(self._run.console, figure, board.rows)
         if self._options.page:
@@ -257,16 +255,16 @@ class LiveReport:
 
 
 def failure(figure: Figure, error: Exception) -> JobFailed:
-    """What is told of a query that has failed."""
+    """Return the error for a failed query."""
     return JobFailed(f"figures.{figure.name} has failed: {cause(error)}")
 
 
-def described(options: LiveReportOptions) -> Description:
-    """The description that the options name.
+def read_description(options: LiveReportOptions) -> Description:
+    """Read the description that the options name.
 
     Raises:
-        OptionError: they name none, or there is no such file.
-        BadDescription: it cannot be.
+        OptionError: the options name no description, or its file cannot be read.
+        BadDescription: the description is invalid.
     """
     if not (options.description or options.sql):
         raise OptionError("say what to report: --description=FILE or --sql=QUERY")
@@ -285,11 +283,11 @@ def described(options: LiveReportOptions) -> Description:
     )
 
 
-def require_sound(description: Description, options: LiveReportOptions) -> None:
-    """See that it is said what to read, and that columns have names of their own.
+def check_description(description: Description, options: LiveReportOptions) -> None:
+    """Check that a description has topics, and that its columns have different names.
 
     Raises:
-        OptionError, BadDescription.
+        OptionError, BadDescription: the description is invalid.
     """
     for figure in description.figures:
         require_columns(figure)
@@ -298,12 +296,12 @@ def require_sound(description: Description, options: LiveReportOptions) -> None:
 
 
 def topics_of(description: Description, options: LiveReportOptions) -> tuple[str, ...]:
-    """The topics that a report reads."""
+    """Return the topics that a report reads."""
     return tuple(dict.fromkeys([*description.topics, *options.topics]))
 
 
 def as_messages(figure: Figure, rows: DataFrame) -> DataFrame:
-    """Rows as messages: JSON, tagged with the figure's name."""
+    """Convert rows to JSON messages with the figure's name as the tag."""
     from pyspark.sql import functions as F
 
     named = F.struct(F.lit(figure.name).alias("figure"), *rows.columns)
@@ -319,8 +317,8 @@ def _work(options: LiveReportOptions, run: Run) -> int:
 
 def _check(options: LiveReportOptions, description: Description | None = None) -> None:
     try:
-        found = description or described(options)
-        require_sound(found, options)
+        found = description or read_description(options)
+        check_description(found, options)
     except BadDescription as error:
         if description is not None:
             raise
@@ -331,9 +329,9 @@ def _check(options: LiveReportOptions, description: Description | None = None) -
 JOB = Job(
     name="report",
     description=(
-        "Figures over windows of time, live: counts, rates, percentiles, different values, the most"
-        " frequent ones, or any SQL; on the terminal, in a page with plots, and once they are final"
-        " in Parquet or a topic."
+        "Live figures over time windows: counts, rates, percentiles, distinct values, the most"
+        " frequent values, or any SQL; on the terminal, as a page with plots, and once they are"
+        " final in Parquet or a topic."
     ),
     options=LiveReportOptions,
     work=_work,
