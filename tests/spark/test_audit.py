@@ -17,7 +17,7 @@ from martlet.client.sync import Consumer
 from martlet.pipeline.audit import JOB, AuditOptions, audit
 from martlet.pipeline.audit.facts import FactKind
 from martlet.pipeline.audit.reading import decoded
-from martlet.pipeline.audit.segment_listing import look
+from martlet.pipeline.audit.segment_listing import survey_folder
 from martlet.pipeline.job import LOSS, OK, carry_out
 from martlet.testing import BrokerProcess
 
@@ -67,7 +67,7 @@ def await_finished(folder: Path, count: int) -> None:
     """Wait until the journal tells that so many messages were finished."""
     ends_s = time.monotonic() + 60
     while time.monotonic() < ends_s:
-        facts = [fact for place in look(str(folder)).segments for fact in decoded(place)]
+        facts = [fact for place in survey_folder(str(folder)).segments for fact in decoded(place)]
         told = [fact for fact in facts if fact.kind == FactKind.ACCOUNT]
         counts = [np.frombuffer(fact.payload, "<i8")[FIRST_BUCKET:].sum() for fact in told]
         if counts and max(counts) == count:

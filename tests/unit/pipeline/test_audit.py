@@ -16,9 +16,9 @@ from martlet.broker.delayed.delayed_messages import HOUR_NS
 from martlet.broker.policy import ChannelPolicy
 from martlet.log.record import HEADER_BYTES, RecordFlag, RecordKind, seal_again
 from martlet.pipeline.audit.coverage import missing_from
-from martlet.pipeline.audit.finding import Finding
+from martlet.pipeline.audit.finding import Finding, LogSummary
 from martlet.pipeline.audit.record_scan import walk
-from martlet.pipeline.audit.result import Audit, LogSummary, describe
+from martlet.pipeline.audit.result import Audit, describe
 
 MILLISECOND_NS = 10**6
 

@@ -1,12 +1,11 @@
-"""The audit: what became of every message, by the logs of all brokers.
+"""The audit job: account for every message in the logs of all brokers.
 
-For each topic, channel and hour: how many messages were published, delivered, finished, retried,
-given up as dead letters, lost and doubled, and how long it took from publish to finish.  It reads
-the logs themselves, of brokers that run and of those that are stopped, so it needs no trust in what
-a broker says of itself; what it finds lost it names: the topic, the channels, the offsets, the
-segment's file and the position.
+For each topic, channel and hour it counts the messages that were published, delivered, finished,
+retried, dead-lettered, lost and duplicated, and the time from publish to finish.  It reads the log
+files, of running and of stopped brokers, and does not rely on the brokers' own statistics.  A loss
+is reported with its topic, channels, offsets, segment file and position.
 
-What each number is worth stands in ``docs/pipelines/audit.md``.
+``docs/pipelines/audit.md`` defines each number.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import NoLog
 from martlet.pipeline.audit.coverage import Extent
 from martlet.pipeline.audit.facts import Fact, FactKind
-from martlet.pipeline.audit.finding import Finding
+from martlet.pipeline.audit.finding import Finding, LogSummary
 from martlet.pipeline.audit.options import AuditOptions
-from martlet.pipeline.audit.result import Audit, LogSummary
-from martlet.pipeline.audit.segment_listing import Survey, ask, look
+from martlet.pipeline.audit.result import Audit
+from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.plural import counted
 from martlet.spark.brokers.addresses import SparkTls
@@ -35,22 +34,22 @@ if TYPE_CHECKING:
 
 __all__ = ["JOB", "Audit", "AuditOptions", "audit"]
 
-_LOOKS = 3
-"""So often a log is looked at that changes while it is read."""
+_MAX_ATTEMPTS = 3
+"""How often a log is read if segments are removed meanwhile."""
 _GENERAL = 0
 
 
 def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
-    """Audit logs.
+    """Audit the logs of brokers.
 
     Args:
-        options: whose.
-        spark: the session to work in; None for the active one, or one of its own.
+        options: the options of the job.
+        spark: the session; None for the active one, or a new one.
 
     Raises:
-        JobFailed: a folder is none of a broker.
-        NoSuchTopicError: no log has a topic that is to be audited.
-        BrokerUnreachable, BrokerRefused: a broker does not answer, or not what it should.
+        JobFailed: a folder is not a broker's data folder.
+        NoSuchTopicError: no log has a topic that the options name.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
     if spark is not None:
         return _audit(options, Run(spark), say=False)
@@ -59,15 +58,15 @@ def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
 
 
 def _audit(options: AuditOptions, run: Run, *, say: bool) -> Audit:
-    found = _look(options, run, say=say)
-    for _ in range(_LOOKS - 1):
+    found = _audit_once(options, run, say=say)
+    for _ in range(_MAX_ATTEMPTS - 1):
         if not found.changed:
             break
-        found = _look(options, run, say=say)
+        found = _audit_once(options, run, say=say)
     return found
 
 
-def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
+def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
     from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
@@ -99,8 +98,8 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
                 reading.finding_of(row.finding)
                 for row in books.where("finding IS NOT NULL").select("finding").collect()
             ]
-            told = {line.topic for line in found} | {finding.topic for finding in findings}
-            if missing := sorted(set(options.topics) - told):
+            seen = {line.topic for line in found} | {finding.topic for finding in findings}
+            if missing := sorted(set(options.topics) - seen):
                 _require_known(missing, reading.topic_names(facts))
         finally:
             books.unpersist()
@@ -120,7 +119,7 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
 
 
 def _require_known(topics: list[str], known: set[str]) -> None:
-    """Check that topics of which nothing is told exist. Raises NoSuchTopicError."""
+    """Check that topics without lines or findings exist. Raises NoSuchTopicError."""
     missing = [topic for topic in topics if topic not in known]
     if missing:
         there = ", ".join(sorted(known)) or "none"
@@ -140,9 +139,9 @@ def _surveys(options: AuditOptions) -> list[Survey]:
     addresses = dict.fromkeys(options.http_addresses)
     for lookup in options.lookup_addresses:
         addresses |= dict.fromkeys(_known_by(endpoint(lookup)))
-    surveys = [ask(endpoint(address)) for address in addresses]
+    surveys = [survey_broker(endpoint(address)) for address in addresses]
     try:
-        surveys += [look(path) for path in options.data_paths]
+        surveys += [survey_folder(path) for path in options.data_paths]
     except NoLog as error:
         raise JobFailed(f"--data-path: {error}") from error
     # A broker that was named twice, by its address and its folder, is audited once.
@@ -150,7 +149,7 @@ def _surveys(options: AuditOptions) -> list[Survey]:
 
 
 def _known_by(endpoint: Endpoint) -> list[str]:
-    """The HTTP addresses of the brokers that a lookup knows."""
+    """Return the HTTP addresses of the brokers that a lookup knows."""
     try:
         return [f"{node['broadcast_address']}:{node['http_port']}" for node in endpoint.nodes()]
     finally:
@@ -158,7 +157,7 @@ def _known_by(endpoint: Endpoint) -> list[str]:
 
 
 def unexplained(extents: dict[str, Extent], findings: list[Finding]) -> list[Finding]:
-    """What is damaged or missing without any message or finish record that is known to be lost."""
+    """Return findings for damaged or missing ranges that no lost message or record explains."""
     explained = {(finding.broker, place.start) for finding in findings for place in finding.places}
     found = []
     for broker, extent in extents.items():

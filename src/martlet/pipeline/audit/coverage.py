@@ -1,14 +1,14 @@
-"""The extent of a log: which of its positions are there, and which should be.
+"""The coverage of a log: the positions that exist, and those that should exist.
 
 ::
 
     positions   0 ...... 100 ...... 200 ...... 300 ...... 400 ...... 500
-    files       |  gone  | file      | missing  | file      | file xx  |
-    told                 [100                                      500)
+    files       | removed| file      | missing  | file      | file xx  |
+    journal              [100                                      500)
 
-What the broker has let go is no loss.  Its journal tells, at the head of each segment and in each
-checkpoint, which stretches are there; one that was told to be there each time, and is not, was
-taken away by somebody else.
+Segments that retention has removed are no loss.  The broker's journal records the ranges of the
+log, at the head of each segment and in each checkpoint.  A range that all of these records contain
+and that does not exist was not removed by the broker.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from martlet.broker.offset_ranges import Stretch, apart_from, with_stretch
 
 @dataclass(frozen=True)
 class LogRange:
-    """Where something is lost: a stretch of positions of a segment's file.
+    """A damaged or missing range of positions.
 
     Attributes:
-        base: the segment's first position, which its file is named after; -1 for the checkpoint.
+        base: the segment's first position, which is its file's name; -1 for the checkpoint.
         start, end: the positions.
-        reason: why.
+        reason: the cause.
     """
 
     base: int
@@ -36,7 +36,7 @@ class LogRange:
 
     @property
     def file(self) -> str:
-        """The file, below the data folder."""
+        """The path of the file, relative to the data folder."""
         if self.base < 0:
             return "checkpoint"
         return f"log/{self.base:020d}.log"
@@ -44,19 +44,19 @@ class LogRange:
 
 @dataclass
 class Extent:
-    """What is there of one broker's log.
+    """The state of one broker's log.
 
     Attributes:
-        broker: whose.
-        segments: those that were read, as (base, end), by base.
-        missing: what should be there, and is not.
-        damage: what is damaged in those that were read.
-        torn: the same where a start of the broker has found it so behind the last checkpoint, which
-            is what a power cut leaves.
-        epochs: by the number of the broker's run, where that begins.
-        newest_head: the base of the newest segment that begins with the whole journal.
-        written_end: behind the last good record.
-        gone: whether a segment was let go while the log was read.
+        broker: the broker's id.
+        segments: the segments that were read, as (base, end), by base.
+        missing: ranges that should exist.
+        damage: damaged ranges of the segments.
+        torn: damaged ranges that the broker found at a start behind its last checkpoint, as a power
+            cut leaves them.
+        epochs: the start position of each epoch of the broker.
+        newest_head: the base of the newest segment that begins with a snapshot of the journal.
+        written_end: the end of the last valid record.
+        gone: whether the broker removed a segment while the log was read.
     """
 
     broker: str
@@ -71,58 +71,58 @@ class Extent:
 
     @property
     def start(self) -> int:
-        """The first position that is, or should be, there."""
+        """The first position that exists or should exist."""
         return min([*(base for base, _ in self.segments), *(each.start for each in self.missing)])
 
     @property
     def end(self) -> int:
-        """Behind the last one."""
+        """The end of the last range that exists or should exist."""
         return max([0, *(end for _, end in self.segments), *(each.end for each in self.missing)])
 
-    def was_let_go(self, start: int, end: int) -> bool:
-        """Whether the broker has let go of any of these positions."""
+    def was_removed(self, start: int, end: int) -> bool:
+        """Return whether the broker has removed any of these positions."""
         there = sorted([*self.segments, *((each.start, each.end) for each in self.missing)])
         return any(True for _ in apart_from(there, start, min(end, self.end)))
 
     def places(self, start: int, end: int) -> list[LogRange]:
-        """What is lost between two positions."""
+        """Return the damaged and missing ranges between two positions."""
         lost = [*self.damage, *self.torn, *self.missing]
         found = [each for each in lost if each.start < end and start < each.end]
         return sorted(found, key=lambda place: place.start)
 
     def is_torn(self, start: int, end: int) -> bool:
-        """Whether what is lost between two positions was already when the broker was started."""
+        """Return whether all damage between two positions was there when the broker started."""
         places = self.places(start, end)
         return bool(places) and all(place in self.torn for place in places)
 
     def gap(self, start: int, end: int) -> list[LogRange]:
-        """The stretches between two positions that are not there, let go or not."""
+        """Return the ranges between two positions that do not exist, removed or missing."""
         holes = apart_from(sorted(self.segments), start, end)
         return [LogRange(first, first, stop, "the segment is not there") for first, stop in holes]
 
     def base_of(self, position: int) -> int:
-        """The first position of the segment that holds a position, or that comes before it."""
+        """Return the base of the segment that contains a position, or that precedes it."""
         return max([base for base, _ in self.segments if base <= position], default=position)
 
 
 def missing_from(
-    present: Iterable[Stretch], told: Iterable[tuple[int, Iterable[Stretch]]]
+    present: Iterable[Stretch], recorded: Iterable[tuple[int, Iterable[Stretch]]]
 ) -> list[Stretch]:
-    """The stretches that should be there and are not.
+    """Return the ranges that should exist and do not.
 
     Args:
-        present: what is there, by base.
-        told: by whoever told it: up to which position that was, and what was there then.  One that
-            was let go is left out by whoever told it after that.
+        present: the ranges that exist.
+        recorded: the ranges of the log by each record of them, with the end of the log then.
+            Records that were written after a removal leave the removed range out.
     """
-    snapshots = [(position, list(stretches)) for position, stretches in told]
+    snapshots = [(position, list(stretches)) for position, stretches in recorded]
     if not snapshots:
         return []
     there = sorted(present)
     newest_position, newest = max(snapshots, key=lambda snapshot: snapshot[0])
     found: list[Stretch] = []
     for first, end in newest:
-        # What was not written by then need not be there.
+        # Ignore what was not written at that time.
         left: list[Stretch] = list(apart_from(there, first, min(end, newest_position)))
         for position, stretches in snapshots:
             left = [

@@ -1,20 +1,20 @@
-"""Facts: what one segment of a log tells, for whoever puts segments together.
+"""Facts: the summary of one segment of a log, as rows.
 
-A segment begins with the whole journal, so each can be read by itself, wherever Spark likes.  What
-is found is little however many messages there are: batches whose offsets follow each other within
-an hour are one row, and of the journal's many entries only what they come to is told.
+A segment begins with a snapshot of the journal, so Spark tasks can read segments independently.
+The rows are few, however many messages there are: consecutive batches within an hour are one row,
+and the journal's entries are reduced to the state that they result in.
 
 ===========  =====================================================================================
-`RUN`        batches of a queue that follow each other, of one hour
-`STATE`      a queue's topic and channels as they are at the segment's end
-`ACCOUNT`    what a channel has done up to the end of an hour (`martlet.broker.tracing.counters`)
-`GAP`        a channel's finish records of which one is missing within the segment
+`RUN`        consecutive batches of a queue, of one hour
+`STATE`      a queue's topic and channels at the segment's end
+`ACCOUNT`    a channel's counters at the end of an hour (`martlet.broker.tracing.counters`)
+`GAP`        missing finish records of a channel within the segment
 `DELETED`    a topic was deleted
-`NEEDED`     what of a topic of the broker's own is needed; from the checkpoint
-`SEGMENT`    the segment itself; of no topic, as the next ones
-`DAMAGE`     positions that hold no good record
-`EPOCH`      the broker was started, and which damage it has passed over
-`GONE`       the segment was let go while it was read
+`NEEDED`     offsets of a system topic that the checkpoint needs
+`SEGMENT`    the segment itself; this and the next kinds have no topic
+`DAMAGE`     positions without a valid record
+`EPOCH`      a start of the broker, with the damage that it skipped
+`GONE`       the broker removed the segment while it was read
 ===========  =====================================================================================
 """
 
@@ -34,7 +34,7 @@ from martlet.pipeline.audit.record_scan import Headers, ScanDamage, Walked
 
 
 class FactKind(IntEnum):
-    """What a fact is of."""
+    """The kind of a fact."""
 
     RUN = 1
     STATE = 2
@@ -49,21 +49,21 @@ class FactKind(IntEnum):
 
 
 class Fact(NamedTuple):
-    """A row.
+    """A row of facts.
 
     Attributes:
-        broker: whose log.
+        broker: the broker's id.
         topic: the number of the topic's queue; 0 for none.
         kind: a `FactKind`.
-        segment: the first position of the segment that tells it.
-        position, end_position: where it stands, or up to where it reaches.
-        epoch: the broker's run.
-        first, end: offsets, or what else the kind counts.
-        since_ns, until_ns: when, in nanoseconds since 1970.
-        messages, body_bytes: how many, and how long their bodies are.
-        moved: whether these are copies that cleaning has made.
-        only: the number of the channel that alone gets them; of an account, whose it is.
-        payload: the rest.
+        segment: the base of the segment.
+        position, end_position: the range of positions.
+        epoch: the epoch of the broker.
+        first, end: offsets, or other numbers by the kind.
+        since_ns, until_ns: the time range, in nanoseconds since 1970.
+        messages, body_bytes: the number of messages, and the size of their bodies.
+        moved: whether the batches are copies made by compaction.
+        only: the number of the only channel that receives the messages; the channel of an account.
+        payload: other fields, by the kind.
     """
 
     broker: str
@@ -95,23 +95,23 @@ SCHEMA = pa.schema(
 )
 _WORDS = {"broker": "STRING", "kind": "SMALLINT", "moved": "BOOLEAN", "payload": "BINARY"}
 DDL = ", ".join(f"{name} {_WORDS.get(name, 'BIGINT')}" for name in Fact._fields)
-"""The same in Spark's words."""
+"""The schema for Spark."""
 
 
 def table(facts: list[Fact]) -> pa.RecordBatch:
-    """Facts as columns."""
+    """Convert facts to columns."""
     columns = list(zip(*facts, strict=True)) or [()] * len(SCHEMA)
     arrays = [pa.array(column, each.type) for column, each in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
-    """What a segment tells.
+    """Yield the facts of a segment.
 
     Args:
-        broker: whose it is.
-        walked: its records.
-        last: whether it is the log's last, which may end anywhere.
+        broker: the broker's id.
+        walked: the records of the segment.
+        last: whether it is the last segment of the log, which may end anywhere.
     """
     base = walked.base
     yield from _runs(broker, walked)
@@ -121,8 +121,8 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
     for topic, position in journal.deleted:
         yield Fact(broker, topic, FactKind.DELETED, base, position)
     for topic, gap in journal.gaps:
-        told = json.dumps(gap, separators=(",", ":")).encode()
-        yield Fact(broker, topic, FactKind.GAP, base, gap["position"], payload=told)
+        fields = json.dumps(gap, separators=(",", ":")).encode()
+        yield Fact(broker, topic, FactKind.GAP, base, gap["position"], payload=fields)
     for (topic, channel, epoch, _), account in journal.accounts.items():
         yield Fact(
             broker, topic, FactKind.ACCOUNT, base, account.position, epoch=epoch, only=channel,
@@ -140,7 +140,7 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
     messages = int(headers["count"][fresh].sum()) + int(walked.bundled["count"].sum())
     yield Fact(
         broker, 0, FactKind.SEGMENT, base, walked.end, base + len(walked.data),
-        first=int(journal.begins_whole), end=messages, messages=len(headers),
+        first=int(journal.has_snapshot), end=messages, messages=len(headers),
         body_bytes=len(walked.data),
         since_ns=int(times_ns.min(initial=2**63 - 1)) if len(times_ns) else 0,
         until_ns=int(times_ns.max(initial=0)), only=int(walked.was_ended),
@@ -151,9 +151,9 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
 def state_fact(
     broker: str, topic: int, segment: int, state: dict[str, Any], *, checkpoint: bool = False
 ) -> Fact:
-    """A queue and its channels, as a segment or the checkpoint tells them."""
-    told = json.dumps(state | {"checkpoint": checkpoint}, separators=(",", ":")).encode()
-    return Fact(broker, topic, FactKind.STATE, segment, state["position"], payload=told)
+    """Create the fact for the state of a queue in a segment or in the checkpoint."""
+    fields = json.dumps(state | {"checkpoint": checkpoint}, separators=(",", ":")).encode()
+    return Fact(broker, topic, FactKind.STATE, segment, state["position"], payload=fields)
 
 
 def _damage(broker: str, walked: Walked, last: bool) -> Iterator[Fact]:
@@ -166,19 +166,19 @@ def _damage(broker: str, walked: Walked, last: bool) -> Iterator[Fact]:
     elif walked.torn is not None and walked.torn.header is not None:
         header = walked.torn.header
         if header.next_position > behind:
-            # No broker writes beyond the room that it has made: this is no torn tail.
+            # A broker never writes beyond the allocated file: this is not a torn tail.
             reason = "the file is cut within a record"
             found.append(ScanDamage(walked.end, header.next_position, reason, header))
     for each in found:
-        told: dict[str, Any] = {"reason": each.reason}
+        fields: dict[str, Any] = {"reason": each.reason}
         if each.header is not None:
             header = each.header
-            told |= {"kind": _kind(header.kind), "topic": header.topic}
+            fields |= {"kind": _kind(header.kind), "topic": header.topic}
             if header.kind == RecordKind.BATCH:
-                told |= {"first": header.first_offset, "count": header.count}
+                fields |= {"first": header.first_offset, "count": header.count}
         yield Fact(
             broker, 0, FactKind.DAMAGE, walked.base, each.start, each.end,
-            payload=json.dumps(told).encode(),
+            payload=json.dumps(fields).encode(),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What an audit tells: lines of counts by the hour, and findings."""
+"""The parts of an audit's result: hourly counts, findings, and summaries of the logs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
 from martlet.pipeline.audit.coverage import LogRange
 
 EARLIER = -1
-"""In place of an hour: before what the log still holds."""
+"""In place of an hour: before the first message that the log still has."""
 
 
 @dataclass
 class CountLine:
-    """What is told of a channel, or of the topic itself where it has no name, in one hour.
+    """The counts of a channel in one hour, or of the topic itself if `channel` is empty.
 
     Attributes:
         counts: by the name of a column.
-        buckets: how many messages were finished within each bound.
+        buckets: the histogram of the times from publish to finish.
     """
 
     topic: str
@@ -37,18 +37,18 @@ class CountLine:
 
 @dataclass
 class Finding:
-    """Something that is wrong.
+    """A problem in a log.
 
     Attributes:
-        kind: ``lost`` messages, a ``finish`` record that is missing, ``doubled`` messages, or
-            ``damage`` that nothing else explains.
-        broker, topic, queue: whose.
-        channel: of a finish record.
-        stretches: which offsets, the first ones of very many.
-        count: how many messages; of finish records, how many of those.
-        unfinished: by channel, how many of them it had yet to finish.
-        places: where in the log.
-        text: what else is to be said.
+        kind: ``lost`` messages, missing ``finish`` records, ``doubled`` messages, or ``damage``
+            that explains none of these.
+        broker, topic, queue: the affected queue.
+        channel: the channel of finish records.
+        stretches: the offsets, or the first ones of very many.
+        count: the number of messages or finish records.
+        unfinished: by channel, the number of messages that it had not finished.
+        places: the ranges of the log.
+        text: more details.
     """
 
     kind: str
@@ -61,3 +61,30 @@ class Finding:
     unfinished: dict[str, int]
     places: Sequence[LogRange]
     text: str = ""
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """The summary of one broker's log.
+
+    Attributes:
+        broker: the broker's id.
+        place: the broker's address or data folder.
+        segments, bytes, records, messages: the size of the log.
+        starts: the number of starts of the broker in the log.
+        since_ns, until_ns: the timestamps of the first and the last record.
+        is_whole: whether the log still begins at position 0.
+        trouble: why an existing checkpoint could not be read.
+    """
+
+    broker: str
+    place: str
+    segments: int
+    bytes: int
+    records: int
+    messages: int
+    starts: int
+    since_ns: int
+    until_ns: int
+    is_whole: bool
+    trouble: str = ""

@@ -1,11 +1,11 @@
-"""The journal of one segment: what it begins with, and what came of that up to its end.
+"""The journal of one segment: apply its entries to the snapshot that it begins with.
 
-A channel's cursor entries are numbered, so one that is missing is known by its number::
+The cursor entries of a channel are numbered, so a missing one is noticed by its number::
 
-    head: 41, all of it | 42 | 43 |  x  | 45: what was finished in 44 is told nowhere
+    head: 41, complete | 42 | 43 |  x  | 45: the messages that 44 finished are unknown
 
-A broker that starts there goes on from 43 and delivers what came behind it again.  So the audit
-names the channel, and the offsets that the missing entry may have told of.
+A broker that starts from this log continues from 43 and redelivers later messages.  So the audit
+reports the channel, and the offsets that the missing entry may have finished.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ HOUR_NS = 3600 * 10**9
 
 @dataclass
 class JournaledChannel:
-    """A channel at one queue, as it was told so far.
+    """The state of a channel at one queue.
 
     Attributes:
-        record: as the journal has it.
-        cursor: how far it is.
-        known: whether the cursor was told from some point on without a gap.
-        made: whether the channel was made in this segment.
-        first_number: of the cursor entry before the first that is here.
-        position: of what told of it last.
-        epoch: the broker's run then.
+        record: the channel's record in the journal.
+        cursor: the channel's cursor.
+        known: whether a complete cursor and all entries after it were read.
+        made: whether the channel was created in this segment.
+        first_number: the number of the cursor entry before the first one of this segment.
+        position: the position of the last entry of the channel.
+        epoch: the epoch of that entry.
     """
 
     record: ChannelRecord
@@ -69,7 +69,7 @@ class JournaledChannel:
 
     @property
     def to_json(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The state as JSON."""
         cursor = self.cursor
         return {
             "name": self.record.name,
@@ -89,13 +89,14 @@ class JournaledChannel:
 
 @dataclass
 class QueueState:
-    """A topic at one of its queues, as it was told so far.
+    """The state of a queue.
 
     Attributes:
-        record: as the journal has it.
-        made_at: the position where it was made; None where it was there before.
-        end_offset: up to where it was known to reach.
-        position: of what told of it last.
+        record: the queue's record in the journal.
+        made_at: the position of its creation; None if it was created before this segment.
+        end_offset: its end offset in the last snapshot.
+        position: the position of its last entry.
+        channels: its channels by number.
     """
 
     record: TopicRecord
@@ -105,8 +106,8 @@ class QueueState:
     channels: dict[int, JournaledChannel] = field(default_factory=dict)
 
     @property
-    def told(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON."""
         record = self.record
         return {
             "name": record.name,
@@ -124,7 +125,7 @@ class QueueState:
 
 
 class AccountAt(NamedTuple):
-    """What a channel had done by a time."""
+    """The counters of a channel at a time."""
 
     position: int
     time_ns: int
@@ -132,31 +133,31 @@ class AccountAt(NamedTuple):
 
 
 class Journal:
-    """The journal of a segment, or what a checkpoint tells."""
+    """The journal of a segment or of a checkpoint."""
 
     def __init__(self) -> None:
-        self.begins_whole = False
-        """Whether what a segment begins with was there."""
+        self.has_snapshot = False
+        """Whether the segment has the snapshot that it should begin with."""
         self.stored: tuple[int, Any] | None = None
-        """Which stretches of the log were not let go, and the position at which that was told."""
+        """The ranges of the log that were not removed, and the position of that record."""
         self.topics: dict[int, QueueState] = {}
         self.deleted: list[tuple[int, int]] = []
-        """Topics, and the positions where that was told."""
+        """Deleted topics, and the positions of the deletions."""
         self.gaps: list[tuple[int, dict[str, Any]]] = []
-        """Topics, and which finish records are missing."""
+        """Missing finish records, by topic."""
         self.epochs: list[tuple[int, int, int, list[Stretch]]] = []
-        """Of each start of the broker: its number, the position, the time, and what was damaged
-        then behind the last checkpoint.
+        """Each start of the broker: its epoch, position and time, and the damage that it found
+        behind the last checkpoint.
         """
         self.accounts: dict[tuple[int, int, int, int], AccountAt] = {}
         """By topic, channel, epoch and hour."""
 
     @classmethod
     def of(cls, walked: Walked) -> Journal:
-        """The journal of a segment."""
+        """Read the journal of a segment."""
         journal = cls()
         kinds = walked.headers["kind"]
-        told = np.isin(
+        is_entry = np.isin(
             kinds,
             [
                 RecordKind.TOPOLOGY,
@@ -166,22 +167,22 @@ class Journal:
                 RecordKind.BUNDLE,
             ],
         )
-        for fields in walked.headers[told].tolist():
+        for fields in walked.headers[is_entry].tolist():
             header = Header._make(fields)
             record = walked.record(header.position, header.length)
             if header.kind == RecordKind.BUNDLE:
                 journal._bundle(entry_of(header, record), header.position)
                 continue
-            journal.take(
+            journal.apply(
                 header.kind, header.topic, bytes(payload(header, record)),
                 header.position, header.epoch, header.stored_at_ns,
             )  # fmt: skip
         return journal
 
-    def take(
+    def apply(
         self, kind: int, topic: int, entry: bytes, position: int, epoch: int, time_ns: int
     ) -> None:
-        """Take in an entry."""
+        """Apply an entry."""
         if kind == RecordKind.TOPOLOGY:
             self._topology(decode(RecordKind.TOPOLOGY, entry), position)
         elif kind == RecordKind.CURSOR:
@@ -194,15 +195,15 @@ class Journal:
     def _account(self, entry: bytes, position: int, epoch: int, time_ns: int) -> None:
         try:
             for account in unpack_accounts(entry):
-                place = account.topic, account.channel, epoch, time_ns // HOUR_NS
-                self.accounts[place] = AccountAt(position, time_ns, account.counts)
+                key = account.topic, account.channel, epoch, time_ns // HOUR_NS
+                self.accounts[key] = AccountAt(position, time_ns, account.counts)
         except BadRecord:
-            return  # Of a later version: the next one counts.
+            return  # Written by a later version; the next readable one has the totals.
 
     def states(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The topics that are there at the end, by number."""
+        """Yield the queues at the end, by number."""
         for topic, state in self.topics.items():
-            yield topic, state.told
+            yield topic, state.to_json
 
     # topology
 
@@ -249,7 +250,7 @@ class Journal:
                     channel.position = position
 
     def _snapshot(self, snapshot: SnapshotEntry, position: int) -> None:
-        self.begins_whole = True
+        self.has_snapshot = True
         if snapshot.stored is not None:
             at = position if snapshot.position is None else snapshot.position
             self.stored = at, snapshot.stored
@@ -271,8 +272,8 @@ class Journal:
     def _topic(self, record: TopicRecord, position: int) -> None:
         state = self.topics.get(record.id)
         if state is None:
-            # The heads of segments leave ephemeral ones out.
-            is_new = self.begins_whole and not is_ephemeral(record.name)
+            # Snapshots omit ephemeral topics.
+            is_new = self.has_snapshot and not is_ephemeral(record.name)
             made_at = position if is_new else None
             self.topics[record.id] = QueueState(record, made_at, 0, position)
         else:
@@ -283,7 +284,7 @@ class Journal:
         if known is not None:
             known.record = record
             return
-        # The heads of segments leave ephemeral ones out, so it may have been there before.
+        # Snapshots omit ephemeral channels, so it may have existed before.
         is_new = not is_ephemeral(record.name)
         state.channels[record.id] = JournaledChannel(
             record, _cursor_of(record), is_new, is_new, 0, position, 0
@@ -296,7 +297,7 @@ class Journal:
         state = self.topics.get(topic)
         channel = state.channels.get(id) if state is not None else None
         if channel is None:
-            return  # Of an ephemeral one, or of one that is told of by a damaged record alone.
+            return  # The channel is ephemeral, or its only record is damaged.
         number = number_of(entry)
         before = channel.cursor
         expected = before.number if full else before.number + 1
@@ -306,7 +307,7 @@ class Journal:
         elif number > expected:
             self.gaps.append((topic, self._gap(id, channel, entry, number, expected, position)))
         if not full:
-            # What follows is to be laid over it, as far as it is known.
+            # Apply the entry to the cursor as far as it is known.
             before.number = number - 1
         before.apply(entry)
         channel.position, channel.epoch = position, epoch
@@ -329,5 +330,5 @@ class Journal:
 
 
 def _cursor_of(channel: ChannelRecord) -> CursorState:
-    """The cursor of a channel of which no cursor entry is known."""
+    """Return the cursor of a channel without cursor entries."""
     return CursorState(channel.start or 0, channel.start or 0)

@@ -1,25 +1,21 @@
-"""The page of an audit: the verdict, what is wrong, and each topic's hours as plots."""
+"""The page of an audit: the verdict, the findings, and plots of each topic by the hour."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.durations import format_duration
+from martlet.pipeline.audit.finding import EARLIER, CountLine, LogSummary
 from martlet.pipeline.audit.journal import HOUR_NS
-from martlet.pipeline.audit.result import hours_of
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section, Text
 
-if TYPE_CHECKING:
-    from martlet.pipeline.audit.finding import CountLine
-    from martlet.pipeline.audit.result import Audit
-
-MAX_TOPICS = 50
-"""So many topics have plots, those with most messages; the tables have all."""
+MAX_PLOTTED_TOPICS = 50
+"""The topics with most messages have plots; the tables have all topics."""
 _COLUMNS = (
     "topic", "channel", "hour", "published", "delivered", "finished", "retried", "dead", "lost",
     "doubled", "open", "p50_ms", "p99_ms",
@@ -27,49 +23,67 @@ _COLUMNS = (
 _OUTCOMES = ("delivered", "finished", "retried", "dead", "lost")
 
 
-def page_of(audit: Audit) -> Page:
-    """The page."""
+def page_of(
+    texts: Sequence[Text],
+    totals: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
+    lines: Sequence[CountLine],
+    logs: Sequence[LogSummary],
+    *,
+    took_s: float,
+) -> Page:
+    """Create the page of an audit.
+
+    Args:
+        texts: the verdict and the findings.
+        totals: the rows of the table over all hours.
+        rows: the rows of the table by the hour.
+        lines: the counts to plot.
+        logs: the logs that were read.
+        took_s: the duration of the audit.
+    """
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return Page("Audit", f"made {now}, in {audit.took_s:.1f} s", tuple(_sections(audit)))
+    sections = (*texts, *_sections(totals, rows, lines, logs))
+    return Page("Audit", f"made {now}, in {took_s:.1f} s", sections)
 
 
-def _sections(audit: Audit) -> Iterator[Section]:
-    yield Text(audit.verdict, "bad" if audit.is_lossy else "good")
-    for finding in audit.findings:
-        yield Text(audit.describe(finding), "plain" if finding.kind == "doubled" else "bad")
-    totals = audit.totals()
+def _sections(
+    totals: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
+    lines: Sequence[CountLine],
+    logs: Sequence[LogSummary],
+) -> Iterator[Section]:
     columns = [name for name in _COLUMNS if name != "hour"]
     yield HtmlTable(
         "All hours", columns, [[row[name] for name in columns] for row in totals],
         frozenset(n for n, row in enumerate(totals) if row["lost"] or row["lost_of_topic"]),
     )  # fmt: skip
     sizes: dict[str, int] = {}
-    for line in audit.lines:
+    for line in lines:
         sizes[line.topic] = sizes.get(line.topic, 0) + line.counts.get("published", 0)
     topics = sorted(sizes, key=lambda topic: -sizes[topic])
-    for topic in topics[:MAX_TOPICS]:
-        yield from _plots(topic, [line for line in audit.lines if line.topic == topic])
-    if len(topics) > MAX_TOPICS:
-        yield Text(f"{len(topics) - MAX_TOPICS} smaller topics have no plots here.")
-    rows = audit.rows()
+    for topic in topics[:MAX_PLOTTED_TOPICS]:
+        yield from _plots(topic, [line for line in lines if line.topic == topic])
+    if len(topics) > MAX_PLOTTED_TOPICS:
+        yield Text(f"{len(topics) - MAX_PLOTTED_TOPICS} smaller topics have no plots here.")
     hours = [[row[name] or ("earlier" if name == "hour" else row[name]) for name in _COLUMNS]
              for row in rows]  # fmt: skip
     bad = frozenset(n for n, row in enumerate(rows) if row["lost"] or row["lost_of_topic"])
     yield HtmlTable("By the hour", _COLUMNS, hours, bad)
     fields = ("broker", "place", "segments", "bytes", "records", "messages", "starts")
-    yield HtmlTable("Logs", fields, [[getattr(log, name) for name in fields] for log in audit.logs])
+    yield HtmlTable("Logs", fields, [[getattr(log, name) for name in fields] for log in logs])
 
 
 def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
-    hours = hours_of(lines)
+    hours = _hours_of(lines)
     if not hours:
         return
     times = [datetime.fromtimestamp(hour * HOUR_NS // 10**9, UTC) for hour in hours]
-    by_place = {(line.channel, line.hour): line for line in lines}
+    by_hour = {(line.channel, line.hour): line for line in lines}
     channels = sorted({line.channel for line in lines if line.channel})
 
     def counts(channel: str, name: str) -> list[float]:
-        found = [by_place.get((channel, hour)) for hour in hours]
+        found = [by_hour.get((channel, hour)) for hour in hours]
         return [line.counts.get(name, 0) if line is not None else 0 for line in found]
 
     series: dict[str, list[float]] = {"published": counts("", "published")}
@@ -82,8 +96,8 @@ def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
     yield Plot(f"{topic}: messages an hour", times, series, "messages")
     finished: dict[str, list[float]] = {}
     for channel in channels:
-        told = np.array([line.buckets for line in lines if line.channel == channel])
-        total = told.sum(axis=0)
+        buckets = np.array([line.buckets for line in lines if line.channel == channel])
+        total = buckets.sum(axis=0)
         if total.any():
             finished[channel] = total.astype(float).tolist()
     if finished:
@@ -94,8 +108,13 @@ def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
         yield Plot(title, names[first:last], shown, "messages", "bar")
 
 
+def _hours_of(lines: Iterable[CountLine]) -> list[int]:
+    """Return the hours of lines in ascending order, without `EARLIER`."""
+    return sorted({line.hour for line in lines if line.hour != EARLIER})
+
+
 def _used(series: dict[str, list[float]]) -> tuple[int, int]:
-    """The stretch of values that are not all 0."""
+    """Return the range of positions outside of which all series are 0."""
     sums = [sum(values) for values in zip(*series.values(), strict=True)]
     used = [number for number, value in enumerate(sums) if value]
     return used[0], used[-1] + 1

@@ -1,18 +1,17 @@
-"""The book of one queue: what all segments together tell of it.
+"""The audit of one queue, from the facts of all segments.
 
-The log says which offsets were stored and which are there, how far each channel is, and what it has
-done.  From that follows what is lost::
+The log records the offsets that were stored, the cursor of each channel, and its counters.  The
+losses follow from that::
 
     offsets       0 .... 40 .... 90 .... 150 .... 180 ... 200
-    there                | x x x |  xxxx  |      | x x x |
-    let go        ------>|                |      |           behind a segment that was let go
-    finished      ----------------------->|           needs [150, 200): [150, 180) is lost to it
-    in one piece                 |  xxxx  |                  no segment between was let go: lost
+    stored               | x x x |  xxxx  |      | x x x |
+    removed       ------>|                |      |           retention removed these segments
+    finished      ----------------------->|           needs [150, 200): it has lost [150, 180)
+    contiguous                   |  xxxx  |                  no segment between was removed: lost
 
-An offset that is not there is lost where some channel has yet to finish it, or where nothing of the
-log between its neighbours was let go: then it was not the broker that took it away.  Messages of
-the broker's own topics, delayed ones and those of transactions, are lost where the checkpoint needs
-them.
+A missing offset is lost if a channel has not finished it, or if the broker removed nothing of the
+log between its neighbours.  Messages of system topics, delayed ones and those of transactions, are
+lost if the checkpoint needs them.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
 from martlet.pipeline.audit.journal import HOUR_NS
 
 _MAX_STRETCHES = 100
-"""So many stretches of one loss are named; all are counted."""
+"""The ranges of one loss to report; the count has all."""
 
 
 @dataclass(frozen=True)
 class _Channel:
-    """A channel as it was told last."""
+    """The last known state of a channel."""
 
     id: int
     name: str
@@ -47,11 +46,11 @@ class _Channel:
 
 
 class QueueAudit:
-    """What is told of one queue.
+    """Computes the counts and findings of one queue.
 
     Args:
-        extent: of the log.
-        facts: of the queue's number.
+        extent: the state of the log.
+        facts: the facts of the queue.
     """
 
     def __init__(self, extent: Extent, facts: Sequence[Fact]) -> None:
@@ -73,15 +72,13 @@ class QueueAudit:
     def _of(self, kind: FactKind) -> list[Fact]:
         return [fact for fact in self._facts if fact.kind == kind]
 
-    # what is told
-
     def _read(self) -> None:
         newest = self._states[-1][1]
         self.topic, self.queue = newest["name"], newest["queue"]
         for _, state in self._states:
-            for id, told in state["channels"].items():
-                if told["name"]:
-                    self._names[int(id)] = told["name"]
+            for id, entry in state["channels"].items():
+                if entry["name"]:
+                    self._names[int(id)] = entry["name"]
         self._strangers()
         stored: list[Stretch] = []
         for run in sorted([*self._runs, *self._copies], key=lambda run: run.first):
@@ -109,7 +106,7 @@ class QueueAudit:
                 self._publish(run, run.messages)
             covered = _joined(covered, run.first, run.end)
         for run in self._copies:
-            # Copies count where the segment that they were copied out of has gone.
+            # A copy counts if the segment of the original was removed.
             messages = sum(end - first for first, end in apart_from(covered, run.first, run.end))
             if messages and not run.only:
                 self._publish(run, messages)
@@ -121,7 +118,7 @@ class QueueAudit:
         counts["bytes"] += run.body_bytes * messages // run.messages
 
     def _accounts(self, channel: int) -> None:
-        """Add up by the hour what a channel has done."""
+        """Sum the counters of a channel by the hour."""
         before: dict[int, npt.NDArray[np.int64]] = {}
         for fact in self._of(FactKind.ACCOUNT):
             if fact.only != channel:
@@ -136,9 +133,9 @@ class QueueAudit:
             before[fact.epoch] = counts
 
     def _began_before(self, epoch: int, position: int) -> bool:
-        """Whether some of what a run of the broker has done before a position was let go."""
+        """Return whether a part of an epoch before a position was removed."""
         began = self._extent.epochs.get(epoch)
-        return began is None or self._extent.was_let_go(began, position)
+        return began is None or self._extent.was_removed(began, position)
 
     @staticmethod
     def _done(line: CountLine, counts: npt.NDArray[np.int64]) -> None:
@@ -148,11 +145,9 @@ class QueueAudit:
         finished = int(counts[FIRST_BUCKET:].sum()) + int(counts[ChannelCount.COMMITTED])
         line.counts["finished"] += finished
 
-    # what is wrong
-
     def _strangers(self) -> None:
-        """See that all who tell of the queue mean the same: it got its number, and the random one
-        that its messages' ids begin with, once and for all.
+        """Check that all segments have the same topic and id base for the queue's number, which
+        never change.
         """
         usual: dict[str, set[int]] = {}
         for segment, state in self._states:
@@ -188,21 +183,21 @@ class QueueAudit:
         for fact in self._of(FactKind.GAP):
             self._finish_gap(json.loads(fact.payload))
         last: dict[str, tuple[int, dict[str, Any]]] = {}
-        by_segment = [told for told in self._states if not told[1]["checkpoint"]]
+        by_segment = [entry for entry in self._states if not entry[1]["checkpoint"]]
         for segment, state in by_segment:
-            for id, told in state["channels"].items():
-                if id in last and not told["made"]:
-                    self._continued(int(id), *last[id], segment, told, told["first_number"])
-                if told["known"] or id not in last:
-                    last[id] = segment, told
+            for id, entry in state["channels"].items():
+                if id in last and not entry["made"]:
+                    self._continued(int(id), *last[id], segment, entry, entry["first_number"])
+                if entry["known"] or id not in last:
+                    last[id] = segment, entry
         for segment, state in self._states:
-            before = [told for base, told in by_segment if base == segment]
+            before = [entry for base, entry in by_segment if base == segment]
             if state["checkpoint"] and before:
-                for id, told in state["channels"].items():
+                for id, entry in state["channels"].items():
                     known = before[0]["channels"].get(id)
                     if known is not None:
                         position = state["position"]
-                        self._continued(int(id), segment, known, position, told, told["number"])
+                        self._continued(int(id), segment, known, position, entry, entry["number"])
 
     def _continued(
         self,
@@ -210,15 +205,15 @@ class QueueAudit:
         segment: int,
         before: dict[str, Any],
         position: int,
-        told: dict[str, Any],
+        entry: dict[str, Any],
         number: int,
     ) -> None:
-        """See that a channel's finish records reach as far as what tells all of it again says, the
-        head of the next segment or a checkpoint.
+        """Check that a channel's finish records reach up to its next snapshot, at the head of the
+        next segment or in a checkpoint.
         """
         missing = number - before["number"]
-        let_go = self._extent.was_let_go(segment, position)
-        if missing <= 0 or let_go or not (before["known"] and told["known"]):
+        let_go = self._extent.was_removed(segment, position)
+        if missing <= 0 or let_go or not (before["known"] and entry["known"]):
             return
         gap = {
             "channel": id,
@@ -226,14 +221,14 @@ class QueueAudit:
             "since": before["position"],
             "position": max(position, before["position"]),
             "first": min([before["next"], *(first for first, _ in before["ranges"])]),
-            "end": told["next"],
+            "end": entry["next"],
         }
         self._finish_gap(gap)
 
     def _finish_gap(self, gap: dict[str, Any]) -> None:
         since, until = gap["since"], gap["position"]
         if self._extent.is_torn(since, until + 1):
-            return  # What it told of was not durable yet, and comes again.
+            return  # The record was not durable; its messages are redelivered.
         places = self._extent.places(since, until + 1) or [self._between(since, until)]
         first, end = gap["first"], max(gap["first"], gap["end"])
         self.findings.append(
@@ -246,7 +241,7 @@ class QueueAudit:
         )  # fmt: skip
 
     def _judge(self, stored: list[Stretch]) -> None:
-        """See what of the queue is not there, and should be."""
+        """Find the offsets of the queue that should exist and do not."""
         state = self._newest()
         end = max([state["end"], state["backlog"], *(run.end for run in self._runs)])
         channels = self._channels()
@@ -270,14 +265,14 @@ class QueueAudit:
             if not channels and is_there:
                 waiting = gap[1] - max(gap[0], state["backlog"])
                 unfinished |= {"": waiting} if waiting > 0 else {}
-            let_go = since is None or until is None or self._extent.was_let_go(since, until)
+            let_go = since is None or until is None or self._extent.was_removed(since, until)
             if not is_there:
                 unfinished = {}
             if is_ephemeral(self.topic) or (let_go and not unfinished):
                 earlier += gap[1] - gap[0]
                 continue
             if let_go and self._extent.gone:
-                continue  # It may have been finished since what was read of the journal.
+                continue  # The messages may have been finished after the journal was read.
             self._lose(gap, unfinished, since, until, all_of_it=not let_go)
         if earlier and not is_ephemeral(self.topic):
             self._line("", EARLIER).counts["published"] += earlier
@@ -308,7 +303,7 @@ class QueueAudit:
         self._find("lost", [gap], places, count, unfinished)
 
     def _judge_needed(self, stored: list[Stretch]) -> None:
-        """See that what the checkpoint needs of a topic of the broker's own is there."""
+        """Check that the messages of a system topic that the checkpoint needs exist."""
         what = "delayed messages" if self._newest()["delayed"] else "messages of transactions"
         for fact in self._of(FactKind.NEEDED):
             needed = json.loads(fact.payload)
@@ -323,8 +318,8 @@ class QueueAudit:
                 since, until = self._bracket(part)
                 start, stop = since or 0, self._extent.end if until is None else until
                 found = self._extent.places(start, stop)
-                if found or not self._extent.was_let_go(start, stop):
-                    # Else a full disk has made room by it since the checkpoint.
+                if found or not self._extent.was_removed(start, stop):
+                    # Otherwise the broker removed it on a full disk, after the checkpoint.
                     taken.append(part)
                     found = found or [self._between(start, stop)]
                     places += [place for place in found if place not in places]
@@ -353,7 +348,7 @@ class QueueAudit:
         return LogRange(self._extent.base_of(start), start, end, "between these positions")
 
     def _open(self, channel: _Channel, end: int, voids: list[Stretch]) -> int:
-        """How many messages a channel has yet to finish."""
+        """Count the messages that a channel has not finished."""
         skipped = list(voids)
         for void in channel.state["voids"]:
             skipped = with_stretch(skipped, *void)
@@ -363,62 +358,60 @@ class QueueAudit:
         ahead = sum(b - a for a, b in apart_from(skipped, channel.state["next"], end))
         return ahead + _needed(channel, (0, channel.state["next"]), channel.state["next"])
 
-    # where it stands
-
     def _newest(self) -> dict[str, Any]:
-        """The topic as it was told last."""
+        """Return the last known state of the queue."""
         newest: dict[str, Any] = max(
             (state for _, state in self._states), key=lambda state: state["position"]
         )
         return newest
 
     def _last_state(self) -> dict[str, Any]:
-        """What there was at the end: what the last segment tells, or the checkpoint, where that
-        reaches beyond what is there.
+        """Return the state at the end: that of the last segment, or that of the checkpoint if it is
+        beyond the log's end.
         """
         state: dict[str, Any]
         _, state = max(
             self._states,
-            key=lambda told: (
-                not told[1]["checkpoint"] or told[1]["position"] > self._extent.written_end,
-                told[1]["position"] if told[1]["checkpoint"] else told[0],
+            key=lambda entry: (
+                not entry[1]["checkpoint"] or entry[1]["position"] > self._extent.written_end,
+                entry[1]["position"] if entry[1]["checkpoint"] else entry[0],
             ),
         )
         return state
 
     def _is_there(self) -> bool:
-        """Whether the topic is there at the log's end: it was not deleted, and the newest segment
-        tells of it.
+        """Return whether the topic exists at the log's end: it was not deleted, and the newest
+        snapshot has it.
         """
         if self._of(FactKind.DELETED):
             return False
         return max(segment for segment, _ in self._states) >= self._extent.newest_head
 
     def _channels(self) -> list[_Channel]:
-        """The channels that are there at the end, each as it was told last."""
+        """Return the channels that exist at the end, with their last known state."""
         if not self._is_there() or is_ephemeral(self.topic):
             return []
         there: dict[str, dict[str, Any]] = {}
         for _, state in self._states:
-            for id, told in state["channels"].items():
-                if id not in there or _newness(told) > _newness(there[id]):
-                    there[id] = told
+            for id, entry in state["channels"].items():
+                if id not in there or _newness(entry) > _newness(there[id]):
+                    there[id] = entry
         kept = self._last_state()["channels"]
         return [
-            _Channel(int(id), self._names[int(id)], told)
-            for id, told in there.items()
+            _Channel(int(id), self._names[int(id)], entry)
+            for id, entry in there.items()
             if id in kept and not is_ephemeral(self._names.get(int(id), ""))
         ]
 
     def _bracket(self, gap: Stretch) -> tuple[int | None, int | None]:
-        """The positions between which the messages of a gap were stored; None where that is not
-        known, since their neighbours have gone too.
+        """Return the positions between which the messages of a gap were stored; None if unknown,
+        because their neighbours were removed too.
         """
         before = [run for run in self._runs if run.end <= gap[0]]
         behind = [run for run in self._runs if run.first >= gap[1]]
         made_at = next((s["made_at"] for _, s in self._states if s["made_at"] is not None), None)
         if made_at is None and self._extent.start == 0:
-            made_at = 0  # Nothing was ever let go before what is there.
+            made_at = 0  # The log still has its first segment.
         since = max((run.end_position for run in before), default=made_at)
         until: int | None = min((run.position for run in behind), default=None)
         if until is None:
@@ -426,7 +419,7 @@ class QueueAudit:
         return since, until
 
     def _hour_near(self, gap: Stretch) -> int:
-        """The hour in which the messages before a gap were stored, or else those behind it."""
+        """Return the hour of the messages before a gap, or else of those after it."""
         before = [run for run in self._runs if run.end <= gap[0]]
         behind = [run for run in self._runs if run.first >= gap[1]]
         if before:
@@ -440,12 +433,12 @@ class QueueAudit:
         return max(hours, default=EARLIER)
 
 
-def _newness(told: dict[str, Any]) -> tuple[bool, int, int]:
-    return told["known"], told["number"], told["position"]
+def _newness(entry: dict[str, Any]) -> tuple[bool, int, int]:
+    return entry["known"], entry["number"], entry["position"]
 
 
 def _joined(stretches: list[Stretch], first: int, end: int) -> list[Stretch]:
-    """The same with one more, which begins behind where the last one begins."""
+    """Add a range that begins after the start of the last one; merge the two if they touch."""
     if stretches and first <= stretches[-1][1]:
         stretches[-1] = stretches[-1][0], max(stretches[-1][1], end)
     else:
@@ -454,14 +447,14 @@ def _joined(stretches: list[Stretch], first: int, end: int) -> list[Stretch]:
 
 
 def _needed(channel: _Channel, gap: Stretch, end: int) -> int:
-    """How many offsets of a gap a channel has yet to finish."""
-    told = channel.state
+    """Count the offsets of a gap that a channel has not finished."""
+    entry = channel.state
     first, stop = gap
-    voids = [tuple(void) for void in told["voids"]]
-    ahead = max(first, told["next"]), min(stop, end)
+    voids = [tuple(void) for void in entry["voids"]]
+    ahead = max(first, entry["next"]), min(stop, end)
     count = sum(b - a for a, b in apart_from(voids, *ahead)) if ahead[0] < ahead[1] else 0
     held: set[int] = set()
-    for begin, behind in told["ranges"]:
+    for begin, behind in entry["ranges"]:
         held.update(range(max(begin, first), min(behind, stop)))
-    held.update(offset for offset in told["stragglers"] if first <= offset < stop)
-    return count + sum(1 for offset in held if offset < told["next"])
+    held.update(offset for offset in entry["stragglers"] if first <= offset < stop)
+    return count + sum(1 for offset in held if offset < entry["next"])

@@ -1,11 +1,11 @@
-"""The reading: segments become facts, and facts lines, as Spark tasks.
+"""The Spark tasks of an audit: segments to facts, and facts to count lines and findings.
 
 ::
 
     segments --- decode, a task for some of them ---> facts --- by queue ---> lines and findings
                                                           `--- extents, on the driver ---^
 
-The facts are few, and are kept while both are made of them.
+The facts are few, so they are cached for both uses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES = 128 << 20
-"""So much of the log one task reads, or a whole segment where that is longer."""
+"""The size of the log that one task reads, or one segment if that is larger."""
 
 COLUMNS = (
     "published",
@@ -70,7 +70,7 @@ _LINE_DDL = ", ".join(
 
 
 def read_segments(spark: SparkSession, places: Sequence[SegmentPlace]) -> DataFrame:
-    """The facts of all segments, not computed yet."""
+    """Return the facts of all segments, evaluated lazily."""
     from martlet.pipeline.audit.facts import DDL
 
     tasks = _tasks(places, spark.sparkContext.defaultParallelism)
@@ -79,7 +79,7 @@ def read_segments(spark: SparkSession, places: Sequence[SegmentPlace]) -> DataFr
 
 
 def _tasks(places: Sequence[SegmentPlace], cores: int) -> list[list[SegmentPlace]]:
-    """Which segments each task reads: neighbours, about as much each, and all cores at work."""
+    """Divide segments into tasks of similar size, at least one for each core."""
     total = sum(place.bytes for place in places)
     wanted = min(TASK_BYTES, max(1, total // max(1, cores)))
     tasks: list[list[SegmentPlace]] = []
@@ -107,7 +107,7 @@ def _decoding(
 
 
 def decoded(place: SegmentPlace) -> list[Fact]:
-    """The facts of a segment; that it has gone, where the broker let it go meanwhile."""
+    """Read the facts of a segment; a fact GONE if the broker has removed the segment."""
     try:
         with place.opened() as data:
             return list(facts_of(place.broker, walk(data, place.base), last=place.last))
@@ -115,11 +115,8 @@ def decoded(place: SegmentPlace) -> list[Fact]:
         return [Fact(place.broker, 0, FactKind.GONE, place.base, place.base)]
 
 
-# what a checkpoint tells
-
-
 def checkpoint_facts(survey: Survey) -> list[Fact]:
-    """What the checkpoint of a log tells, as facts."""
+    """Return the facts of a log's checkpoint."""
     loaded = survey.checkpoint
     if loaded is None:
         return []
@@ -127,7 +124,7 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
     journal = Journal()
     for kind, topic, entry in loaded.entries:
         if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR):
-            journal.take(kind, topic, entry, position, epoch, 0)
+            journal.apply(kind, topic, entry, position, epoch, 0)
     segment = max([p.base for p in survey.segments if p.base <= position], default=0)
     found = [
         state_fact(survey.broker, topic, segment, state, checkpoint=True)
@@ -140,22 +137,19 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
             stretches = [(offset, offset + 1) for offset in needed.below]
             if needed.floor < ends[topic]:
                 stretches.append((needed.floor, ends[topic]))
-            told = json.dumps(stretches).encode()
+            recorded = json.dumps(stretches).encode()
             found.append(
-                Fact(survey.broker, topic, FactKind.NEEDED, segment, position, payload=told)
+                Fact(survey.broker, topic, FactKind.NEEDED, segment, position, payload=recorded)
             )
     return found
 
 
-# what there is of each log
-
-
 def extents_of(surveys: Sequence[Survey], general: Sequence[Fact]) -> dict[str, Extent]:
-    """By broker, what there is of its log.
+    """Return the extent of each broker's log.
 
     Args:
-        surveys: of all brokers.
-        general: the facts that are of no topic.
+        surveys: the surveys of all brokers.
+        general: the facts without a topic.
     """
     return {
         survey.broker: _extent(survey, [f for f in general if f.broker == survey.broker])
@@ -167,17 +161,17 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
     segments = sorted((f for f in facts if f.kind == FactKind.SEGMENT), key=lambda f: f.segment)
     present = [(fact.segment, fact.segment + fact.body_bytes) for fact in segments]
     gone = any(fact.kind == FactKind.GONE for fact in facts)
-    told: list[tuple[int, list[Any]]] = [
+    recorded: list[tuple[int, list[Any]]] = [
         tuple(json.loads(fact.payload)) for fact in segments if fact.payload != b"null"
     ]
     if survey.checkpoint is not None:
         head = checkpoint_head(survey.checkpoint)
         if head.snapshot.stored is not None:
-            told.append((head.position, list(head.snapshot.stored)))
+            recorded.append((head.position, list(head.snapshot.stored)))
     if survey.is_running:
-        # It may have begun segments since they were listed.
+        # The broker may have started new segments after the list.
         listed_end = survey.segments[-1].base + survey.segments[-1].bytes
-        told = [(position, _below(stretches, listed_end)) for position, stretches in told]
+        recorded = [(position, _below(stretches, listed_end)) for position, stretches in recorded]
     epochs = {fact.epoch: fact.position for fact in facts if fact.kind == FactKind.EPOCH}
     passed = [
         stretch for f in facts if f.kind == FactKind.EPOCH for stretch in json.loads(f.payload)
@@ -194,7 +188,7 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
     return Extent(
         broker=survey.broker,
         segments=present,
-        missing=[] if gone else [_missing(segments, *s) for s in missing_from(present, told)],
+        missing=[] if gone else [_missing(segments, *s) for s in missing_from(present, recorded)],
         damage=sorted(damage, key=lambda place: place.start),
         torn=torn,
         epochs=epochs,
@@ -205,7 +199,7 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
 
 
 def _missing(segments: list[Fact], start: int, end: int) -> LogRange:
-    """A stretch that is not there: the rest of a file that was cut, or a segment."""
+    """Describe a missing range: the rest of a truncated file, or a segment."""
     usual_bytes = sorted(fact.body_bytes for fact in segments)[len(segments) // 2]
     for fact in segments:
         if fact.segment + fact.body_bytes == start and fact.body_bytes < usual_bytes:
@@ -214,16 +208,16 @@ def _missing(segments: list[Fact], start: int, end: int) -> LogRange:
 
 
 def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]]:
-    """What lies before a position."""
+    """Cut ranges at a position."""
     return [(first, min(stop, end)) for first, stop in stretches if first < end]
 
 
 def _shortened(survey: Survey, segments: list[Fact]) -> list[LogRange]:
-    """Whether the newest file is shorter than it was made, which nobody tells who comes later."""
+    """Return the missing end of the newest file, if it is shorter than it was allocated."""
     newest = survey.segments[-1]
-    told = [fact.payload for fact in segments if fact.segment == newest.base]
+    recorded = [fact.payload for fact in segments if fact.segment == newest.base]
     behind = newest.base + newest.bytes
-    for _, stretches in filter(None, map(json.loads, told)):
+    for _, stretches in filter(None, map(json.loads, recorded)):
         for first, end in stretches:
             if first <= newest.base < end and behind < end:
                 return [LogRange(newest.base, behind, end, "the file is cut here")]
@@ -231,7 +225,7 @@ def _shortened(survey: Survey, segments: list[Fact]) -> list[LogRange]:
 
 
 def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[LogRange]:
-    """What the log's end lacks, where the checkpoint says that there was more."""
+    """Return the missing end of the log, if the next segment or the checkpoint was further."""
     if not segments or survey.is_running:
         return []
     newest = segments[-1]
@@ -248,16 +242,16 @@ def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[LogRang
 
 
 def _reason(fact: Fact) -> str:
-    told = json.loads(fact.payload)
-    what = f" (a {told['kind']} record)" if "kind" in told else ""
-    if "first" in told:
-        offsets = f"offsets {told['first']} to {told['first'] + told['count'] - 1}"
-        what = f" (a batch record: {offsets} of topic number {told['topic']})"
-    return f"{told['reason']}{what}"
+    recorded = json.loads(fact.payload)
+    what = f" (a {recorded['kind']} record)" if "kind" in recorded else ""
+    if "first" in recorded:
+        offsets = f"offsets {recorded['first']} to {recorded['first'] + recorded['count'] - 1}"
+        what = f" (a batch record: {offsets} of topic number {recorded['topic']})"
+    return f"{recorded['reason']}{what}"
 
 
 def topic_names(facts: DataFrame) -> set[str]:
-    """The names of the topics that logs tell of, but for the broker's own."""
+    """Return the names of all topics in the logs, except system topics."""
     from pyspark.sql import functions as F
 
     states = facts.where(F.col("kind") == int(FactKind.STATE))
@@ -266,11 +260,8 @@ def topic_names(facts: DataFrame) -> set[str]:
     return {found_name for found_name in found if not is_system(found_name)}
 
 
-# the books
-
-
 def read_books(facts: DataFrame, extents: dict[str, Extent], topics: Sequence[str]) -> DataFrame:
-    """The lines and findings of all queues, not computed yet."""
+    """Return the count lines and findings of all queues, evaluated lazily."""
     cores = facts.sparkSession.sparkContext.defaultParallelism
     queues = facts.where("topic > 0").repartition(cores, "broker", "topic")
     return queues.groupBy("broker", "topic").applyInArrow(
@@ -290,7 +281,7 @@ def _booking(extents: dict[str, Extent], topics: frozenset[str]) -> Callable[[pa
 
 
 def lines_table(lines: Iterable[CountLine], findings: Iterable[Finding]) -> pa.Table:
-    """Lines, and findings as JSON, as columns."""
+    """Convert lines and findings to columns, findings as JSON."""
     rows: list[dict[str, Any]] = []
     for line in lines:
         row = {"topic": line.topic, "channel": line.channel, "hour": line.hour}
@@ -311,7 +302,7 @@ def lines_table(lines: Iterable[CountLine], findings: Iterable[Finding]) -> pa.T
 
 
 def finding_of(text: str) -> Finding:
-    """A finding, from JSON."""
+    """Decode a finding from JSON."""
     fields = json.loads(text)
     fields["places"] = [LogRange(**place) for place in fields["places"]]
     fields["stretches"] = [tuple(stretch) for stretch in fields["stretches"]]
@@ -319,7 +310,7 @@ def finding_of(text: str) -> Finding:
 
 
 def line_of(fields: dict[str, Any]) -> CountLine:
-    """A line, from a row."""
+    """Convert a row to a count line."""
     line = CountLine(fields["topic"], fields["channel"], fields["hour"])
     line.counts.update({name: fields[name] for name in COLUMNS})
     line.buckets = np.array([fields[name] for name in BUCKETS], np.int64)
@@ -327,6 +318,6 @@ def line_of(fields: dict[str, Any]) -> CountLine:
 
 
 def checkpointed(spark: SparkSession, surveys: Iterable[Survey]) -> DataFrame:
-    """The facts of all checkpoints."""
+    """Return the facts of all checkpoints."""
     found = [fact for survey in surveys for fact in checkpoint_facts(survey)]
     return spark.createDataFrame(pa.Table.from_batches([table(found)]))

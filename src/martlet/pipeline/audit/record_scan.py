@@ -1,4 +1,4 @@
-"""The walk: all records of a segment, found and verified with as little work a record as can be.
+"""Find and verify all records of a segment, with little work for each record.
 
 ::
 
@@ -6,10 +6,10 @@
      ^      ^       ^       ^        damage    ^       ^
      words that are the magic, with their own position two words later
 
-Where every such place begins where the one before it ends, those are the records.  Where they do
-not, because something is damaged, or stands in a bundle or looks like a record inside a body, they
-are gone through one by one, by the rules of `martlet.log.recovery`: what is behind a damaged place
-counts too.  Every record's checksum is verified.
+If each candidate begins where the one before it ends, the candidates are the records.  If not,
+because of damage, a bundle, or a body that looks like a record, the candidates are checked one by
+one, by the rules of `martlet.log.recovery`: records after damage count too.  Every checksum is
+verified.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _CRC_AT = 8
 
 @dataclass(frozen=True)
 class ScanDamage:
-    """Positions from `start` up to `end` hold no good record, though they should.
+    """A range of positions without a valid record, though one should be there.
 
     Attributes:
-        header: of what began there, where that can still be read.
+        header: the header of the damaged record, if it can be read.
     """
 
     start: int
@@ -60,17 +60,17 @@ class ScanDamage:
 
 @dataclass
 class Walked:
-    """What was found in a segment.
+    """The records of a segment.
 
     Attributes:
-        data: its bytes.
-        base: its first position.
-        headers: of all good records in order, without those of batches in bundles.
-        bundled: those.
-        end: behind the last good record.
-        closed: whether nothing can follow there in this segment.
-        damage: what is damaged, but for what may be the log's torn tail.
-        torn: that.
+        data: the bytes of the segment.
+        base: the first position of the segment.
+        headers: the headers of all valid records in order, without batches in bundles.
+        bundled: the headers of batches in bundles.
+        end: the end of the last valid record.
+        closed: whether no record can follow in this segment.
+        damage: the damaged ranges, except a possible torn tail.
+        torn: damage at the end, which may be the log's torn tail.
     """
 
     data: memoryview
@@ -84,11 +84,11 @@ class Walked:
 
     @property
     def was_ended(self) -> bool:
-        """Whether the broker has said that it ends here, which it does as it begins the next."""
+        """Whether the last record is the end mark, written before the next segment starts."""
         return bool(len(self.headers)) and int(self.headers["kind"][-1]) == RecordKind.SEGMENT_END
 
     def record(self, position: int, length: int) -> memoryview:
-        """The bytes of a record."""
+        """Return the bytes of a record."""
         at = position - self.base
         return self.data[at : at + length]
 
@@ -116,7 +116,7 @@ def walk(data: memoryview, base: int) -> Walked:
 
 
 def _likely(data: memoryview, base: int) -> Int64s:
-    """Where a record may begin, in bytes from the segment's start."""
+    """Return the candidates: byte offsets in the segment where a record may begin."""
     count = len(data) // 8
     words = np.frombuffer(data, "<u8", count)
     halves = np.frombuffer(data, "<u4", 2 * count)[::2]
@@ -137,7 +137,7 @@ def _headers(data: memoryview, starts: Int64s) -> Headers:
 
 
 def _good(data: memoryview, starts: Int64s, headers: Headers) -> npt.NDArray[np.bool_]:
-    """Which of them are whole records; batches that stand in a bundle are none by themselves."""
+    """Return which candidates are valid records; batches inside of a bundle are not."""
     lengths = headers["length"].astype(np.int64)
     ends_at = (HEADER_BYTES + headers["payload_length"].astype(np.int64) + 7) & ~7
     properties_at = (ends_at + 4 * headers["count"].astype(np.int64) + 7) & ~7
@@ -151,7 +151,7 @@ def _good(data: memoryview, starts: Int64s, headers: Headers) -> npt.NDArray[np.
     sums = zip(
         starts.tolist(), (starts + lengths).tolist(), headers["crc32c"].tolist(), strict=True
     )
-    verified = [crc32c(data[s + _CRC_AT : end]) == told for s, end, told in compress(sums, good)]
+    verified = [crc32c(data[s + _CRC_AT : end]) == crc for s, end, crc in compress(sums, good)]
     good[good] = verified
     return good
 
@@ -164,7 +164,7 @@ def _chosen(
     headers: Headers,
     good: npt.NDArray[np.bool_],
 ) -> tuple[list[int], list[ScanDamage]]:
-    """Which of the likely places are records, and what is damaged between them."""
+    """Return which candidates are records, and the damage between them."""
     chosen: list[int] = []
     damage: list[ScanDamage] = []
     at = 0
@@ -174,7 +174,7 @@ def _chosen(
         if start < at or not is_good:
             continue
         if closed:
-            # Found again by a start, if it stood there: the end before it is none.
+            # A record after an end of segment: the end was left by an earlier use of the file.
             damage.append(ScanDamage(base + at, base + start, "a stale end of segment"))
             chosen.pop()
         elif start > at:
@@ -198,7 +198,7 @@ def _damage(data: memoryview, base: int, at: int, end: int) -> ScanDamage:
 
 
 def _tail(data: memoryview, base: int, end: int) -> ScanDamage | None:
-    """What was begun behind the last good record; None where nothing was."""
+    """Return the incomplete record behind the last valid one; None if there is none."""
     left = data[end:]
     first_words = np.frombuffer(left[: len(left) // 8 * 8], "<u8")[:_HEADER_WORDS]
     if len(first_words) > _POSITION_WORD and (
@@ -210,7 +210,7 @@ def _tail(data: memoryview, base: int, end: int) -> ScanDamage | None:
 
 
 def _bundled(data: memoryview, base: int, starts: Int64s) -> Headers:
-    """The headers of all batches in some bundles."""
+    """Return the headers of all batches in bundles."""
     found = [np.empty(0, np.int64)]
     for start in starts.tolist():
         header = read_header(data, start, base + start)

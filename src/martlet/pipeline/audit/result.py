@@ -1,9 +1,9 @@
-"""The result of an audit: as a table for a terminal, as JSON, and as a page with plots."""
+"""The result of an audit, as a table for a terminal, and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.durations import format_duration
-from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
+from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding, LogSummary
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.plural import counted
 
@@ -21,49 +21,22 @@ if TYPE_CHECKING:
 
 _SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
 _MAX_FINDINGS = 50
-"""So many are told on a terminal; JSON has all."""
+"""The findings to print on a terminal; JSON has all."""
 _MAX_PLACES = 3
 _QUANTILES = (0.5, 0.99)
 
 
 @dataclass(frozen=True)
-class LogSummary:
-    """One broker's log.
-
-    Attributes:
-        broker: its id.
-        place: its address, or its data folder.
-        segments, bytes, records, messages: what was read.
-        starts: how often the broker was started in that time.
-        since_ns, until_ns: of what was read first and last.
-        is_whole: whether nothing of it was ever let go before what is there.
-        trouble: why its checkpoint could not be read, though there is one.
-    """
-
-    broker: str
-    place: str
-    segments: int
-    bytes: int
-    records: int
-    messages: int
-    starts: int
-    since_ns: int
-    until_ns: int
-    is_whole: bool
-    trouble: str = ""
-
-
-@dataclass(frozen=True)
 class Audit:
-    """What an audit has found.
+    """The result of an audit.
 
     Attributes:
-        lines: by topic, channel and hour; the topic's own have no channel.
-        findings: what is wrong.
-        logs: what was read.
-        took_s: how long it took.
-        changed: whether segments were let go while they were read, so that what is missing of them
-            cannot be judged.
+        lines: the counts by topic, channel and hour; those of a topic have an empty channel.
+        findings: the problems.
+        logs: the logs that were read.
+        took_s: the duration.
+        changed: whether brokers removed segments during the audit, so that their messages cannot be
+            judged.
     """
 
     lines: Sequence[CountLine]
@@ -74,38 +47,38 @@ class Audit:
 
     @property
     def lost(self) -> int:
-        """How many messages are lost."""
+        """The number of lost messages."""
         return sum(finding.count for finding in self.findings if finding.kind == "lost")
 
     @property
     def doubled(self) -> int:
-        """How many messages are stored twice."""
+        """The number of messages that are stored twice."""
         return sum(finding.count for finding in self.findings if finding.kind == "doubled")
 
     @property
     def is_lossy(self) -> bool:
-        """Whether anything is lost: messages, finish records, or what nobody can name any more."""
+        """Whether messages or finish records are lost, or damage may have contained some."""
         return any(finding.kind != "doubled" for finding in self.findings)
 
     # the rows of the table
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a channel and hour, with what the topic got in that hour; a topic without channels
-        has a row of its own.
+        """Build a row for each channel and hour, with the topic's counts of that hour; a topic
+        without channels has rows of its own.
         """
         topics = {(line.topic, line.hour): line for line in self.lines if not line.channel}
         channels: dict[str, set[str]] = {}
         for line in self.lines:
             if line.channel:
                 channels.setdefault(line.topic, set()).add(line.channel)
-        told = {(line.topic, line.channel, line.hour): line for line in self.lines}
-        keys = {key for key in told if key[1]}
+        lines = {(line.topic, line.channel, line.hour): line for line in self.lines}
+        keys = {key for key in lines if key[1]}
         for topic, hour in topics:
             keys |= {(topic, channel, hour) for channel in channels.get(topic, {""})}
-        return [_row(*key, told.get(key), topics.get((key[0], key[2]))) for key in sorted(keys)]
+        return [_row(*key, lines.get(key), topics.get((key[0], key[2]))) for key in sorted(keys)]
 
     def totals(self) -> list[dict[str, Any]]:
-        """The same over all hours."""
+        """Build a row for each channel over all hours."""
         sums: dict[tuple[str, str], CountLine] = {}
         for line in self.lines:
             total = sums.setdefault(
@@ -127,7 +100,7 @@ class Audit:
     # as text
 
     def text(self) -> str:
-        """The table and the findings, for a terminal."""
+        """Format the table, the findings and the verdict for a terminal."""
         parts = [self._table(), *self._finding_lines(), self._verdict()]
         return "\n".join(part for part in parts if part)
 
@@ -157,7 +130,7 @@ class Audit:
         return ["", *lines] if lines else []
 
     def describe(self, finding: Finding) -> str:
-        """A finding in words; of several brokers, with whose log it is in."""
+        """Describe a finding; with several brokers, also name the log."""
         places = [log.place for log in self.logs if log.broker == finding.broker]
         where = f"\n  in the log of {places[0]}" if places and len(self.logs) > 1 else ""
         return describe(finding) + where
@@ -209,7 +182,7 @@ class Audit:
     # as JSON
 
     def json(self) -> str:
-        """All of it."""
+        """Format the result as JSON."""
         return json.dumps(
             {
                 "lost": self.lost,
@@ -229,10 +202,24 @@ class Audit:
     # as a page
 
     def page(self) -> Page:
-        """A page with tables and plots."""
+        """Create a page with tables and plots."""
         from martlet.pipeline.audit.plots import page_of
+        from martlet.pipeline.html_page import Text
 
-        return page_of(self)
+        return page_of(
+            [
+                Text(self.verdict, "bad" if self.is_lossy else "good"),
+                *(
+                    Text(self.describe(finding), "plain" if finding.kind == "doubled" else "bad")
+                    for finding in self.findings
+                ),
+            ],
+            self.totals(),
+            self.rows(),
+            self.lines,
+            self.logs,
+            took_s=self.took_s,
+        )
 
 
 def _row(
@@ -271,8 +258,8 @@ def _bound(number: int) -> str:
 
 
 def quantile_ms(buckets: Any, part: float) -> float | None:
-    """The bound, in milliseconds, within which such a part was finished; None where none was, and
-    infinity where that is beyond all bounds.
+    """Return the bucket bound of a quantile in milliseconds; None for an empty histogram, infinity
+    beyond the last bound.
     """
     total = int(buckets.sum())
     if not total:
@@ -298,7 +285,7 @@ def _shown_time(time_ns: int) -> str:
 
 
 def describe(finding: Finding) -> str:
-    """A finding in words, with its places."""
+    """Describe a finding with its ranges of the log."""
     where = f"topic {finding.topic!r}" if finding.topic else f"broker {finding.broker}"
     if finding.queue:
         where += f" queue {finding.queue}"
@@ -306,14 +293,14 @@ def describe(finding: Finding) -> str:
         where += f" channel {finding.channel!r}"
     offsets = ", ".join(f"{first} to {end - 1}" for first, end in finding.stretches if end > first)
     messages = _many(finding.count, "message", "messages")
-    told = {
+    title = {
         "lost": f"LOST: {messages} of {where}, offsets {offsets}",
         "finish": f"LOST: {_many(finding.count, 'finish record', 'finish records')} of {where}"
         + (f", of offsets {offsets} and older ones" if offsets else ""),
         "doubled": f"DOUBLED: {messages} of {where}, offsets {offsets}",
         "damage": f"DAMAGED: {where}",
     }[finding.kind]
-    lines = [told]
+    lines = [title]
     unfinished = [
         f"{channel!r} had yet to finish {count:,}" if channel else f"{count:,} waited for a channel"
         for channel, count in sorted(finding.unfinished.items())
@@ -340,11 +327,6 @@ def _finding_fields(finding: Finding) -> dict[str, Any]:
         for place in finding.places
     ]
     return fields
-
-
-def hours_of(lines: Iterable[CountLine]) -> list[int]:
-    """All hours that some lines are of, rising, without what came earlier."""
-    return sorted({line.hour for line in lines if line.hour != EARLIER})
 
 
 def _many(count: int, one: str, more: str) -> str:

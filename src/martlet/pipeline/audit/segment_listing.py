@@ -1,9 +1,9 @@
-"""The survey: which segments there are of a broker's log, and what its checkpoint tells.
+"""List the segments of a broker's log, and read its checkpoint.
 
-A running broker is asked; where its data folder is on the machine of the task that reads a segment,
-and readable, that reads the file itself.  The folder of a stopped one is looked at.  What is read
-of a segment counts only if it is still there afterwards, since the broker lets segments go and
-writes them again.
+The segments come from a running broker over HTTP, or from the data folder of a stopped one.  A task
+reads a segment from its file, if the broker's data folder is on the task's machine, else over HTTP.
+A segment counts only if it still exists after the read, since the broker removes segments and
+reuses their files.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _PIECE_BYTES = 16 << 20
 
 
 class ListedSegmentGone(Exception):
-    """A segment was let go while it was read."""
+    """The broker removed a segment while it was read."""
 
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """Where a segment is to be read.
+    """The location of a segment.
 
     Attributes:
-        broker: whose it is.
-        base: its first position.
-        bytes: how long it is.
-        end: up to which position the log reached when it was looked at; -1 where nobody knows.
-        last: whether it is the newest.
-        data_path: the data folder on its machine.
-        door: where the broker answers; None where there is only the folder.
+        broker: the broker's id.
+        base: the segment's first position.
+        bytes: the segment's size.
+        end: the end of the log when it was listed; -1 if unknown.
+        last: whether it is the newest segment.
+        data_path: the data folder on the broker's machine.
+        endpoint: the broker's HTTP endpoint; None for a data folder.
     """
 
     broker: str
@@ -48,21 +48,21 @@ class SegmentPlace:
     end: int
     last: bool
     data_path: str
-    door: Endpoint | None
+    endpoint: Endpoint | None
 
     @contextmanager
     def opened(self) -> Iterator[memoryview]:
-        """The segment's bytes, up to the log's end.
+        """Open the bytes of the segment, up to the end of the log.
 
         Raises:
-            ListedSegmentGone: when it was let go, also where that happens before the block is left.
+            ListedSegmentGone: the broker removed the segment, perhaps while the block was running.
         """
         path = Path(self.data_path) / "log" / f"{self.base:020d}.log"
-        if self.door is None or _is_local(self.data_path, self.broker):
+        if self.endpoint is None or _is_local(self.data_path, self.broker):
             with _mapped(path) as data:
                 yield self._written(data)
         else:
-            yield self._fetched(self.door)
+            yield self._fetched(self.endpoint)
 
     def _written(self, data: memoryview) -> memoryview:
         if self.end < 0 or not self.last:
@@ -70,7 +70,7 @@ class SegmentPlace:
         return data[: max(0, self.end - self.base)]
 
     def _fetched(self, endpoint: Endpoint) -> memoryview:
-        """All of it, asked for in pieces."""
+        """Download the segment in pieces."""
         wanted = self.bytes if self.end < 0 else min(self.bytes, self.end - self.base)
         data = bytearray()
         try:
@@ -111,27 +111,27 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 
 def _is_local(data_path: str, broker: str) -> bool:
-    """Whether a broker's data folder is on this machine: the same path may be another's."""
+    """Return whether a data folder on this machine belongs to a broker, by the broker's id."""
     folder = Path(data_path)
     try:
-        told = json.loads((folder / "broker.json").read_bytes())
+        identity = json.loads((folder / "broker.json").read_bytes())
         readable = os.access(folder / "log", os.R_OK | os.X_OK)
     except (OSError, ValueError):
         return False
-    return readable and isinstance(told, dict) and told.get("broker") == broker
+    return readable and isinstance(identity, dict) and identity.get("broker") == broker
 
 
 @dataclass(frozen=True)
 class Survey:
-    """One broker's log, as it is now.
+    """The segments and the checkpoint of one broker's log.
 
     Attributes:
-        broker: its id.
-        place: its address, or its data folder.
-        segments: by base; at least one.
-        checkpoint: what that tells; None where there is none.
-        is_running: whether the broker runs, so that the log goes on.
-        trouble: why the checkpoint could not be read, though there is one.
+        broker: the broker's id.
+        place: the broker's address or data folder.
+        segments: the segments by base, at least one.
+        checkpoint: the checkpoint; None if there is none.
+        is_running: whether the broker is running, so that the log may grow.
+        trouble: why an existing checkpoint could not be read.
     """
 
     broker: str
@@ -143,30 +143,30 @@ class Survey:
 
     @property
     def bytes(self) -> int:
-        """How long all segments are."""
+        """The size of all segments."""
         return sum(segment.bytes for segment in self.segments)
 
 
 class _Fetched:
-    """A checkpoint that a broker has sent, as something to be read."""
+    """A downloaded checkpoint with the `read` method of a folder."""
 
     def __init__(self, data: bytes | None) -> None:
         self._data = data
 
     def read(self, name: str) -> bytes | None:
-        """The file's content."""
+        """Return the content of a file."""
         return self._data if name == checkpoint.NAME else None
 
 
-def ask(endpoint: Endpoint) -> Survey:
+def survey_broker(endpoint: Endpoint) -> Survey:
     """Survey a running broker.
 
     Raises:
-        BrokerUnreachable, BrokerRefused.
+        BrokerUnreachable, BrokerRefused: the broker does not answer, or rejects the request.
     """
     try:
         found = json.loads(endpoint.read("/log/segments"))
-        # Afterwards: what was let go before that is not needed by this checkpoint.
+        # After the list, so that the checkpoint needs no segment that was removed before it.
         try:
             data: bytes | None = endpoint.read("/log/checkpoint")
         except BrokerRefused as error:
@@ -184,7 +184,7 @@ def ask(endpoint: Endpoint) -> Survey:
             end=found["position"],
             last=segment is segments[-1],
             data_path=found["data_path"],
-            door=endpoint,
+            endpoint=endpoint,
         )
         for segment in segments
     )
@@ -192,11 +192,11 @@ def ask(endpoint: Endpoint) -> Survey:
     return Survey(found["broker"], endpoint.address, places, loaded, True, trouble)
 
 
-def look(data_path: str) -> Survey:
-    """Survey a data folder, of a broker that runs or does not.
+def survey_folder(data_path: str) -> Survey:
+    """Survey the data folder of a running or stopped broker.
 
     Raises:
-        NoLog: it is none.
+        NoLog: the folder has no log.
     """
     folder = Folder(Path(data_path))
     try:
@@ -205,11 +205,11 @@ def look(data_path: str) -> Survey:
         broker = str(folder.path.resolve())
     paths = sorted((folder.path / "log").glob("*.log"))
     sizes = [(int(path.stem), path.stat().st_size) for path in paths if path.stem.isdecimal()]
-    # One that is empty was about to be made: a start removes it.
+    # An empty file was being created at a crash; the next start removes it.
     found = [(base, size) for base, size in sizes if size]
     if not found:
         raise NoLog(f"{data_path} holds no log: there is no segment in {folder.path / 'log'}")
-    loaded, trouble = _loaded(folder)  # After the segments: it needs none that went before that.
+    loaded, trouble = _loaded(folder)  # After the list, as in `survey_broker`.
     places = tuple(
         SegmentPlace(
             broker=broker,
@@ -218,7 +218,7 @@ def look(data_path: str) -> Survey:
             end=-1,
             last=base == found[-1][0],
             data_path=str(folder.path.resolve()),
-            door=None,
+            endpoint=None,
         )
         for base, size in found
     )
