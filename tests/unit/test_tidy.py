@@ -13,6 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "martlet"
 
 MAX_FILES = 20
+MAX_LINES = 70
+MAX_PARAMETERS = 8
 FACES = "client/sync/"
 """The client without await: its classes are called as those of asyncio that they stand for."""
 SEVERAL = {"InvalidName", "Broker", "Consumer", "Connection", "Batch"}
@@ -71,4 +73,22 @@ def test_banned_words() -> None:
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         if token.type == tokenize.NAME and BANNED.fullmatch(token.string)
     ]
+    assert not found, "\n".join(found)
+
+
+def test_functions_fit_a_screen() -> None:
+    found = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            where = f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name}"
+            line_count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if line_count > MAX_LINES:
+                found.append(f"{where} has {line_count} lines; {MAX_LINES} are a screen")
+            arguments = node.args
+            names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+            count = len(names) - bool(names and names[0].arg in ("self", "cls"))
+            if count > MAX_PARAMETERS:
+                found.append(f"{where} has {count} parameters; put settings into a dataclass")
     assert not found, "\n".join(found)

@@ -97,7 +97,7 @@ class ChannelApi:
         }
 
     async def replay(self, request: Request) -> object:
-        """Set a channel back, or make one that begins in the past."""
+        """Rewind a channel to an offset or a time, or create one that begins there."""
         topic, name = self._topic_and_name(request)
         is_new = request.query.get("new", "false")
         if is_new not in ("true", "false"):

@@ -30,7 +30,7 @@ class DebugApi:
         }
 
     async def set_block_rate(self, request: Request) -> object:
-        """Check the rate; there is nothing to set."""
+        """Check the rate, and set nothing: there is no Go scheduler."""
         rate = request.query.get("rate", "")
         if not _DECIMAL.fullmatch(rate):
             raise HttpError(400, f"invalid block rate : {rate!r} is not a number", plain=True)

@@ -146,7 +146,7 @@ class LogApi:
         return known[1]
 
     async def offset(self, request: Request) -> object:
-        """Where a time begins; the queue's end if nothing was stored since."""
+        """Find the first offset stored at or after a time; else the queue's end."""
         queue = self._queue(request)
         timestamp_ns = request.number("timestamp_ns")
         index = queue.index
@@ -163,7 +163,7 @@ class LogApi:
         return web.Response(body=rows.tobytes(), content_type=_OCTETS)
 
     async def indexes(self, request: Request) -> object:
-        """The same of many queues: at each request, what takes longest is the request."""
+        """Answer the index rows of many queues, since most of the cost is the request."""
         body = await request.read(_MAX_PLACES_BYTES, "BODY_TOO_BIG")
         pieces: list[bytes] = []
         left = MAX_INDEX_ROWS
@@ -177,7 +177,7 @@ class LogApi:
         return web.Response(body=b"".join(pieces), content_type=_OCTETS)
 
     async def reach(self, request: Request) -> object:
-        """How far one comes with so many bytes."""
+        """Find the offset up to which `max_bytes` of the log reach."""
         index = self._queue(request).index
         start, end = request.number("start"), request.number("end")
         max_bytes = request.number("max_bytes")
@@ -200,7 +200,7 @@ class LogApi:
         return {"offset": max(start, min(reached, end)), "bytes": total}
 
     async def batches(self, request: Request) -> object:
-        """Records of the log, as they lie there."""
+        """Answer records of the log, as they are stored."""
         queue = self._queue(request)
         offset = request.number("offset")
         max_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
@@ -303,7 +303,7 @@ class LogApi:
         return web.Response(body=data, content_type=_OCTETS)
 
     async def advance(self, request: Request) -> object:
-        """Let a channel go forward, and with it what the log must keep."""
+        """Finish all messages of a queue below an offset in a channel, created if missing."""
         topic = self._part(request)
         name = request.argument("channel")
         if not is_valid_name(name):

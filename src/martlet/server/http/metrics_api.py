@@ -24,6 +24,6 @@ class MetricsApi:
         return {"/metrics": {"GET": self.metrics}}
 
     async def metrics(self, request: Request) -> object:
-        """All numbers, as Prometheus's text."""
+        """Answer all metrics in Prometheus's text format."""
         text = await self._metrics.text()
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

@@ -172,7 +172,7 @@ class NsqApi:
     # publishing
 
     async def publish(self, request: Request) -> object:
-        """The body is one message."""
+        """Publish the body as one message."""
         options = self._settings.options
         body = await request.read(options.max_msg_size, "MSG_TOO_BIG")
         if not body:
@@ -331,18 +331,18 @@ class NsqApi:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
     def empty_topic(self, request: Request) -> None:
-        """Drop the messages that no channel has got."""
+        """Empty a topic: drop the messages that no channel has received."""
         name = request.argument("topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         self._broker.empty_topic(self._topic(name).name)
 
     def pause_topic(self, request: Request) -> None:
-        """Keep messages from the channels, or hand them on again."""
+        """Pause a topic, so that its channels get no new messages, or resume it."""
         self._topic(request.argument("topic")).set_paused("unpause" not in request.path)
 
     def create_channel(self, request: Request) -> None:
-        """Make a channel, unless it is there."""
+        """Create a channel, unless it exists."""
         topic, name = self._topic_and_channel_name(request)
         topic.channel(name)
 
@@ -355,13 +355,13 @@ class NsqApi:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
 
     def empty_channel(self, request: Request) -> None:
-        """Finish all that is stored for a channel."""
+        """Empty a channel: finish all its messages."""
         topic, name = self._topic_and_channel_name(request)
         self._channel(request)
         self._broker.empty_channel(topic, name)
 
     def pause_channel(self, request: Request) -> None:
-        """Stop a channel's delivery, or let it go on."""
+        """Pause a channel's delivery, or resume it."""
         topic, name = self._topic_and_channel_name(request)
         self._channel(request)
         topic.pause_channel(name, "unpause" not in request.path)
@@ -386,7 +386,7 @@ class NsqApi:
     # options
 
     async def config(self, request: Request) -> object:
-        """The value of an option, named as in the config file."""
+        """Answer the value of an option, named as in the config file."""
         name = request.path.rpartition("/")[2]
         for flag in BrokerOptions.flags().values():
             if flag.config_key == name:

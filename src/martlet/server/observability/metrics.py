@@ -199,7 +199,7 @@ class BrokerMetrics:
     connections: Sized
 
     async def text(self) -> str:
-        """All numbers, as Prometheus's text."""
+        """Answer all metrics in Prometheus's text format."""
         return "".join([part async for part in self._parts()])
 
     async def _parts(self) -> AsyncIterator[str]:

@@ -76,7 +76,7 @@ class DeadLetterCalls:
     # looking
 
     async def count(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """How many dead letters there are; of the first thousands of each topic, whose and why."""
+        """Count dead letters; by channel and reason for the first thousands of each topic."""
         arguments.only(*_WHOSE)
         named = bool(arguments.text("topic", "") or arguments.text("dead_letter_topic", ""))
         topics = [self._topic(arguments)] if named else self._broker.topics.values()
@@ -86,7 +86,7 @@ class DeadLetterCalls:
         return {"dead_letter_topics": [await _counted(topic) for topic in seen]}
 
     async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Dead letters, the oldest first."""
+        """Show dead letters, the oldest first."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
         max_count = arguments.number("limit", 100, min_value=1, max_value=_MAX_SHOWN)
         max_bytes = arguments.number("max_body_bytes", 1024, max_value=_MAX_ANSWER_BYTES)
@@ -108,7 +108,7 @@ class DeadLetterCalls:
     # doing
 
     async def redrive(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Bring dead letters back."""
+        """Redrive dead letters to their channels or to another topic."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run", "to_topic")
         to_name = arguments.name("to_topic") if "to_topic" in arguments else ""
         walk = _Walk(self._keepers(caller, arguments), arguments)
@@ -165,7 +165,7 @@ class DeadLetterCalls:
         return end
 
     async def purge(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Throw dead letters away."""
+        """Delete dead letters."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run")
         walk = _Walk(self._keepers(caller, arguments), arguments)
         selection, is_dry = self._selection(arguments, to_act=True)

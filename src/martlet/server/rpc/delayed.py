@@ -36,7 +36,7 @@ class DelayCalls:
         return {"delay.list": self.list, "delay.cancel": self.cancel}
 
     async def list(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """The delayed messages of a topic, by when they are due.
+        """List the delayed messages of a topic, the earliest due first.
 
         `from` is what an answer before gave as `next`, which is empty where there are no more.  A
         batch that was sent as one is listed as one, so there may be more than `limit`.
@@ -61,7 +61,7 @@ class DelayCalls:
         }
 
     async def cancel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Give up delayed messages of a topic by their ids: `id`, or many as `ids`.
+        """Cancel delayed messages of a topic by their ids: `id`, or many as `ids`.
 
         Answers which of them waited, and are cancelled; the others are unknown, delivered, or
         cancelled already.

@@ -38,7 +38,7 @@ class FollowCalls:
         return {"group.follow": self.follow}
 
     async def follow(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """A reader is somewhere."""
+        """Set the offsets of an external reader, which keeps its own position."""
         arguments.only("topic", "topic_id", "group", "offsets", "retain")
         topic, name = arguments.topic(self._broker), arguments.name("group")
         caller.may(topic.name, name)

@@ -110,7 +110,7 @@ class GroupCalls:
     # members
 
     async def join(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Become a member."""
+        """Join a group as a member."""
         arguments.only(
             "topic", "group", "client_id", "strategy", "room", "queues", "start", "start_time_ms",
             "start_offset", "lease_ms", "wanted_tags",
@@ -314,7 +314,7 @@ class GroupCalls:
         }
 
     async def reset(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Set the offsets. Answers those that were and are."""
+        """Reset a group's offsets. Answers the old and the new ones."""
         arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force")
         topic, members = group_of(self._broker, caller, arguments)
         to = arguments.choice("to", STARTS)

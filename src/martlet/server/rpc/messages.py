@@ -59,7 +59,7 @@ class MessageCalls:
         }
 
     def later(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have a message delivered again."""
+        """Requeue a message, by the policy's delay, a level or a delay of its own."""
         arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
         channel, consumer = _subscription(caller)
         error = arguments.remark("error", max_value=_MAX_ERROR)
@@ -83,7 +83,7 @@ class MessageCalls:
         return None
 
     def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have a message go to the dead-letter topic."""
+        """Move a message to the dead-letter topic."""
         arguments.only("id", "reason", "error")
         channel, consumer = _subscription(caller)
         error = arguments.remark("error", max_value=_MAX_ERROR)
@@ -92,7 +92,7 @@ class MessageCalls:
         return None
 
     def give_back(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have messages delivered to others. Answers how many were in flight."""
+        """Give messages back to other consumers. Answers how many were in flight."""
         arguments.only("ids", "started")
         channel, consumer = _subscription(caller)
         offsets = [_offset(channel, id) for id in arguments.sequence("ids", max_value=_MAX_IDS)]

@@ -38,7 +38,7 @@ class TopicCalls:
         }
 
     async def create(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Make a topic, or give it more queues; it never gets fewer. Answers as `describe`."""
+        """Create a topic, or add queues to it; it never gets fewer. Answers as `describe`."""
         arguments.only("topic", "queues")
         name = arguments.name("topic")
         caller.may(name)
@@ -79,7 +79,7 @@ class TopicCalls:
         return {"policy": topic.policy.to_json()}
 
     async def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """The same for a channel."""
+        """Set some fields of a channel's policy; null for the default. Answers all of it."""
         arguments.only("topic", "channel", "policy")
         topic, name = arguments.topic(self._broker), arguments.name("channel")
         caller.may(topic.name, name)
@@ -93,7 +93,7 @@ class TopicCalls:
         return {"policy": channel.policy.to_json()}
 
     async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Have a channel, made where it is missing, be as a consumer wants it.
+        """Create a channel if it is missing, with the policy that a consumer wants.
 
         Answers also which fields were set in another way before, by consumers that have left.
         """

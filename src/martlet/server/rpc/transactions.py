@@ -196,7 +196,7 @@ class TransactionCalls:
     # who can be asked
 
     async def checks(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Transactions of a group that are to be asked about, or none after a while."""
+        """Wait for transactions of a group to check back; none after `wait_ms`."""
         arguments.only("group", "most", "wait_ms")
         group = arguments.text("group", max_value=255)
         if not group:
@@ -239,7 +239,7 @@ class TransactionCalls:
     # what an operator sees
 
     def series(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """How far a series has come; null where nothing of it is known."""
+        """Answer the last committed number of a commit sequence; null if it is unknown."""
         arguments.only("series")
         last = self._transactions.series.last(arguments.text("series", max_value=MAX_NAME_LENGTH))
         if last is None:

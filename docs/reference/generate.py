@@ -1,0 +1,451 @@
+"""Write the reference pages of docs/reference/generated from the code.
+
+Usage: python -m docs.reference.generate
+
+Flags come from the options' dataclasses, routes and calls from the handlers' tables, errors from
+the places that raise them, metrics from the answer of a running broker, and the Python API from
+signatures and docstrings.  `tests/docs/test_reference.py` fails if a page is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import aiohttp
+
+from martlet.cli.main import COMMANDS, main
+from martlet.options import BrokerOptions, Flag, LookupOptions, Options
+from martlet.testing import Broker
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "martlet"
+PAGES = Path(__file__).parent / "generated"
+_NOTE = "<!-- Written by docs/reference/generate.py: do not edit. -->\n"
+PUBLIC = (
+    "client",
+    "client.sync",
+    "spark.java",
+    "testing",
+    "pipeline.archive",
+    "pipeline.audit",
+    "pipeline.dead_letters",
+    "pipeline.replay",
+    "pipeline.report",
+)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _summary(doc: str | None) -> str:
+    """The first paragraph of a docstring, as Markdown."""
+    return _inline(inspect.cleandoc(doc or "").partition("\n\n")[0])
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"``?([^`]+)``?", r"`\1`", text)
+
+
+# ---------------------------------------------------------------- flags
+
+
+def commands() -> str:
+    """Each command with its help, as `--help` prints it on a terminal of 100 columns."""
+    os.environ["COLUMNS"] = "100"
+    page = f"{_NOTE}\n# Commands and their flags\n\n"
+    page += "`martlet COMMAND --help` prints the same. The flags of [brokers and lookup daemons]"
+    page += "(flags.md) have a page of their own.\n"
+    for name, command in COMMANDS.items():
+        page += f"\n## martlet {name}\n\n{command.help[0].upper()}{command.help[1:]}.\n"
+        if name in ("broker", "lookup") or command.is_in_checkout:
+            continue
+        text = _help(name)
+        page += f"\n```text\n{text}```\n"
+        for word in re.findall(r"^ {2,4}([a-z][a-z-]+) {2,}\S", text, re.MULTILINE):
+            page += f"\n### martlet {name} {word}\n\n```text\n{_help(name, word)}```\n"
+    return page
+
+
+def _help(*words: str) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return output.getvalue()
+
+
+def flags() -> str:
+    """The flags of the servers, with their keys in a configuration file."""
+    page = f"{_NOTE}\n# Flags of brokers and lookup daemons\n"
+    kinds: tuple[tuple[str, type[Options]], ...] = (
+        ("martlet broker", BrokerOptions),
+        ("martlet lookup", LookupOptions),
+    )
+    for title, kind in kinds:
+        page += f"\n## {title}\n"
+        sections: dict[str, list[tuple[str, ...]]] = {}
+        rows: list[tuple[str, ...]] = []
+        for flag in kind.flags().values():
+            if flag.section or not sections:
+                rows = sections.setdefault(flag.section or "General", [])
+            default = flag.format(kind.defaults()[flag.field])
+            text = flag.instead and f"{flag.help}. Without effect here: {flag.instead}"
+            rows.append(
+                (
+                    _code(f"--{flag.name}"),
+                    _code(flag.config_key),
+                    str(flag.kind),
+                    _code(default),
+                    text or flag.help,
+                    _limits(flag),
+                )
+            )
+        for section, entries in sections.items():
+            head = ("Flag", "Key", "Type", "Default", "Meaning", "Limits")
+            page += f"\n### {section[0].upper()}{section[1:]}\n\n{_table(head, entries)}"
+    return page
+
+
+def _limits(flag: Flag) -> str:
+    least, greatest = flag.minimum, flag.maximum
+    if least is None:
+        return "" if greatest is None else f"at most {flag.format(greatest)}"
+    if greatest is None:
+        return f"at least {flag.format(least)}"
+    return f"{flag.format(least)} to {flag.format(greatest)}"
+
+
+# ---------------------------------------------------------------- handlers
+
+
+def _classes(folder: str) -> Iterator[ast.ClassDef]:
+    for path in sorted((PACKAGE / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield node
+
+
+def _handlers(folder: str, table: str) -> Iterator[tuple[str, str, Function]]:
+    """The keys of the tables that methods of this name return: path or name, verb, handler."""
+    for owner in _classes(folder):
+        methods = {
+            node.name: node
+            for node in owner.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        if table not in methods:
+            continue
+        for node in ast.walk(methods[table]):
+            if not isinstance(node, ast.Dict):
+                continue
+            for key, value in zip(node.keys, node.values, strict=True):
+                if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                    continue
+                if isinstance(value, ast.Call) and value.args:
+                    value = value.args[0]  # wrapped, as to translate its errors
+                if isinstance(value, ast.Attribute) and value.attr in methods:
+                    yield key.value, "POST", methods[value.attr]
+                elif isinstance(value, ast.Dict):
+                    for verb, handler in zip(value.keys, value.values, strict=True):
+                        if isinstance(handler, ast.Attribute) and isinstance(verb, ast.Constant):
+                            yield key.value, str(verb.value), methods[handler.attr]
+
+
+def routes() -> str:
+    """The HTTP routes of a broker."""
+    found = {
+        (path, verb): _summary(ast.get_docstring(handler))
+        for path, verb, handler in _handlers("server", "routes")
+        if path.startswith("/")
+    }
+    rows = [(_code(f"{verb} {path}"), text) for (path, verb), text in sorted(found.items())]
+    page = f"{_NOTE}\n# HTTP routes\n\nThe routes of a broker's HTTP port. Those of nsqd answer as"
+    return page + f" nsqd does.\n\n{_table(('Route', 'What it does'), rows)}"
+
+
+def calls() -> str:
+    """The RPC methods, with the fields that they read."""
+    page = (
+        f"{_NOTE}\n# Calls\n\nMartlet's own clients make them over a V2 connection; any HTTP client"
+    )
+    page += " can with `POST /call/METHOD` and the fields as a JSON object.\n\n"
+    rows = []
+    for name, _, handler in sorted(_handlers("server", "methods"), key=lambda each: each[0]):
+        fields = dict.fromkeys(_fields_read(handler))
+        text = _summary(ast.get_docstring(handler))
+        rows.append((_code(name), ", ".join(map(_code, fields)), text))
+    return page + _table(("Method", "Fields", "What it does"), rows)
+
+
+def _fields_read(handler: Function) -> Iterator[str]:
+    """The fields of a call that a handler reads, or a function to which it hands `arguments`."""
+    for node in ast.walk(handler):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        owner = function.value if isinstance(function, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id == "arguments":
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value)
+        elif any(isinstance(each, ast.Name) and each.id == "arguments" for each in node.args):
+            name = ast.unparse(function).rpartition(".")[2]
+            for helper in _functions_of_calls().get(name, ()):
+                if helper is not handler:
+                    yield from _fields_read(helper)
+
+
+@cache
+def _functions_of_calls() -> dict[str, list[Function]]:
+    found: dict[str, list[Function]] = defaultdict(list)
+    for path in sorted((PACKAGE / "server").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[node.name].append(node)
+    return found
+
+
+# ---------------------------------------------------------------- errors
+
+
+_RAISED = {
+    "ProtocolError": "Errors of the V2 protocol",
+    "CallError": "Errors of calls",
+    "HttpError": "Errors of HTTP",
+}
+_CODE = re.compile(r"[A-Z][A-Z0-9_]{2,}")
+
+
+def errors() -> str:
+    """The error codes, with the texts that stand behind them."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in _RAISED:
+                texts = [text for text in map(_text, node.args) if text]
+                code = _CODE.match(texts[0]) if texts else None
+                if code is not None:
+                    about = " ".join([texts[0][code.end() :].lstrip(": "), *texts[1:]]).strip()
+                    found[name][code[0]].add(about)
+    page = f"{_NOTE}\n# Errors\n"
+    for name, title in _RAISED.items():
+        rows = [
+            (_code(code), "; ".join(sorted(map(_code, filter(None, texts)))))
+            for code, texts in sorted(found[name].items())
+        ]
+        page += f"\n## {title}\n\n{_table(('Code', 'Texts'), rows)}"
+    return page
+
+
+def _text(node: ast.expr) -> str:
+    """A string with `…` for what is only known when it is raised."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in node.values
+        )
+    return ""
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def metrics() -> str:
+    """The metrics that a broker with a topic and a channel serves."""
+    text = asyncio.run(_served_metrics())
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))
+    labels: dict[str, set[str]] = defaultdict(set)
+    for name, inside in re.findall(r"^(\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", text, re.MULTILINE):
+        labels[name] |= set(re.findall(r'(\w+)="', inside)) - {"le"}
+    rows = [
+        (_code(name), kinds[name], ", ".join(sorted(labels[name])), helps.get(name, ""))
+        for name in sorted(kinds)
+    ]
+    page = f"{_NOTE}\n# Metrics\n\n`GET /metrics` serves them in Prometheus's format.\n\n"
+    return page + _table(("Metric", "Type", "Labels", "Meaning"), rows)
+
+
+async def _served_metrics() -> str:
+    async with Broker() as broker, aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+        for path in ("/topic/create?topic=t", "/channel/create?topic=t&channel=c"):
+            async with http.post(path) as answer:
+                answer.raise_for_status()
+        async with http.get("/metrics") as answer:
+            return await answer.text()
+
+
+# ---------------------------------------------------------------- Python
+
+
+def python(module: str) -> str:
+    """The public names of a module, with signatures and docstrings."""
+    face = importlib.import_module(f"martlet.{module}")
+    page = f"{_NOTE}\n# martlet.{module}\n\n{_prose(face.__doc__)}\n"
+    for name in sorted(_exported(face)):
+        page += _entry(name, getattr(face, name))
+    return page
+
+
+def _exported(face: types.ModuleType) -> list[str]:
+    own = [
+        name
+        for name, thing in vars(face).items()
+        if getattr(thing, "__module__", "") == face.__name__ and not name.startswith("_")
+    ]
+    return list(getattr(face, "__all__", own))
+
+
+def _entry(name: str, thing: object) -> str:
+    if inspect.isclass(thing):
+        text = _described(f"## {name}", _signature(name, thing), thing.__doc__)
+        for member, value in sorted(vars(thing).items()):
+            if not member.startswith("_"):
+                text += _member(member, value)
+        return text
+    if callable(thing):
+        return _described(f"## {name}", _signature(name, thing), inspect.getdoc(thing))
+    if isinstance(thing, str | int | float):
+        return _described(f"## {name}", f"{name} = {thing!r}", "")
+    return _described(f"## {name}", f"{name}: {type(thing).__name__}", "")
+
+
+def _described(heading: str, code: str, doc: str | None) -> str:
+    shown = f"```text\n{code}\n```\n\n" if code else ""
+    return f"\n{heading}\n\n{shown}{_prose(doc)}\n"
+
+
+def _member(name: str, value: object) -> str:
+    if isinstance(value, property):
+        return _described(f"### {name}", "", value.__doc__)
+    function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    if not isinstance(function, types.FunctionType):
+        return ""
+    return _described(f"### {name}()", _signature(name, function), function.__doc__)
+
+
+def _signature(name: str, thing: Callable[..., object]) -> str:
+    if getattr(thing, "_is_protocol", False):
+        return name
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return name
+    pieces, kinds = [], []
+    for parameter in signature.parameters.values():
+        kinds.append(parameter.kind)
+        piece = parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            piece = f"*{piece}"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            piece = f"**{piece}"
+        if parameter.annotation is not parameter.empty:
+            piece += f": {_annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            piece += f" = {re.sub(r' at 0x[0-9a-f]+', '', repr(parameter.default))}"
+        pieces.append(piece)
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        pieces.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    result = signature.return_annotation
+    returns = "" if result in (inspect.Signature.empty, "None", None) else _annotation(result)
+    arrow = f" -> {returns}" if returns else ""
+    one_line = f"{name}({', '.join(pieces)}){arrow}"
+    if len(one_line) <= 100:
+        return one_line
+    return "\n".join([f"{name}(", *(f"    {piece}," for piece in pieces), f"){arrow}"])
+
+
+def _annotation(annotation: object) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+_SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
+
+
+def _prose(doc: str | None) -> str:
+    """A docstring as Markdown: its sections become lists, its literal blocks fenced ones."""
+    lines: list[str] = []
+    section = ""
+    is_literal = False
+    for line in inspect.cleandoc(doc or "").split("\n"):
+        if is_literal and line and not line.startswith("    "):
+            lines = [*_without_blank_end(lines), "```", ""]
+            is_literal = False
+        if is_literal:
+            if line or lines[-1] != "```text":
+                lines.append(line.removeprefix("    "))
+        elif _SECTION.fullmatch(line):
+            section = line.removesuffix(":")
+            lines += [f"**{section}**", ""]
+        elif line.startswith("    ") and section:
+            entry = line[4:]
+            name, colon, text = entry.partition(": ")
+            if section not in ("Returns", "Yields") and not entry.startswith(" ") and colon:
+                lines.append(f"- `{name}`: {_inline(text)}")
+            else:
+                indent = "" if section in ("Returns", "Yields") else "  "
+                lines.append(f"{indent}{_inline(entry.strip())}")
+        else:
+            section = section if not line else ""
+            is_literal = line.endswith("::")
+            lines.append(_inline(line.removesuffix(":") if line != "::" else ""))
+            if is_literal:
+                lines += ["", "```text"]
+    if is_literal:
+        lines = [*_without_blank_end(lines), "```"]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") if lines else ""
+
+
+def _without_blank_end(lines: list[str]) -> list[str]:
+    while not lines[-1]:
+        lines = lines[:-1]
+    return lines
+
+
+# ---------------------------------------------------------------- pages
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """The names of the pages, and what makes each."""
+    found: dict[str, Callable[[], str]] = {
+        "commands.md": commands,
+        "flags.md": flags,
+        "http.md": routes,
+        "calls.md": calls,
+        "errors.md": errors,
+        "metrics.md": metrics,
+    }
+    for module in PUBLIC:
+        found[f"martlet.{module}.md"] = lambda module=module: python(module)  # type: ignore[misc]
+    return found
+
+
+if __name__ == "__main__":
+    PAGES.mkdir(exist_ok=True)
+    for name, page in pages().items():
+        (PAGES / name).write_text(page(), encoding="utf-8")
