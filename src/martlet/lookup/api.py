@@ -1,7 +1,6 @@
-"""The HTTP endpoints of nsqlookupd: look topics up, and change what is known.
+"""The HTTP endpoints of nsqlookupd: look topics up, create and delete them.
 
-What is checked, in which order, and with which status and message it is refused, is as in
-nsqlookupd.
+The checks, their order, and the status and message of each refusal are nsqlookupd's.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NEVER_NS = -6795364578871345152
-"""What nsqlookupd tells of a time that was never set."""
+"""The time of a tombstone that was never set, as nsqlookupd shows it."""
 
 
 class LookupApi:
@@ -45,18 +44,16 @@ class LookupApi:
             "/channel/delete": {"POST": self.delete_channel},
         }
 
-    # looking
-
     async def ping(self, request: Request) -> object:
-        """It is alive."""
+        """Answer `OK`."""
         return "OK"
 
     async def info(self, request: Request) -> object:
-        """Which version's protocol it speaks."""
+        """Answer the version of nsqlookupd whose API this is."""
         return {"version": NSQD_VERSION}
 
     async def lookup(self, request: Request) -> object:
-        """The brokers that have a topic, and its channels."""
+        """Answer the brokers that have a topic, and its channels."""
         topic = request.argument("topic")
         if not self._registry.knows(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -66,15 +63,15 @@ class LookupApi:
         }
 
     async def topics(self, request: Request) -> object:
-        """All topics."""
+        """List all topics."""
         return {"topics": self._registry.topics}
 
     async def channels(self, request: Request) -> object:
-        """The channels of a topic."""
+        """List the channels of a topic."""
         return {"channels": self._registry.channels(request.argument("topic"))}
 
     async def nodes(self, request: Request) -> object:
-        """All brokers with their topics; for each topic, whether it is hidden there."""
+        """List brokers with their topics, and whether each topic is hidden there."""
         registry = self._registry
         return {
             "producers": [
@@ -88,28 +85,26 @@ class LookupApi:
         }
 
     async def debug(self, request: Request) -> object:
-        """Everything that is known, broker by broker."""
-        told = {}
+        """Dump all registrations."""
+        found = {}
         for key, peers in self._registry.registrations().items():
             topic = key.split(":")[1] if key.startswith("topic:") else ""
-            told[key] = [self._in_full(peer, topic) for peer in peers]
-        return dict(sorted(told.items()))
+            found[key] = [self._in_full(peer, topic) for peer in peers]
+        return dict(sorted(found.items()))
 
     @staticmethod
     def _in_full(peer: Peer, topic: str) -> dict[str, object]:
-        told = peer.describe() | {
+        fields = peer.describe() | {
             "id": peer.id,
             "last_update": peer.last_ns,
             "tombstoned": topic in peer.tombstones,
             "tombstoned_at": peer.tombstones.get(topic, _NEVER_NS),
         }
-        del told["remote_address"]
-        return dict(sorted(told.items()))
-
-    # changing
+        del fields["remote_address"]
+        return dict(sorted(fields.items()))
 
     async def create_topic(self, request: Request) -> object:
-        """Make a topic known, for consumers that wait for it."""
+        """Register a topic, for consumers that wait for it."""
         topic = request.argument("topic")
         if not is_valid_name(topic):
             raise HttpError(400, "INVALID_ARG_TOPIC")
@@ -118,28 +113,28 @@ class LookupApi:
         return None
 
     async def delete_topic(self, request: Request) -> object:
-        """Forget a topic and its channels."""
+        """Delete a topic and its channels."""
         topic = request.argument("topic")
         log.info("DB: removing topic(%s)", topic)
         self._registry.delete_topic(topic)
         return None
 
     async def tombstone(self, request: Request) -> object:
-        """Hide a broker from those who look a topic up."""
+        """Hide a broker from lookups of a topic."""
         topic, node = request.argument("topic"), request.argument("node")
         log.info("DB: setting tombstone for producer@%s of topic(%s)", node, topic)
         self._registry.tombstone(topic, node)
         return None
 
     async def create_channel(self, request: Request) -> object:
-        """Make a channel known: brokers that get the topic make the channel at once."""
+        """Register a channel; brokers on which the topic appears create it at once."""
         topic, channel = request.topic_and_channel()
         log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
         self._registry.create(topic, channel)
         return None
 
     async def delete_channel(self, request: Request) -> object:
-        """Forget a channel."""
+        """Delete a channel."""
         topic, channel = request.topic_and_channel()
         if not self._registry.delete_channel(topic, channel):
             raise HttpError(404, "CHANNEL_NOT_FOUND")

@@ -1,15 +1,15 @@
 """The registry: which brokers have which topics and channels.
 
-It is told the time, and of everything that brokers say; it keeps nothing on disk, since each broker
-tells all of it again whenever it connects.  A topic or channel that no broker has any more stays
-known until somebody deletes it, as with nsqlookupd; only ephemeral ones go by themselves.
+It reads no clock and keeps nothing on disk: its caller passes the clock and each command of a
+broker, and a broker registers everything again when it connects.  A topic or channel that no broker
+has any more stays registered until a user deletes it, as with nsqlookupd; only ephemeral ones go by
+themselves.
 
-A *tombstone* on a broker's topic hides the broker from those who look the topic up, so that it can
-be taken out of service before the topic is deleted there.  It lasts for a while, or until the
-broker registers the topic again on a new connection.
+A *tombstone* on a broker's topic hides the broker from lookups of the topic, so that an operator
+can take it out of service before the topic is deleted there.  It lasts for a configured time, or
+until the broker registers the topic again on a new connection.
 
-Where a topic is looked up or deleted, ``*`` stands for all of them, as with nsqlookupd; no topic
-can be called that.
+In a lookup or a deletion ``*`` stands for all topics, as with nsqlookupd; it is no valid name.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from martlet.names import is_ephemeral
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """A broker that has said who it is.
+    """A broker that has identified itself.
 
     Attributes:
-        id: its connection, as ``address:port``.
-        last_ns: when it was last heard.
+        id: the address of its connection, as ``address:port``.
+        last_ns: when its latest command came.
+        tombstones: when each of its hidden topics was hidden.
     """
 
     id: str
@@ -41,10 +42,9 @@ class Peer:
     topics: dict[str, None] = field(default_factory=dict)
     channels: dict[tuple[str, str], None] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
-    """When each of its topics was hidden."""
 
     def describe(self) -> dict[str, object]:
-        """As HTTP tells it."""
+        """The fields that HTTP answers have."""
         return {
             "remote_address": self.id,
             "hostname": self.hostname,
@@ -62,11 +62,11 @@ EVERY = "*"
 
 
 class Registry:
-    """What the brokers have said.
+    """The brokers, topics and channels that are registered.
 
     Args:
-        clock: nanoseconds, never going back.
-        inactive_ns: a broker that was silent for longer is not told of.
+        clock: nanoseconds, monotonic.
+        inactive_ns: lookups omit a broker that was silent for longer.
         tombstone_ns: how long a tombstone lasts.
     """
 
@@ -78,14 +78,12 @@ class Registry:
         self._topics: dict[str, Peers] = {}
         self._channels: dict[str, dict[str, Peers]] = {}
 
-    # what brokers say
-
     def join(self, peer: Peer) -> None:
-        """A broker has said who it is."""
+        """Add a broker that has identified itself."""
         self.peers[peer] = None
 
     def leave(self, peer: Peer) -> None:
-        """A broker has gone; what it had stays known."""
+        """Remove a broker; its topics and channels stay registered."""
         for topic, channel in list(peer.channels):
             self._channels[topic][channel].pop(peer, None)
         for topic in list(peer.topics):
@@ -95,11 +93,11 @@ class Registry:
         peer.topics.clear()
 
     def ping(self, peer: Peer) -> None:
-        """A broker is alive."""
+        """Note that a broker is alive."""
         peer.last_ns = self._clock()
 
     def register(self, peer: Peer, topic: str, channel: str) -> None:
-        """A broker has a topic, and a channel of it unless that is empty."""
+        """Register a broker's topic, and its channel unless that is empty."""
         if channel:
             self._channels.setdefault(topic, {}).setdefault(channel, {})[peer] = None
             peer.channels[topic, channel] = None
@@ -107,11 +105,11 @@ class Registry:
         peer.topics[topic] = None
 
     def unregister(self, peer: Peer, topic: str, channel: str) -> None:
-        """A broker has a channel no more; or a topic with its channels, where that is empty."""
+        """Unregister a broker's channel; if that is empty, its topic with all channels."""
         if channel:
             self._drop_channel(peer, topic, channel)
             return
-        # Ephemeral channels stay known until they are told of by name, as with nsqlookupd.
+        # Ephemeral channels stay until they are unregistered by name, as with nsqlookupd.
         for name, known in self._channels.get(topic, {}).items():
             known.pop(peer, None)
             peer.channels.pop((topic, name), None)
@@ -132,16 +130,14 @@ class Registry:
             if not peers and is_ephemeral(channel):
                 del channels[channel]
 
-    # what people say
-
     def create(self, topic: str, channel: str = "") -> None:
-        """Know a topic, and a channel of it unless that is empty, though no broker has it."""
+        """Register a topic, and a channel unless that is empty, though no broker has it."""
         if channel:
             self._channels.setdefault(topic, {}).setdefault(channel, {})
         self._topics.setdefault(topic, {})
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels."""
+        """Delete a topic and its channels."""
         if topic == EVERY:
             for each in list(self._topics | self._channels):
                 self.delete_topic(each)
@@ -153,7 +149,7 @@ class Registry:
             peer.tombstones.pop(topic, None)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Forget a channel. False where it is not known."""
+        """Delete a channel; return False if it is not registered."""
         peers = self._channels.get(topic, {}).pop(channel, None)
         if peers is None:
             return False
@@ -162,36 +158,34 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str) -> None:
-        """Hide the broker at ``address:http port`` from those who look the topic up."""
+        """Hide the broker at ``address:http port`` from lookups of the topic."""
         for each in self._meant(topic):
             for peer in self._topics[each]:
                 if f"{peer.broadcast_address}:{peer.http_port}" == node:
                     peer.tombstones[each] = self._clock()
 
-    # what is asked
-
     @property
     def topics(self) -> list[str]:
-        """All that are known."""
+        """All registered topics, sorted."""
         return sorted(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """All that are known of a topic."""
+        """The registered channels of a topic, sorted."""
         if topic == EVERY:
             return sorted(name for channels in self._channels.values() for name in channels)
         return sorted(self._channels.get(topic, ()))
 
     def knows(self, topic: str) -> bool:
-        """Whether a topic is known."""
+        """Whether a topic is registered."""
         return bool(self._meant(topic))
 
     def is_tombstoned(self, peer: Peer, topic: str) -> bool:
-        """Whether a broker is hidden from those who look the topic up."""
+        """Whether a broker is hidden from lookups of the topic."""
         since_ns = peer.tombstones.get(topic)
         return since_ns is not None and self._clock() - since_ns < self._tombstone_ns
 
     def producers(self, topic: str) -> list[Peer]:
-        """The brokers that have a topic and are to be told of."""
+        """The active brokers that have a topic and are not hidden."""
         found = {
             peer: None
             for each in self._meant(topic)
@@ -201,7 +195,7 @@ class Registry:
         return list(found)
 
     def nodes(self) -> list[Peer]:
-        """All brokers that were heard of late."""
+        """The active brokers."""
         return [peer for peer in self.peers if self._is_active(peer)]
 
     def _meant(self, topic: str) -> list[str]:
@@ -213,13 +207,13 @@ class Registry:
         return self._clock() - peer.last_ns <= self._inactive_ns
 
     def registrations(self) -> dict[str, list[Peer]]:
-        """Everything, under ``category:topic:channel``."""
-        told = {"client::": list(self.peers)} if self.peers else {}
+        """All registrations, by ``category:topic:channel``."""
+        found = {"client::": list(self.peers)} if self.peers else {}
         for topic, peers in self._topics.items():
             if peers:
-                told[f"topic:{topic}:"] = list(peers)
+                found[f"topic:{topic}:"] = list(peers)
         for topic, channels in self._channels.items():
             for channel, peers in channels.items():
                 if peers:
-                    told[f"channel:{topic}:{channel}"] = list(peers)
-        return told
+                    found[f"channel:{topic}:{channel}"] = list(peers)
+        return found

@@ -1,20 +1,20 @@
-"""The child: one server as a process, whose log lines are passed on, and which is started again.
+"""The child: one server as a process, restarted when it ends; its log lines are forwarded.
 
 ::
 
     start -> not ready -- READY=1 --> ready -- stop --> ended
                  |                      |
-                 ends                   ends, and nobody asked for it
+                 ends                   ends, without a stop
                  |                      |
       the first time: an error        a pause, which doubles up to 30 s
       later: a pause, as beside         while none stays up; then start
 
-It tells that it is ready as it would tell systemd: by a datagram to a socket of its own, in a
-folder that only this user can enter.
+It reports that it is ready as to systemd: by a datagram to a socket of its own, in a folder that
+only this user can enter.
 
-A signal goes to a process only through the handle that is waiting for it, so until its end has been
-seen its id belongs to nobody else.  It has a session of its own: a Ctrl-C in the terminal is the
-supervisor's to pass on, in order.
+The supervisor signals a process only through the handle that waits for it, so the process id cannot
+belong to another process yet.  Each child has a session of its own: the supervisor gets a Ctrl-C of
+the terminal, and stops its children in order.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 30.0
 STEADY_S = 10.0
-"""A process that was ready for so long has stayed up."""
+"""A process that was ready for this long has stayed up."""
 _MAX_LINE_BYTES = 64 * 1024
 _LAST_WORDS_S = 1.0
-"""How long what a process has written is waited for once it has ended."""
+"""How long to wait for the output of a process that has ended."""
 
 
 class Child:
     """One server as a process.
 
     Args:
-        name: what its lines are marked with.
-        command: what is run; it must tell when it is ready, to ``NOTIFY_SOCKET``.
-        show: gets the name and each line that it writes, without its end.
+        name: the label of its log lines.
+        command: the program with its arguments; it must report to ``NOTIFY_SOCKET`` when ready.
+        show: called with the name and each line of output, without the newline.
         folder: where its socket is made.
-        max_restarts: how often in a row it may be started again; 0 for no limit.
+        max_restarts: maximum restarts in a row; 0 for no limit.
 
     Attributes:
         ready: set while the process is ready.
@@ -71,7 +71,7 @@ class Child:
         self._max_restarts = max_restarts
         self._process: asyncio.subprocess.Process | None = None
         self._lives = False
-        """Whether it may be heard: a quick one says that it is ready while it is still begun."""
+        """Whether datagrams count: a quick process is ready before its start has returned."""
         self._stopping = asyncio.Event()
         self._ready_since_s: float | None = None
         self._has_been_ready = False
@@ -88,20 +88,20 @@ class Child:
         Raises:
             ChildProcessError: it ended before it was ready for the first time, or too often.
         """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.setblocking(False)
-            self._bind(told)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.setblocking(False)
+            self._bind(notify)
             loop = asyncio.get_running_loop()
-            loop.add_reader(told, self._hear, told)
+            loop.add_reader(notify, self._receive, notify)
             try:
                 await self._keep_running()
             finally:
-                loop.remove_reader(told)
+                loop.remove_reader(notify)
                 self._address.unlink(missing_ok=True)
 
-    def _bind(self, told: socket.socket) -> None:
+    def _bind(self, notify: socket.socket) -> None:
         try:
-            told.bind(str(self._address))
+            notify.bind(str(self._address))
         except OSError as error:
             raise ChildProcessError(
                 f"{self.name} cannot start: a socket cannot be made at {self._address}: {error};"
@@ -109,12 +109,12 @@ class Child:
             ) from error
 
     def stop(self) -> None:
-        """Ask it to end, and start it no more."""
+        """Ask it to end, and do not restart it."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, and start it no more."""
+        """Kill it, and do not restart it."""
         self._stopping.set()
         self._signal(signal.SIGKILL)
 
@@ -138,7 +138,7 @@ class Child:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     async def _live(self) -> str:
-        """One life of the process; how it ended, for the log."""
+        """Run the process once; return how it ended, for the log."""
         self._ready_since_s = None
         self._last_line = b""
         self._lives = True
@@ -155,7 +155,7 @@ class Child:
             self._lives = False
             return f"could not be started: {error}"
         self._process = process
-        if self._stopping.is_set():  # while it was being made
+        if self._stopping.is_set():  # while it was being started
             self._signal(signal.SIGTERM)
         log.info("%s is process %d", self.name, process.pid)
         assert process.stdout is not None
@@ -186,9 +186,9 @@ class Child:
         self._last_line = line
         self._show(self.name, line)
 
-    def _hear(self, told: socket.socket) -> None:
+    def _receive(self, notify: socket.socket) -> None:
         with suppress(BlockingIOError):
-            lines = told.recv(4096).split(b"\n")
+            lines = notify.recv(4096).split(b"\n")
             if b"READY=1" in lines and self._lives:
                 self._ready_since_s = time.monotonic()
                 if self._has_been_ready:
