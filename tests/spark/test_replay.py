@@ -222,7 +222,7 @@ def test_a_rate_is_kept(spark: SparkSession, broker: BrokerProcess, tmp_path: Pa
         ({"to_topic": "past"}, "is where the messages are already"),
         ({"to_topic": "{topic}"}, "is where the messages are already"),
         ({"to_topic": "a b"}, "--to-topic=a b is not valid"),
-        ({"checkpoint": ""}, "--checkpoint=FOLDER keeps"),
+        ({"checkpoint": ""}, "--checkpoint=FOLDER stores"),
         ({"addresses": ()}, "no brokers"),
     ],
 )
