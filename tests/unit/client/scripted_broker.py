@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-WITH_BODY = {"IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB"}
+WITH_BODY = {"IDENTIFY", "AUTH", "PUB", "MPUB", "DPUB", "SEND"}
 
 
 def frame(kind: int, data: bytes) -> bytes:

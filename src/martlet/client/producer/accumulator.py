@@ -365,6 +365,9 @@ class Accumulator:
             return
         if error.code == MAY_PASS:
             broker.refusals += 1
+            if batch.number and self._is_hopeless(batch, error):
+                batch.fail(PublishRefused(error.code, error.text))
+                self._settle(batch)
             return
         broker.refused_count += batch.message_count
         final = PublishRefused(error.code, error.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -64,7 +65,10 @@ class SendOptions:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.queue is not None:  # JSON knows no integer of numpy's
+            self.queue = operator.index(self.queue)
         if self.defer_ms is not None:
+            self.defer_ms = int(self.defer_ms)
             if self.defer_ms < 0:
                 raise ValueError(f"defer_ms={self.defer_ms}: nothing can be delivered in the past")
             if self.deliver_at is not None:

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from typing import cast
 
+import numpy as np
 import pytest
 from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
@@ -19,6 +21,7 @@ from martlet.client import (
     PublishTimeout,
     PublishUnclear,
 )
+from martlet.client.producer.options import SendOptions
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 
@@ -413,3 +416,26 @@ async def test_a_broker_that_hangs_up_each_time_is_not_stormed() -> None:
             await producer.publish("t", b"poison")
     # At 0, 0.05, 0.15, 0.35 and 0.75 s.
     assert 3 <= len(broker.commands) <= 5
+
+
+async def test_a_send_that_is_refused_for_now_is_tried_as_often_as_it_may_be() -> None:
+    async def refuse(command: Command) -> bool:
+        if command.name != "SEND":
+            return False
+        command.peer.fail(b"E_AUTH_FAILED AUTH failed")
+        return True
+
+    async with (
+        ScriptedBroker(refuse, martlet={"version": 1}) as broker,
+        Producer(broker.address, send_timeout_s=60) as producer,
+    ):
+        with pytest.raises(PublishRefused, match="E_AUTH_FAILED"):
+            await producer.send("t", b"x")
+        assert len(broker.named("SEND")) == 3
+
+
+def test_numbers_of_other_kinds_are_plain_integers() -> None:
+    options = SendOptions(queue=cast(int, np.int64(1)), defer_ms=cast(int, np.int64(5)))
+    assert (type(options.queue), type(options.defer_ms)) == (int, int)
+    with pytest.raises(TypeError):
+        SendOptions(queue=cast(int, 1.5))
