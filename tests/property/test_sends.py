@@ -42,8 +42,8 @@ class Told:
     sent: Sent
     bodies: list[bytes]
     first_tried_ns: int
-    number: int
-    """How many sends there were before it."""
+    number: int = 0
+    """Its place among all, by when it was stored last: one that a power cut took is stored anew."""
 
 
 class SendMachine(RuleBasedStateMachine):
@@ -53,6 +53,7 @@ class SendMachine(RuleBasedStateMachine):
         self.core.channel("t", "keeps")
         self.core.checkpoint()
         self.told: list[Told] = []
+        self.stored_count = 0
         self.newest = dict.fromkeys(range(5), 0)
 
     @property
@@ -86,6 +87,8 @@ class SendMachine(RuleBasedStateMachine):
         receipt = self.topic.stage(told.bodies, 0, marked([], sent))
         send = ProducerSend(receipt, self.topic.id, offset, sent.count)
         core.broker.producers.add(sent, send, core.clock())
+        self.stored_count += 1
+        told.number = self.stored_count
         return send
 
     @rule(who=st.integers(0, 4), skip=st.sampled_from((0, 0, 0, 1, 3)), count=st.integers(1, 3))
@@ -94,7 +97,7 @@ class SendMachine(RuleBasedStateMachine):
         self.newest[who] += 1 + skip
         sent = Sent(bytes([who]) * 16, self.newest[who], count)
         bodies = [b"%d.%d.%d" % (who, sent.sequence, number) for number in range(count)]
-        told = Told(sent, bodies, self.core.clock(), len(self.told))
+        told = Told(sent, bodies, self.core.clock())
         self.told.append(told)
         self.send(told, first=True)
 
