@@ -202,6 +202,8 @@ class DelayRules(BesideModel):
             else:
                 assert id in waiting or delayed.position > durable, "a durable one has gone"
             if delayed.waits and id not in waiting:
+                assert power
+                topic.lost_delayed = True
                 del self.delayed[id]
             elif power and delayed.position > durable:
                 delayed.position = 0

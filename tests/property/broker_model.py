@@ -266,6 +266,8 @@ class ModelTopic:
     """How long finished messages are kept."""
     has_holes: bool = False
     """A power cut took messages out of its middle: counts of what is left are not exact."""
+    lost_delayed: bool = False
+    """Whether a power cut has taken messages while they waited for their time."""
 
     def __post_init__(self) -> None:
         self.parts.append(self)

@@ -569,6 +569,18 @@ def test_the_core_keeps_its_promises() -> None:
     run_state_machine_as_test(BrokerMachine, settings=settings(LIFE, derandomize=True))
 
 
+def test_delayed_messages_that_a_power_cut_takes_may_be_reported_as_lost() -> None:
+    state = BrokerMachine()
+    state.open(seed=0, dropping=False, retention_ms=4000)
+    state.be_done_with_all()
+    state.kill()
+    state.publish_for_later(delay_ms=1, name="a", sizes=[1], times=1)
+    state.publish_for_later(delay_ms=1, name="a", sizes=[1], times=5)
+    state.cut_power(seed=0)
+    assert state.lost
+    state.stands_where_the_model_stands()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_core_keeps_its_promises_for_long() -> None:
