@@ -136,8 +136,10 @@ class GroupCommit:
             self._answer_durable()
         if self._sync and self._awaiting:
             self.flusher.flush()
-        with suppress(WritesRefused):
+        try:
             self._journal.turn_ended()
+        except WritesRefused:  # Each publish is refused with it; the cursors are written later.
+            return
 
     def _commit(self) -> None:
         """Commit everything, though committing one topic's messages may fail unexpectedly."""

@@ -84,6 +84,43 @@ class ConnectionContext:
 class ClientConnection(asyncio.BufferedProtocol):
     """The connection of one client."""
 
+    # More than 30 attributes in a dict cost each access the interpreter's quick way.
+    __slots__ = (
+        "__weakref__",
+        "_closing",
+        "_commands",
+        "_context",
+        "_filled",
+        "_going_on",
+        "_output",
+        "_own",
+        "_publish_lone",
+        "_refused",
+        "_ticks",
+        "_upgrade",
+        "_waits",
+        "brief",
+        "calls",
+        "channel",
+        "connected_at_ns",
+        "consumer",
+        "decoder",
+        "deflate",
+        "greeted",
+        "guard",
+        "heard",
+        "heartbeat",
+        "identity",
+        "message_counters",
+        "remote_address",
+        "replies",
+        "snappy",
+        "tls",
+        "topic",
+        "transport",
+        "when_gone",
+    )
+
     may_be_brief = True
     """Whether it takes the short cut for a PUB that comes by itself, as a rule."""
 
