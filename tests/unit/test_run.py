@@ -162,6 +162,16 @@ def test_a_command_gets_the_packages_that_it_needs(
     assert locked == ["requirements-build.lock", lock]
 
 
+def test_python_gets_spark_only_if_that_is_asked_for(machine: Machine) -> None:
+    code, _, err = machine.run("python", "-m", "pip", "--version")
+    assert code == 0
+    assert " 1 packages of requirements-core.lock" in err
+    code, _, err = machine.run("--full", "python", "-m", "pip", "--version")
+    assert code == 0
+    assert "adding Spark" in err
+    assert machine.run("--full", "broker") == (0, "martlet broker\n", "")
+
+
 def test_spark_comes_into_the_environment_with_the_first_command_that_needs_it(
     machine: Machine,
 ) -> None:
