@@ -200,6 +200,7 @@ class DiskStorage:
         self._log.mkdir(parents=True, exist_ok=True)
         (folder / "index").mkdir(exist_ok=True)
         self._lock = self._take_lock(folder / "martlet.lock")
+        self._opened: set[DiskSegment] = set()
         self._keep_free_bytes = keep_free_bytes
         self._max_bytes = max_bytes
         self._usual_spares = self._max_spares = spares
@@ -236,7 +237,9 @@ class DiskStorage:
         return found
 
     def _open(self, path: Path, base: int) -> DiskSegment:
-        return DiskSegment(path, base, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        segment = DiskSegment(path, base, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        self._opened.add(segment)
+        return segment
 
     def create(self, base: int, capacity: int) -> Segment:
         """Rename a spare of that capacity or allocate a file."""
@@ -336,6 +339,7 @@ class DiskStorage:
     def retire(self, segment: Segment) -> None:
         """Keep the file as a spare unless there are enough, or its bytes are still read."""
         assert isinstance(segment, DiskSegment)
+        self._opened.discard(segment)
         unseen = segment.close()
         with self._spares_lock:
             if unseen and len(self._spares) < self._max_spares:
@@ -454,7 +458,10 @@ class DiskStorage:
             os.close(fd)
 
     def close(self) -> None:
-        """Unlock the folder for another broker."""
+        """Close the segments, and unlock the folder for another broker."""
+        for segment in self._opened:
+            segment.close()
+        self._opened.clear()
         os.close(self._lock)
 
     @staticmethod

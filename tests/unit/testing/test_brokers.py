@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,25 @@ async def test_a_broker_keeps_a_folder_that_it_was_given(tmp_path: Path) -> None
                 assert message.body == b"kept"
                 message.finish()
     assert (tmp_path / "data").is_dir()
+
+
+def _deleted_files_open() -> list[str]:
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # The listing's own.
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [link for link in links if link.endswith("(deleted)")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_stopped_broker_keeps_no_file_open() -> None:
+    before = _deleted_files_open()
+    async with Broker() as broker, Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"x")
+        await producer.publish("t", b"y")
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            (await asyncio.wait_for(anext(consumer), 10)).finish()
+    assert _deleted_files_open() == before
 
 
 async def test_two_brokers_run_beside_each_other() -> None:
