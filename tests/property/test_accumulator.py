@@ -120,7 +120,11 @@ class AccumulatorMachine(RuleBasedStateMachine):
     def send(self) -> None:
         open_queues = [each.queue for each in self.brokers if each.queue.is_up]
         open_queues = [queue for queue in open_queues if not queue.is_held]
-        for batch in self.accumulator.pack(open_queues):
+        refused = self.not_supported()
+        has_taker = any(queue.takes_sends for queue in self.accumulator.brokers)
+        packed = self.accumulator.pack(open_queues)
+        assert not has_taker or self.not_supported() == refused, "another broker takes it"
+        for batch in packed:
             (broker,) = (each for each in self.brokers if each.queue is batch.broker)
             assert broker.queue.is_up
             for before in broker.sent:
@@ -132,6 +136,13 @@ class AccumulatorMachine(RuleBasedStateMachine):
                 assert batch.size_bytes + 4 <= self.limits.max_body_bytes
                 assert batch.number or self.suspects.isdisjoint(batch.pendings), "it goes alone"
             broker.sent.append(batch)
+
+    def not_supported(self) -> int:
+        futures = [each.future for each in self.published if each.future.done()]
+        return sum(
+            not future.cancelled() and isinstance(future.exception(), NotSupported)
+            for future in futures
+        )
 
     @rule()
     def time_passes(self) -> None:

@@ -100,7 +100,7 @@ class Accumulator:
         """For SEND, at any broker."""
         self._unanswered_sends = 0
         """How many pending messages go, or went, by SEND."""
-        self._order = KeyPinning(self.brokers)
+        self._order = KeyPinning(self.brokers, lambda: self.on_room())  # noqa: PLW0108, set later
         self._pins = self._order.pins
         self._turn = 0
 
@@ -260,8 +260,7 @@ class Accumulator:
                 and batch.broker.has_room(pending)
             ):
                 batch = None
-            if key is not None and self._order.holds(pending, key, batch):
-                waiting.popleft()
+            if key is not None and self._order.holds(waiting, key, batch):
                 continue
             if batch is not None:
                 batch.pendings.append(waiting.popleft())

@@ -5,13 +5,14 @@ connection is lost all of them, sent or not, move together.  A key of which noth
 forgotten, and belongs to the broker of its hash again (see `martlet.client.producer.routing`).
 
 Of a key with a SEND in flight, nothing else is: a SEND that a broker declines comes again, and
-those behind it would have overtaken it.
+those behind it would have overtaken it.  A SEND whose key is pinned to an nsqd waits likewise; then
+the key is pinned to a Martlet broker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from martlet.client.producer.in_flight import InFlightQueue, ProducerBatch
 from martlet.client.producer.pending import OrderKey, PendingPublish
@@ -44,12 +45,17 @@ class _Pin:
 class KeyPinning:
     """The keys of what is unanswered.
 
+    Args:
+        brokers: all that there are.
+        on_moved: called when something waits for another broker than before.
+
     Attributes:
         pins: where each key is pinned.
         unassigned: what waits while no broker is connected.
     """
 
-    def __init__(self, brokers: Sequence[InFlightQueue]) -> None:
+    def __init__(self, brokers: Sequence[InFlightQueue], on_moved: Callable[[], None]) -> None:
+        self._on_moved = on_moved
         self.unassigned: deque[PendingPublish] = deque()
         self._brokers = brokers
         self.pins: dict[OrderKey, _Pin] = {}
@@ -71,24 +77,33 @@ class KeyPinning:
         pin.count += 1
         self._queue(key, pin).append(pending)
 
-    def holds(self, pending: PendingPublish, key: OrderKey, batch: ProducerBatch | None) -> bool:
-        """Whether this has to wait for others of its key; then it is kept here until it may go.
+    def holds(
+        self, waiting: deque[PendingPublish], key: OrderKey, batch: ProducerBatch | None
+    ) -> bool:
+        """Whether the first has to wait for others of its key, or for another broker.
+
+        Then it is taken from what waits, and kept here until it may go.
 
         Args:
-            pending: the first that waits at its broker.
-            key: its order key.
+            waiting: what waits at a broker.
+            key: the order key of the first.
             batch: what it may join, if there is one.
         """
         pin = self.pins[key]
+        pending = waiting[0]
         if not pin.held:
             if not pin.in_flight:
-                return False
-            if pending.fields is None:
+                if not pin.needs_sends or not self._needs_another(pin, pending):
+                    return False
+            elif pending.fields is None:
                 if pin.send is None:
                     return False
             elif batch is not None and pin.send is batch:
                 return False
-        pin.held.append(pending)
+        pin.held.append(waiting.popleft())
+        if not pin.in_flight:
+            self._release(key, pin)
+            self._on_moved()
         return True
 
     def sent(self, key: OrderKey, batch: ProducerBatch) -> None:
@@ -111,8 +126,7 @@ class KeyPinning:
         elif not pin.in_flight:
             pin.send = None
             if pin.held:
-                self._queue(key, pin).extendleft(reversed(pin.held))
-                pin.held.clear()
+                self._release(key, pin)
 
     def leave(self, broker: InFlightQueue, unsent: Iterable[PendingPublish]) -> None:
         """Pin the keys of a broker elsewhere, as its connection is gone.
@@ -150,6 +164,28 @@ class KeyPinning:
             key = pending.order_key
             assert key is not None
             self._queue(key, self.pins[key]).append(pending)
+
+    def _needs_another(self, pin: _Pin, pending: PendingPublish) -> bool:
+        """Whether this is a SEND at a broker that takes none, while there is one that does."""
+        return (
+            pending.fields is not None
+            and pin.broker is not None
+            and not pin.broker.takes_sends
+            and any(each.takes_sends for each in self._brokers)
+        )
+
+    def _release(self, key: OrderKey, pin: _Pin) -> None:
+        """Queue what was held, as nothing of its key is in flight."""
+        broker = pin.broker
+        if broker is not None and self._needs_another(pin, pin.held[0]):
+            others: list[PendingPublish] = []
+            for pending in broker.pinned:
+                (pin.held if pending.order_key == key else others).append(pending)
+            broker.pinned.clear()
+            broker.pinned.extend(others)
+            pin.broker = None
+        self._queue(key, pin).extendleft(reversed(pin.held))
+        pin.held.clear()
 
     def _queue(self, key: OrderKey, pin: _Pin) -> deque[PendingPublish]:
         if pin.broker is None:
