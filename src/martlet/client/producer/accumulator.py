@@ -388,6 +388,16 @@ class Accumulator:
         batch.fail(error)
         self._settle(batch)
 
+    def not_sent(self, batch: ProducerBatch, error: Exception) -> None:
+        """Fail a batch that was packed and cannot be encoded."""
+        batches = batch.broker.batches
+        batches.remove(batch)
+        batches.appendleft(batch)
+        batch.fail(error)
+        self._land(batch)
+        self._close(batch)
+        self._fill_room()
+
     def put_back(self, broker: InFlightQueue, error: ConnectionLost) -> int:
         """Send again what was in flight, now that the connection is gone, before everything else.
 

@@ -150,7 +150,12 @@ class BrokerPool:
         for batch in self._accumulator.pack(brokers):
             connection = self._link_of[batch.broker].connection
             assert connection is not None
-            connection.send(batch.command(now_s), batch)
+            try:
+                command = batch.command(now_s)
+            except Exception as error:
+                self._accumulator.not_sent(batch, error)
+            else:
+                connection.send(command, batch)
 
     def _call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         self._loop.call_later(delay_s, function)

@@ -18,6 +18,7 @@ from martlet.client import (
     PublishTimeout,
 )
 from martlet.client.producer import broker_pool as pool
+from martlet.client.producer.in_flight import ProducerBatch
 from martlet.client.transport.discovery import Discovery
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
@@ -344,6 +345,29 @@ async def test_a_search_that_breaks_begins_again(
     async with asyncio.timeout(5), Producer(lookup="127.0.0.1:1") as producer:
         await producer.publish("t", b"x")
     assert "begins again" in caplog.text
+
+
+async def test_what_cannot_be_encoded_fails_and_holds_up_nothing(
+    brokers: list[ScriptedBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ProducerBatch.command
+
+    def broken(self: ProducerBatch, now_s: float) -> bytes:
+        if self.pendings[0].topic == "broken":
+            raise KeyError("on purpose")
+        return command(self, now_s)
+
+    monkeypatch.setattr(ProducerBatch, "command", broken)
+    async with asyncio.timeout(10), Producer(brokers[0].address) as producer:
+        topics = ["before", "broken", "behind"]
+        futures = [producer.submit(topic, b"x", order_key="k") for topic in topics]
+        with pytest.raises(KeyError, match="on purpose"):
+            await futures[1]
+        await asyncio.gather(futures[0], futures[2])
+        await producer.publish("after", b"x")
+        assert producer.stats.pending_messages == 0
+        assert producer.stats.brokers[0].in_flight_messages == 0
+    assert [each.words[1] for each in brokers[0].commands] == ["before", "behind", "after"]
 
 
 @pytest.mark.parametrize(
