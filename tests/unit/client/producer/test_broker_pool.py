@@ -370,6 +370,87 @@ async def test_what_cannot_be_encoded_fails_and_holds_up_nothing(
     assert [each.words[1] for each in brokers[0].commands] == ["before", "behind", "after"]
 
 
+STORED = b'{"status": "OK", "queue": 0, "offset": 0, "id": "0000000000000000"}'
+
+
+class Sends:
+    """A script that hangs up on so many SENDs, and then holds them."""
+
+    def __init__(self, hang_ups: int) -> None:
+        self.hang_ups = hang_ups
+        self.seen: list[str] = []
+        self.held: list[Command] = []
+
+    async def __call__(self, command: Command) -> bool:
+        self.seen.append(command.name)
+        if command.name != "SEND":
+            return False
+        if self.hang_ups:
+            self.hang_ups -= 1
+            command.peer.hang_up()
+        else:
+            self.held.append(command)
+        return True
+
+
+async def test_a_publish_waits_behind_a_suspect_send_until_that_is_answered() -> None:
+    script = Sends(hang_ups=1)
+    async with (
+        asyncio.timeout(20),
+        ScriptedBroker(script, martlet={"version": 1}) as broker,
+        Producer(broker.address, backoff=FAST) as producer,
+    ):
+        await connected(producer, 1)
+        send = producer.send_async("t", b"send")
+        publish = producer.submit("t", b"publish")
+        await broker.until(lambda: script.held)
+        await asyncio.sleep(0.05)
+        assert not publish.done()
+        script.seen.clear()
+        script.held[0].peer.answer(STORED)
+        await asyncio.gather(send, publish)
+        assert script.seen == ["PUB"]
+
+
+async def test_a_send_that_is_never_answered_holds_up_publishes_until_it_fails() -> None:
+    script = Sends(hang_ups=100)
+    async with (
+        asyncio.timeout(20),
+        ScriptedBroker(script, martlet={"version": 1}) as broker,
+        Producer(broker.address, backoff=FAST) as producer,
+    ):
+        await connected(producer, 1)
+        send = producer.send_async("t", b"send")
+        publish = producer.submit("t", b"publish")
+        with pytest.raises(PublishLost, match="sent 3 times"):
+            await send
+        await publish
+
+
+async def test_what_came_behind_a_refused_publish_was_not_tried_and_is_not_counted() -> None:
+    async def refuse_first(command: Command) -> bool:
+        if command.bodies != [b"refused"]:
+            return bool(held)
+        held.append(command)
+        return True
+
+    held: list[Command] = []
+    async with (
+        asyncio.timeout(20),
+        ScriptedBroker(refuse_first) as broker,
+        Producer(broker.address, backoff=FAST, retries=0) as producer,
+    ):
+        refused = producer.submit("t", b"refused")
+        await broker.until(lambda: held)
+        behind = producer.submit("u", b"behind")
+        await broker.until(lambda: len(broker.commands) == 2)
+        held.pop().peer.fail(b"E_PUB_FAILED PUB failed disk full")
+        with pytest.raises(PublishRefused, match="disk full"):
+            await refused
+        await behind
+    assert broker.bodies() == [b"refused", b"behind", b"behind"]
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
