@@ -14,6 +14,7 @@ from pathlib import Path
 
 from martlet.broker.errors import WritesRefused
 from martlet.cli import progress
+from martlet.durations import parse_size
 from martlet.log.storage import FolderInUse
 from martlet.migration.findings import Findings
 from martlet.migration.importing import MAX_BATCH_BYTES, Importing, ImportResult, opened
@@ -65,23 +66,27 @@ def _parser() -> argparse.ArgumentParser:
         "--max-bytes-per-file",
         type=_bytes,
         default=100 * _MIB,
-        metavar="BYTES",
+        metavar="SIZE",
         help="the size of a segment of the log (default: 100 MiB)",
     )
     add(
         "--min-free-bytes",
         type=_bytes_or_none,
         default=64 * _MIB,
-        metavar="BYTES",
+        metavar="SIZE",
         help="stop while the disk has less than this free (default: 64 MiB)",
     )
     return parser
 
 
 def _bytes(text: str) -> int:
-    if not text.isdecimal() or not 4096 <= int(text) <= 2**40:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes from 4096 to {2**40}")
-    return -(-int(text) // 4096) * 4096
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 4096 <= size <= 2**40:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 4KiB and 1TiB")
+    return -(-size // 4096) * 4096
 
 
 def _bytes_or_none(text: str) -> int:
