@@ -133,6 +133,7 @@ _WRITE = {
 _KINDS = {
     "str": FlagKind.STRING,
     "int": FlagKind.INT,
+    "int | None": FlagKind.INT,
     "Size": FlagKind.SIZE,
     "bool": FlagKind.BOOL,
     "tuple[str, ...]": FlagKind.STRINGS,

@@ -44,8 +44,9 @@ def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
     """
     if count < len(topic.parts):
         raise QueuesRefused(
-            f"topic {topic.name!r} has {len(topic.parts)} queues and can not have {count}: what is"
-            " stored in a queue stays there until it is consumed; make a topic of another name"
+            f"topic {topic.name!r} has {len(topic.parts)} queues and can not have {count}: queues"
+            " can only be added, as what is stored in one stays there until it is consumed; make a"
+            " topic of another name"
         )
     fresh = [_part(registry, topic, number) for number in range(len(topic.parts), count)]
     if not fresh:

@@ -29,9 +29,10 @@ MAX_QUEUES = 1024
 class TopicCreateOptions(TopicOptions):
     """The options of ``martlet topic create``."""
 
-    queues: int = option(
-        1,
-        "how many queues it has on each broker; a topic that is there gets more, and never fewer",
+    queues: int | None = option(
+        None,
+        "how many queues it has on each broker (default: 1 for a new topic); a topic that is there"
+        " gets more, and never fewer",
         limits=(1, MAX_QUEUES),
     )
 
@@ -40,7 +41,7 @@ async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoH
     """Make a topic on each broker; return how many queues it has there. Raises NoHttpAnswer."""
     topic, queues = options.topic, options.queues
     # Without a number, a topic that has more queues is as good as a new one.
-    wanted = {"queues": str(queues)} if queues > 1 else {}
+    wanted = {} if queues is None else {"queues": str(queues)}
 
     async def create_at(url: str) -> int:
         await client.post(url, "/topic/create", {"topic": topic, **wanted})
@@ -52,7 +53,7 @@ async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoH
             count = len(found.get("queues", [None]))
         except (StopIteration, KeyError, TypeError):
             raise NoHttpAnswer(url, f"it does not say what became of topic {topic!r}") from None
-        if count < queues:
+        if count < (queues or 1):
             raise NoHttpAnswer(url, f"topic {topic!r} has one queue there: nsqd knows no others")
         return count
 
