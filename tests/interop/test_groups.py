@@ -13,6 +13,7 @@ import pytest
 
 from martlet.addresses import Address
 from martlet.broker.groups import membership
+from martlet.broker.policy import ChannelPolicy
 from martlet.client import (
     CallRefused,
     ClientError,
@@ -249,10 +250,24 @@ async def test_a_group_takes_no_subscription_and_consumers_are_not_made_members(
         async with Consumer("u", "g", broker.tcp_address, max_in_flight=1) as consumer:
             await publish(broker, b"x", topic="u")
             await anext(consumer)
-            with pytest.raises(CallRefused, match="'g' of topic 'u' has consumers"):
-                await connection.call("group.join", topic="u", group="g", client_id="a")
+        with pytest.raises(CallRefused, match="CONFLICT 'g' of topic 'u' is a channel"):
+            await connection.call("group.join", topic="u", group="g", client_id="a")
+        async with Consumer("u", "g", broker.tcp_address) as consumer:
+            assert (await anext(consumer)).body == b"x", "it can come back"
         with pytest.raises(CallRefused, match="is a group and stays one"):
             await configure(connection, kind="shared")
+
+
+async def test_what_lookup_daemons_told_of_is_a_channel_once_a_consumer_subscribes(
+    broker: Broker,
+) -> None:
+    topic = broker.server.broker.topic("t")
+    channel = topic.channel("g", policy=ChannelPolicy(from_lookup=True))
+    async with Consumer("t", "g", broker.tcp_address):
+        assert channel.policy == ChannelPolicy()
+    async with connected(broker) as connection:
+        with pytest.raises(CallRefused, match="'g' of topic 't' is a channel"):
+            await Member(connection, "a").join()
 
 
 async def test_a_group_is_told_that_it_cannot_be_what_a_consumer_wants(broker: Broker) -> None:

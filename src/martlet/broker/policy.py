@@ -52,9 +52,9 @@ def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
-def internal() -> Any:
-    """A field that the broker keeps for itself: it is shown, and nobody sets it."""
-    return field(default=(), metadata={"is_internal": True})
+def internal(default: object) -> Any:
+    """A field that the broker keeps for itself: it is shown, and no caller sets it."""
+    return field(default=default, metadata={"is_internal": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,10 @@ class ChannelPolicy(Policy):
         min_value=1,
         max_value=3_600_000,
     )
-    from_consumers: tuple[str, ...] = internal()
+    from_consumers: tuple[str, ...] = internal(())
     """The fields that a consumer has set by its wish; the others are an operator's, or default."""
+    from_lookup: bool = internal(False)
+    """Whether the broker made it because others have it, which may be as a group."""
 
     def configured(self, changes: Mapping[str, object]) -> ChannelPolicy:
         """The policy with other values, as an operator sets them. Raises BadPolicy."""

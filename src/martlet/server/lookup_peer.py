@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from martlet import unreachable
 from martlet.broker.errors import WritesRefused
+from martlet.broker.policy import ChannelPolicy
 from martlet.durations import SECOND_NS
 from martlet.http_answer import read_json
 from martlet.names import is_ephemeral, is_valid_name
@@ -275,7 +276,7 @@ class LookupPeers:
                 try:
                     # A queue that has come meanwhile is as new as the topic.
                     starts = {part.number: starts.get(part.number, 0) for part in topic.parts}
-                    topic.channel(name, starts)
+                    topic.channel(name, starts, policy=ChannelPolicy(from_lookup=True))
                 except WritesRefused as error:
                     log.error("TOPIC(%s): channel(%s) is not made: %s", topic.name, name, error)
 

@@ -110,14 +110,39 @@ def test_the_log_keeps_what_is_not_committed_and_lets_go_of_the_rest() -> None:
     assert bodies(fetched(core, channel, channel.cursor.next)) == sent[-1:]
 
 
+def test_a_channel_does_not_become_the_group_that_is_joined_by_its_name() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    channel = core.channel("t", "g")
+    core.publish("t", b"one", b"two")
+    with pytest.raises(Conflict) as refused:
+        begin_group(topic, "g", "last", 0, 0, {})
+    assert "'g' of topic 't' is a channel with 2 messages waiting" in str(refused.value)
+    assert "martlet channel configure t g kind=offsets" in str(refused.value)
+    assert channel.group is None
+    assert core.client("t", "g").ready(2).bodies == [b"one", b"two"]
+
+
+def test_a_channel_that_other_brokers_have_becomes_a_group_until_a_consumer_subscribes() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    topic.channel("g", policy=ChannelPolicy(from_lookup=True))
+    core.publish("t", b"one")
+    core.kill()
+    channel = begin_group(core.broker.topic("t"), "g", "last", 0, 0, {})
+    assert bodies(fetched(core, channel, channel.cursor.next)) == [b"one"]
+    assert channel.policy == ChannelPolicy(kind="offsets")
+
+
 def test_a_channel_becomes_a_group_only_while_nobody_consumes_it_and_stays_one() -> None:
     core = Core()
     topic = core.broker.topic("t")
     client = core.client("t", "g").ready(1)
     core.publish("t", b"one", b"two")
     with pytest.raises(BadPolicy, match="'g' of topic 't' has consumers"):
-        begin_group(topic, "g", "last", 0, 0, {})
+        topic.configure_channel("g", ChannelPolicy(kind="offsets"))
     client.leave()
+    topic.configure_channel("g", ChannelPolicy(kind="offsets"))
     channel = begin_group(topic, "g", "last", 0, 0, {})
     # What was delivered and not finished comes again.
     core.wait(0)

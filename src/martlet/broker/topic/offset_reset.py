@@ -15,13 +15,15 @@ knows that what lies between is not handled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.requested_policy import wished
-from martlet.broker.errors import OutOfReach
+from martlet.broker.errors import Conflict, OutOfReach
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.topic.rewind import channel_from, offset_at
 from martlet.names import is_ephemeral
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
@@ -36,12 +38,12 @@ def begin_group(
 ) -> Channel:
     """The group of that name, made to begin somewhere if it is new, with some of its policy set.
 
-    Where there is such a channel it becomes a group, and goes on where it is; where something else
-    is wanted of a group that has members, that is refused.
+    A channel that was made only because other brokers have it becomes a group, and goes on where
+    it is; any other is refused, as is what changes a group that has members.
 
     Raises:
         BadPolicy: it cannot be a group.
-        Conflict: what is wanted of its policy is not for a member to change.
+        Conflict: it is a channel, or what is wanted of its policy is not for a member to change.
         InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
         OutOfReach: it cannot begin at that offset.
     """
@@ -60,7 +62,16 @@ def begin_group(
                 offsets = {n: min(o, topic.parts[n].backlog_offset) for n, o in offsets.items()}
             channel = channel_from(topic, name, offsets)
     else:
-        wanted = wished(channel, policy).changed({"kind": "offsets"})
+        if channel.policy.kind == "shared" and not channel.policy.from_lookup:
+            depth = sum(part.depth for part in channel.parts)
+            raise Conflict(
+                f"{name!r} of topic {topic.name!r} is a channel with"
+                f" {counted(depth, 'message')} waiting, to which consumers subscribe,"
+                " and not a group: take another name for the group; or delete"
+                " the channel; or make a group of it for good: martlet channel configure"
+                f" {topic.name} {name} kind=offsets"
+            )
+        wanted = replace(wished(channel, policy), kind="offsets", from_lookup=False)
     if wanted != channel.policy:
         topic.configure_channel(name, wanted)
     return channel

@@ -5,6 +5,8 @@ Each is answered, or refused by an error that ends the connection.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
@@ -82,7 +84,11 @@ class SessionCommands:
             return WAIT
         try:
             topic = self._broker.topic(command.topic)
-            channel = topic.channel(command.channel).all_queues
+            known = topic.channel(command.channel)
+            if known.policy.from_lookup:
+                with suppress(WritesRefused):
+                    topic.configure_channel(known.name, replace(known.policy, from_lookup=False))
+            channel = known.all_queues
             consumer = channel.add_consumer(
                 connection,
                 identity.msg_timeout_ns,
