@@ -189,6 +189,8 @@ def test_what_waited_for_others_of_its_key_goes_to_the_group_that_its_channel_be
     topic = core.broker.topic("t")
     channel = core.channel("t", "g")
     topic.configure_channel("g", ChannelPolicy(order="key"))
+    with pytest.raises(BadPolicy, match="kind: 'g' of topic 't' has order=key, which a group"):
+        topic.configure_channel("g", ChannelPolicy(kind="offsets", order="key"))
     client = core.client("t", "g").ready(10)
     for number in range(4):
         topic.stage([b"%d" % number], 0, [(0, Properties(order_key="k").pack())])

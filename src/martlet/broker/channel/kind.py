@@ -27,6 +27,11 @@ def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
         )
     if policy.kind == "shared":
         raise BadPolicy(f"kind: {what} is a group and stays one; delete it, or take another name")
+    if policy.order != "none" and channel.group is None:
+        raise BadPolicy(
+            f"kind: {what} has order={policy.order}, which a group does not have, as each of its"
+            " queues is in order anyway; set order=none with it"
+        )
     if policy.order != "none":
         raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
     if channel.ephemeral:
