@@ -311,17 +311,17 @@ class CommitLog:
                 segment = self.storage.create(base, capacity)
                 break
             except StorageFull as error:
-                reason = error.strerror
-                try:
+                # Making room may need a segment too, and meets the same limit.
+                with suppress(StorageFull):
                     if not journal and self.on_full():
                         continue
-                except StorageFull as worse:
-                    reason = f"{reason}; {worse.strerror}"
                 if self.failed is not None:
                     raise self._refuse(self.failed) from error
+                is_limit = error.errno == errno.EDQUOT
+                way_out = "the limit is raised" if is_limit else "room is made on the disk"
                 self.full = (
-                    f"the disk is full: {reason}; messages are taken again when consuming"
-                    " what is stored has freed segments, or when room is made on the disk"
+                    f"the disk is full: {error.strerror}; messages are taken again when consuming"
+                    f" what is stored has freed segments, or when {way_out}"
                 )
                 raise self._refuse(self.full) from error
             except OSError as error:

@@ -98,9 +98,6 @@ class Storage(Protocol):
     def fill(self) -> DiskUsage:
         """How much of its limit is used, or without one of the file system. Raises OSError."""
 
-    def free_bytes(self) -> int:
-        """The free bytes of the disk. Raises OSError."""
-
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
 
@@ -278,7 +275,7 @@ class DiskStorage:
         """Raise StorageFull where a checkpoint may need the room of the last spare: it replaces the
         journal before it, and so frees segments.
         """
-        free = self.free_bytes()
+        free = self._free_bytes()
         if free < _BESIDE_BYTES:
             raise StorageFull(
                 errno.ENOSPC,
@@ -286,7 +283,7 @@ class DiskStorage:
                 " the next checkpoint",
             )
 
-    def free_bytes(self) -> int:
+    def _free_bytes(self) -> int:
         """The free bytes of the disk."""
         disk = os.statvfs(self._log)
         return disk.f_bavail * disk.f_frsize
@@ -296,7 +293,7 @@ class DiskStorage:
         return self._log / f"{self._spare_number}.spare"
 
     def _allocate(self, path: Path, capacity: int) -> None:
-        free = self.free_bytes()
+        free = self._free_bytes()
         if free - capacity < self._keep_free_bytes:
             raise StorageFull(
                 errno.ENOSPC,
@@ -320,8 +317,8 @@ class DiskStorage:
                 raise
             raise StorageFull(
                 error.errno,
-                f"no room for a segment of {capacity} bytes in {self.folder}"
-                f" ({os.strerror(error.errno)})",
+                f"no room for a segment of {capacity} bytes in {self.folder}: {free} bytes are"
+                f" free ({os.strerror(error.errno)})",
             ) from error
         finally:
             os.close(fd)

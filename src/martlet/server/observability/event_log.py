@@ -167,21 +167,7 @@ class EventLog:
             log = self._broker.log
             self._refusing_since_ns = self._broker.clock()
             self._refused_before = log.refused_count - 1
-            self._log.error(
-                "LOG: messages are refused: %s (the log has %s of %d bytes, a new one"
-                " needs %d bytes, and %s are free on the disk)",
-                reason,
-                counted(len(log.segments), "segment"),
-                sum(segment.capacity for segment in log.segments),
-                log.segment_bytes,
-                self._free_bytes(),
-            )
-
-    def _free_bytes(self) -> str:
-        try:
-            return str(self._broker.log.storage.free_bytes())
-        except OSError as error:
-            return f"nobody knows how many ({error})"
+            self._log.error("LOG: messages are refused: %s", reason)
 
     def look_for_room(self) -> None:
         """Log that messages are accepted again, if they were refused and there is space now."""
