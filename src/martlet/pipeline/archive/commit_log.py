@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from martlet.pipeline.archive.position import Position
-from martlet.pipeline.archive.store import Store
+from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.spark.read.offsets import flatten, nested
 
 FOLDER = "_martlet"
@@ -229,7 +229,7 @@ class ArchiveCommitLog:
                 raise ArchiveDamagedError(
                     f"{store.path(swap.folder)} lacks {', '.join(swap.outputs)}"
                 )
-            if not here or not store.swap(swap.new, swap.folder):
+            if not (here and isinstance(store, LocalStore) and store.swap(swap.new, swap.folder)):
                 # Readers may miss these rows for a moment, but never read them twice.
                 for name in inputs:
                     store.remove(name)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from martlet.pipeline.archive.commit_log import STAGED, ArchiveCommitLog, Swap
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.position import Position, advanced, started
-from martlet.pipeline.archive.store import Store
+from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.spark.read.offsets import QueueKey
 
 
@@ -93,7 +93,7 @@ class ParquetTable:
             good = [swap for swap in swaps if self._is_possible(swap)]
             for swap in good:
                 others = set(self.files(swap.folder)) - {f"{swap.folder}/{n}" for n in swap.inputs}
-                if self.store.is_local:
+                if isinstance(self.store, LocalStore):
                     for name in others:
                         self.store.link(name, f"{swap.new}/{name.rpartition('/')[2]}")
             if good:

@@ -20,7 +20,7 @@ from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.rows import shape_of
 from martlet.pipeline.archive.source import FORMAT, RUN, WRITING, ArchiveSource, packed
-from martlet.pipeline.archive.store import Store
+from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.pipeline.archive.table import open_table
 from martlet.pipeline.archive.writing import Writing
 
@@ -92,7 +92,7 @@ class Archive:
         table = self._table
         if self._compaction is None or not options.compact_files:
             return None
-        if isinstance(table, ParquetTable) and not table.store.is_local:
+        if isinstance(table, ParquetTable) and not isinstance(table.store, LocalStore):
             return None  # Without an exchange, readers would miss rows again and again.
         max_count = max(2, options.compact_files)
         return CompactionWatch(self._compaction, max_count, options.compact_idle_ns / 1e9)
@@ -136,7 +136,7 @@ class Archive:
         if self._options.checkpoint:
             return location_of(self._options.checkpoint)
         store = Store.at(self.location)
-        if store.is_local:
+        if isinstance(store, LocalStore):
             return store.path("_checkpoint")
         return tempfile.mkdtemp(prefix="martlet-archive-")
 

@@ -33,8 +33,6 @@ class Store:
         location: the argument with which `at` opens the same folder, also on other machines.
     """
 
-    is_local = False
-
     def __init__(self, system: fs.FileSystem, root: str, location: str) -> None:
         self.system = system
         self.root = root.rstrip("/")
@@ -164,14 +162,6 @@ class Store:
         """Do nothing: without locks, the user must prevent concurrent writers."""
         yield
 
-    def swap(self, new: str, old: str) -> bool:
-        """Exchange two folders atomically; return False if that is not supported."""
-        return False
-
-    def link(self, source: str, target: str) -> None:
-        """Link a file to a second path; only stores that can swap need it."""
-        raise NotImplementedError
-
     @property
     def _renames(self) -> bool:
         """Whether the file system has folders and renames; object stores do not."""
@@ -187,8 +177,6 @@ class Store:
 
 class LocalStore(Store):
     """A folder of this machine, or a mounted one."""
-
-    is_local = True
 
     def __init__(self, root: Path) -> None:
         self.folder = root.absolute()
