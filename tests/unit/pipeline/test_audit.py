@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
@@ -14,11 +17,16 @@ from tests.unit.pipeline.audited import Files, audited, told
 
 from martlet.broker.delayed.delayed_messages import HOUR_NS
 from martlet.broker.policy import ChannelPolicy
+from martlet.client import Producer as ClientProducer
 from martlet.log.record import HEADER_BYTES, RecordFlag, RecordKind, seal_again
+from martlet.pipeline import audit as audit_job
+from martlet.pipeline.audit import AuditOptions
 from martlet.pipeline.audit.coverage import missing_from
 from martlet.pipeline.audit.finding import Finding, LogSummary
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit, describe
+from martlet.spark.brokers.brokers import NoSuchTopicError
+from martlet.testing import Broker
 
 MILLISECOND_NS = 10**6
 
@@ -543,3 +551,31 @@ def test_ephemeral_messages_that_are_damaged_are_damage_alone() -> None:
     files = Files(core)
     files.damage(files.headers(RecordKind.BATCH)[1])
     assert only(files.audit(), "damage").count == 0
+
+
+# which topics there are
+
+
+async def test_a_topic_that_no_log_has_is_an_error_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(name: str, options: AuditOptions) -> NoReturn:
+        raise AssertionError("Spark has started")
+
+    monkeypatch.setattr(audit_job, "session", session)
+    async with Broker(tmp_path, max_bytes_per_file=1 << 16) as broker:
+        async with ClientProducer(broker.tcp_address) as producer:
+            await producer.publish("gone", b"x")
+            for number in range(8):
+                if number == 4:
+                    broker.server.broker.delete_topic("gone")
+                await producer.publish("kept", b"x" * 40_000)
+            await producer.publish("new", b"x")
+        running = AuditOptions(addresses=(broker.http_address,))
+        stopped = AuditOptions(data_paths=(str(tmp_path),))
+        for options in (running, stopped):
+            options = options.replace(topics=("gone", "kept", "new"))
+            await asyncio.to_thread(audit_job.JOB.check, options)
+            options = options.replace(topics=("kept", "knew"))
+            with pytest.raises(NoSuchTopicError, match="no topic 'knew'; there is gone, kept, new"):
+                await asyncio.to_thread(audit_job.audit, options)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ __all__ = ["JOB", "Audit", "AuditOptions", "audit"]
 _MAX_ATTEMPTS = 3
 """How often a log is read if segments are removed meanwhile."""
 _GENERAL = 0
+_HEAD_BYTES = 1 << 20
+"""How much of a segment is read for the state of the log, with which it begins."""
 
 
 def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
@@ -51,6 +54,7 @@ def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
         NoSuchTopicError: no log has a topic that the options name.
         BrokerUnreachable, BrokerRefused: a broker does not answer, or rejects the request.
     """
+    require_topics(options)
     if spark is not None:
         return _audit(options, Run(spark), say=False)
     with session("audit", options) as own:
@@ -98,9 +102,6 @@ def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
                 reading.finding_of(row.finding)
                 for row in books.where("finding IS NOT NULL").select("finding").collect()
             ]
-            seen = {line.topic for line in found} | {finding.topic for finding in findings}
-            if missing := sorted(set(options.topics) - seen):
-                _require_known(missing, reading.topic_names(facts))
         finally:
             books.unpersist()
     finally:
@@ -118,12 +119,33 @@ def _audit_once(options: AuditOptions, run: Run, *, say: bool) -> Audit:
     )
 
 
-def _require_known(topics: list[str], known: set[str]) -> None:
-    """Check that topics without lines or findings exist. Raises NoSuchTopicError."""
-    missing = [topic for topic in topics if topic not in known]
-    if missing:
-        there = ", ".join(sorted(known)) or "none"
-        raise NoSuchTopicError(f"the logs have no topic {missing[0]!r}; there is {there}")
+def require_topics(options: AuditOptions) -> None:
+    """Check that the logs have the topics that the options name, before Spark starts.
+
+    The checkpoints name topics, the newest segments, and the heads of the others.
+
+    Raises:
+        JobFailed, BrokerUnreachable, BrokerRefused: as `audit`.
+        NoSuchTopicError: none of them names a topic.
+    """
+    missing, known = set(options.topics), set[str]()
+    if not missing:
+        return
+    from martlet.pipeline.audit import reading
+
+    surveys = _surveys(options)
+    places = [place for survey in surveys for place in reversed(survey.segments)]
+    places.sort(key=lambda place: not place.last)
+    sources = chain(
+        map(reading.checkpoint_facts, surveys),
+        (reading.decoded(place if place.last else place.head(_HEAD_BYTES)) for place in places),
+    )
+    for facts in sources:
+        known |= reading.topic_names(facts)
+        if missing <= known:
+            return
+    there = ", ".join(sorted(known)) or "none"
+    raise NoSuchTopicError(f"the logs have no topic {min(missing - known)!r}; there is {there}")
 
 
 def _surveys(options: AuditOptions) -> list[Survey]:
@@ -208,5 +230,6 @@ JOB = Job(
     description="Audit the logs of brokers: what was published, delivered, finished, lost.",
     options=AuditOptions,
     work=_work,
+    check=require_topics,
     has_steps=False,
 )

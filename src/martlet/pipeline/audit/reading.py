@@ -250,14 +250,10 @@ def _reason(fact: Fact) -> str:
     return f"{recorded['reason']}{what}"
 
 
-def topic_names(facts: DataFrame) -> set[str]:
-    """Return the names of all topics in the logs, except system topics."""
-    from pyspark.sql import functions as F
-
-    states = facts.where(F.col("kind") == int(FactKind.STATE))
-    name = F.get_json_object(F.col("payload").cast("string"), "$.name").alias("name")
-    found = (row["name"] for row in states.select(name).distinct().collect())
-    return {found_name for found_name in found if not is_system(found_name)}
+def topic_names(facts: Iterable[Fact]) -> set[str]:
+    """Return the names of all topics in some facts, except system topics."""
+    states = (json.loads(fact.payload) for fact in facts if fact.kind == FactKind.STATE)
+    return {state["name"] for state in states if not is_system(state["name"])}
 
 
 def read_books(facts: DataFrame, extents: dict[str, Extent], topics: Sequence[str]) -> DataFrame:

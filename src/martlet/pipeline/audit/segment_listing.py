@@ -13,7 +13,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from martlet.log import checkpoint_file as checkpoint
@@ -49,6 +49,10 @@ class SegmentPlace:
     last: bool
     data_path: str
     endpoint: Endpoint | None
+
+    def head(self, max_bytes: int) -> SegmentPlace:
+        """Return the place of the segment's first bytes."""
+        return replace(self, end=self.base + min(max_bytes, self.bytes), last=True)
 
     @contextmanager
     def opened(self) -> Iterator[memoryview]:
