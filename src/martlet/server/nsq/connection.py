@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -210,17 +211,20 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle what the client has sent, then requeue what it holds."""
-        is_plain = self.tls is None and not self.snappy and not self.deflate
-        if isinstance(exc, OSError) and not self._closing and is_plain:
-            if self.consumer is not None and self.channel is not None:
-                # What it finishes now makes no room for more.
-                self.channel.set_ready(cast(Any, self.consumer), 0)
-            handle_unread(self)
-        self._closing = True
-        self.replies.clear()
-        self._detach()
-        self._context.commits.forget(self)
-        self._context.clients.closed(self, exc)
+        with ExitStack() as stack:  # Calls the last first, and all, though one of them raises.
+            stack.callback(self._context.clients.closed, self, exc)
+            stack.callback(self._context.commits.forget, self)
+            stack.callback(self._detach)
+            stack.callback(self.replies.clear)
+            is_plain = self.tls is None and not self.snappy and not self.deflate
+            try:
+                if isinstance(exc, OSError) and not self._closing and is_plain:
+                    if self.consumer is not None and self.channel is not None:
+                        # What it finishes now makes no room for more.
+                        self.channel.set_ready(cast(Any, self.consumer), 0)
+                    handle_unread(self)
+            finally:
+                self._closing = True
 
     def _detach(self) -> None:
         """Requeue what the client holds, and expect no more of it."""

@@ -9,7 +9,9 @@ from collections import Counter
 
 import pytest
 from tests.crash.wire import Wire, pub
+from tests.unit.client.scripted_broker import eventually
 
+from martlet.broker.channel.channel import Channel
 from martlet.broker.topic.topic import Topic
 from martlet.protocol.nsq import v2
 from martlet.server import time_slice as pace
@@ -83,3 +85,19 @@ async def test_what_a_client_sent_before_it_was_lost_counts() -> None:
         async with asyncio.timeout(10):
             await lost.wait()
         assert channel.depth + channel.in_flight_count == 1
+
+
+async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Channel, consumer: object) -> None:
+        raise AssertionError("on purpose")
+
+    monkeypatch.setattr(Channel, "remove_consumer", broken)
+    async with asyncio.timeout(10), Broker() as broker:
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        (connection,) = broker.server.connections
+        broker.server.commits.stage(connection)
+        wire.close()
+        await eventually(lambda: not broker.server.connections)
+    assert "on purpose" in caplog.text
