@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import ssl
 import struct
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tests.crash.wire import Wire, pub
+from tests.interop.certificates import Certificates
 from tests.unit.client.scripted_broker import eventually
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.topic.topic import Topic
+from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.nsq import v2
 from martlet.server import time_slice as pace
 from martlet.testing import Broker
@@ -58,21 +64,93 @@ async def test_thousands_of_topics_in_one_receive_are_made_few_at_a_time(
         wire.close()
 
 
-async def test_what_a_client_sent_before_it_was_lost_counts() -> None:
-    """It reset its connection, and the next write to it failed before its FINs were read."""
-    loop = asyncio.get_running_loop()
-    async with Broker() as broker:
-        host, _, port = broker.tcp_address.rpartition(":")
-        client = socket.create_connection((host, int(port)))
-        client.setblocking(False)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        commands = [b"  V2", pub("t", b"1") * 3, b"SUB t c\nRDY 3\n"]
-        await loop.sock_sendall(client, b"".join(commands))
-        received = b""
+class Client:
+    """A client that sends and receives at once, and hangs up with a reset."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls: ssl.SSLObject | None = None
+        self.codec: Deflate | None = None
+        self.received = b""
+
+    def send(self, data: bytes) -> None:
+        if self.codec is not None:
+            data = self.codec.encode([data])
+        if self.tls is not None:
+            self.tls.write(data)
+            data = self.outgoing.read()
+        self.socket.send(data)
+
+    async def receive(self, size: int) -> bytes:
         async with asyncio.timeout(10):
-            while len(received) < 4 * len(ok := v2.OK) + 3 * 35:
-                received += await loop.sock_recv(client, 1 << 16)
-        messages = received[4 * len(ok) :]
+            while len(self.received) < size:
+                self.received += self._plain(await self._receive())
+        taken, self.received = self.received[:size], self.received[size:]
+        return taken
+
+    async def _receive(self) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.socket, 1 << 16)
+
+    def _plain(self, data: bytes) -> bytes:
+        if self.tls is not None:
+            self.incoming.write(data)
+            data = b""
+            with suppress(ssl.SSLWantReadError):
+                while piece := self.tls.read(1 << 16):
+                    data += piece
+        return data if self.codec is None else self._inflated(data)
+
+    def _inflated(self, data: bytes) -> bytes:
+        assert self.codec is not None
+        self.codec.feed(memoryview(data))
+        space = memoryview(bytearray(1 << 16))
+        return bytes(space[: self.codec.read_into(space)])
+
+    def inflate(self) -> None:
+        self.codec = Deflate()
+        self.received = self._inflated(self.received)
+
+    async def identify(self, **fields: object) -> None:
+        body = json.dumps({"feature_negotiation": True, **fields}).encode()
+        self.send(b"  V2IDENTIFY\n" + struct.pack(">I", len(body)) + body)
+        head = await self.receive(4)
+        await self.receive(*struct.unpack(">I", head))
+
+    async def shake(self, authority: Path) -> None:
+        context = ssl.create_default_context(cafile=str(authority))
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+        while True:
+            try:
+                self.tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.socket.send(self.outgoing.read())
+                self.incoming.write(await self._receive())
+            else:
+                self.socket.send(self.outgoing.read())
+                return
+
+
+@pytest.mark.parametrize("layers", [""])
+async def test_what_a_client_sent_before_it_was_lost_counts(layers: str, tmp_path: Path) -> None:
+    """It reset its connection, and the next write to it failed before its FINs were read."""
+    certificates = Certificates(tmp_path)
+    options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
+    async with Broker(**options) as broker:
+        client = Client(broker.tcp_address)
+        await client.identify(tls_v1="tls" in layers, deflate="deflate" in layers)
+        if "tls" in layers:
+            await client.shake(certificates.authority)
+            await client.receive(len(v2.OK))
+        if "deflate" in layers:
+            client.inflate()
+            await client.receive(len(v2.OK))
+        client.send(b"".join([pub("t", b"1") * 3, b"SUB t c\nRDY 3\n"]))
+        received = await client.receive(4 * len(v2.OK) + 3 * 35)
+        messages = received[4 * len(v2.OK) :]
         ids = [messages[at + 18 : at + 34] for at in range(0, len(messages), 35)]
         (connection,) = broker.server.connections
         channel, _ = connection.subscription()
@@ -80,11 +158,25 @@ async def test_what_a_client_sent_before_it_was_lost_counts() -> None:
         connection.when_gone[lost] = lost.set
         # The broker is not asked to read in between.
         client.send(b"".join(b"FIN %s\n" % id for id in ids[:2]))
-        client.close()
+        client.socket.close()
         connection.beat()
         async with asyncio.timeout(10):
             await lost.wait()
         assert channel.depth + channel.in_flight_count == 1
+
+
+async def test_what_comes_in_a_handshake_is_no_command(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
+    async with asyncio.timeout(10), Broker(**options) as broker:
+        client = Client(broker.tcp_address)
+        await client.identify(tls_v1=True)
+        (connection,) = broker.server.connections
+        client.send(pub("t", b"slipped in"))
+        client.socket.close()
+        connection.beat()
+        await eventually(lambda: not broker.server.connections)
+        assert not broker.server.broker.topics
 
 
 async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
