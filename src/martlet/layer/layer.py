@@ -37,6 +37,9 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         loop: the event loop of both ends.
         space: where bytes are received; it may be shared by all layers of a loop, since what is in
             it is taken over before anybody else can receive.
+
+    Attributes:
+        lower: the transport below.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, space: memoryview) -> None:
@@ -51,7 +54,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def insert(self, lower: asyncio.Transport, upper: asyncio.BufferedProtocol) -> None:
         """Take the place between a transport and its protocol."""
-        self._lower = lower
+        self.lower = lower
         self._upper = upper
         lower.set_protocol(self)
 
@@ -82,37 +85,37 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def write(self, data: Piece) -> None:
         """Send."""
-        self._lower.write(self._wrap((data,)))
+        self.lower.write(self._wrap((data,)))
 
     def writelines(self, pieces: Iterable[Any]) -> None:
         """Send all pieces as one."""
-        self._lower.write(self._wrap(pieces))
+        self.lower.write(self._wrap(pieces))
 
     def close(self) -> None:
         """Close when everything written is sent."""
-        self._lower.close()
+        self.lower.close()
 
     def abort(self) -> None:
         """Close at once."""
-        self._lower.abort()
+        self.lower.abort()
 
     def can_write_eof(self) -> bool:
         """Whether the sending side can be shut by itself."""
-        return self._lower.can_write_eof()
+        return self.lower.can_write_eof()
 
     def write_eof(self) -> None:
         """Shut the sending side when everything written is sent."""
-        self._lower.write_eof()
+        self.lower.write_eof()
 
     @property
     def bottom(self) -> asyncio.Transport:
         """The transport below this layer and all others."""
-        lower = self._lower
+        lower = self.lower
         return lower.bottom if isinstance(lower, Layer) else lower
 
     def is_closing(self) -> bool:
         """Whether it is closed, or will be."""
-        return self._lower.is_closing()
+        return self.lower.is_closing()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Hand what comes from now on to another one: a layer that came in between."""
@@ -124,20 +127,20 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the socket."""
-        return self._lower.get_extra_info(name, default)
+        return self.lower.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """How much may wait to be sent."""
-        self._lower.set_write_buffer_limits(high, low)
+        self.lower.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
         """How much waits to be sent."""
-        return self._lower.get_write_buffer_size()
+        return self.lower.get_write_buffer_size()
 
     def pause_reading(self) -> None:
         """Hand nothing up for a while."""
         self._paused = True
-        self._lower.pause_reading()
+        self.lower.pause_reading()
 
     def resume_reading(self) -> None:
         """Hand up again what comes."""
@@ -181,6 +184,17 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     # the way up
 
+    def hand_up(self) -> int:
+        """Hand up a piece of what there is, though the transport below is closed; count its bytes.
+
+        Raises:
+            BrokenLayer: what came is wrong.
+        """
+        count = self._give(cast(memoryview, self._upper.get_buffer(-1)))
+        if count:
+            self._upper.buffer_updated(count)
+        return count
+
     def _pump(self) -> None:
         """Hand up what there is."""
         left = MAX_BYTES_PER_TICK
@@ -216,13 +230,13 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         """Read nothing below until what is here has been handed up."""
         if not self._holding and not self.is_closing():
             self._holding = True
-            self._lower.pause_reading()
+            self.lower.pause_reading()
 
     def _let_go(self) -> None:
         if self._holding:
             self._holding = False
             if not self.is_closing():
-                self._lower.resume_reading()
+                self.lower.resume_reading()
 
     def _notify_end(self) -> None:
         if not self._has_notified_end and not self.is_closing():
@@ -233,4 +247,4 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
     def _break(self, error: Exception) -> None:
         """Close at once: nothing sensible can be read any more."""
         self._error = error
-        self._lower.abort()
+        self.lower.abort()

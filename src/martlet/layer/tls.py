@@ -104,7 +104,7 @@ class TlsLayer(Layer):
 
     def _send_out(self) -> None:
         if self._outgoing.pending:
-            self._lower.write(self._outgoing.read())
+            self.lower.write(self._outgoing.read())
 
     # see Layer
 

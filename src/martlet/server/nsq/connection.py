@@ -218,9 +218,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             stack.callback(self.replies.clear)
             # In the middle of an upgrade, what has come is a handshake, and no commands.
             is_upgraded = self.transport.get_protocol() is self
-            is_plain = self.tls is None and not self.snappy and not self.deflate
             try:
-                if isinstance(exc, OSError) and not self._closing and is_upgraded and is_plain:
+                if isinstance(exc, OSError) and not self._closing and is_upgraded:
                     if self.consumer is not None and self.channel is not None:
                         # What it finishes now makes no room for more.
                         self.channel.set_ready(cast(Any, self.consumer), 0)

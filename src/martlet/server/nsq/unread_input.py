@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
+from martlet.layer.layer import Layer
+
 
 class LostConnection(Protocol):
     """A connection whose transport is closed, and that can still take input."""
@@ -67,11 +69,16 @@ def handle_unread(connection: LostConnection) -> None:
     """Handle what a client sent before its connection was lost.
 
     The kernel's receive buffer bounds it, since a connection that was reset receives nothing more.
-    A connection in TLS or compressed has nothing to read here: its layer has dropped its state.
     """
     sock = connection.transport.get_extra_info("socket")
     if sock is None:
         return
+    layers: list[Layer] = []
+    lowest: Layer | LostConnection = connection
+    transport = connection.transport
+    while isinstance(transport, Layer):
+        layers.append(transport)
+        lowest, transport = transport, transport.lower
     connection.transport = cast(asyncio.Transport, _LostTransport())
     try:
         while True:
@@ -79,9 +86,11 @@ def handle_unread(connection: LostConnection) -> None:
                 connection.go_on()
             if connection.held_up:
                 return
-            count = os.readv(sock.fileno(), [connection.get_buffer(-1)])
+            if any(layer.hand_up() for layer in layers):
+                continue
+            count = os.readv(sock.fileno(), [lowest.get_buffer(-1)])
             if not count:
                 return
-            connection.buffer_updated(count)
+            lowest.buffer_updated(count)
     except OSError:
-        return  # the kernel has nothing more
+        return  # The kernel has nothing more, or a layer cannot read it.

@@ -134,7 +134,7 @@ class Client:
                 return
 
 
-@pytest.mark.parametrize("layers", [""])
+@pytest.mark.parametrize("layers", ["", "tls", "deflate", "tls deflate"])
 async def test_what_a_client_sent_before_it_was_lost_counts(layers: str, tmp_path: Path) -> None:
     """It reset its connection, and the next write to it failed before its FINs were read."""
     certificates = Certificates(tmp_path)
