@@ -287,7 +287,7 @@ class Grouped:
 
     def make_room(self) -> None:
         self.core.storage.capacity_bytes = None
-        self.core.broker.log.look_for_room()
+        self.core.broker.log.refresh_full()
 
     def kill(self) -> None:
         self._crash(power=False)

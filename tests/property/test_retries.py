@@ -285,7 +285,7 @@ class Retried:
 
     def make_room(self) -> None:
         self.core.storage.capacity_bytes = None
-        self.core.broker.log.look_for_room()
+        self.core.broker.log.refresh_full()
 
     def crash(self, *, power: bool) -> None:
         self.check()

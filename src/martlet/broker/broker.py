@@ -98,7 +98,7 @@ class BrokerCore:
         self.producers.topics = self.by_id
         self.dropped_names: list[str] = []
         """Files that are not needed once the next checkpoint is durable."""
-        self.left_alone: set[int] = set()
+        self.not_cleanable: set[int] = set()
         """Bases of segments that are not cleaned, since not all that is needed there verifies."""
         self.history_bases: set[int] = set()
         """Bases of segments that held nothing but history when the last checkpoint was made."""

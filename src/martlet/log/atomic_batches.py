@@ -1,6 +1,6 @@
-"""The bundle: batches of several queues in one record, there together or not at all.
+"""The bundle: batches of several queues in one record, stored all or none.
 
-A bundle's payload is an entry of the journal, and behind it records, each a batch as it would stand
+A bundle's payload is a journal entry and the batch records behind it, each laid out as it would be
 in the log by itself::
 
      0 entry length u32 | 4 batches u32
@@ -9,10 +9,10 @@ in the log by itself::
      . a batch record, its own position and checksum in its header, flagged BUNDLED
      . the next one
 
-The checksum in the bundle's header covers all of it, and the header is written last.  So whatever a
-crash leaves, either all batches count or none: a batch that is flagged counts only inside its
-bundle.  An index points to the batch as to any other, and it is read, and delivered, as any other.
-When cleaning appends one again, by itself, the flag goes: its bundle was durable by then.
+The checksum in the bundle's header covers all of this, and the header is written last. So after a
+crash either all batches count or none: a flagged batch counts only inside its bundle. The index
+points to a bundled batch as to any other, and reads and deliveries treat it alike. When cleaning
+appends a copy of one, the copy is not flagged: its bundle was durable by then.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from martlet.log.record import (
 _HEAD = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _CRC_AT = 4
-"""Where a header has the checksum of all that is behind it."""
+"""The offset in a header of the checksum of everything behind it."""
 
 
 class BatchSlot(NamedTuple):
-    """A batch laid out to stand in a bundle, its header still to be sealed.
+    """A batch laid out for a bundle; its header is not sealed yet.
 
     Attributes:
-        record: all its bytes.
-        flags: of the batch by itself.
-        contents: of its header.
+        record: all bytes of the batch record.
+        flags: the record flags without BUNDLED.
+        contents: the fields of its header.
     """
 
     record: memoryview
@@ -61,20 +61,20 @@ class BatchSlot(NamedTuple):
 
 
 def _head(entry: bytes, count: int) -> bytes:
-    """The bytes of a bundle's payload before its batches."""
+    """Pack the part of a bundle's payload that precedes its batches."""
     length = _HEAD.size + len(entry)
     return _HEAD.pack(len(entry), count) + entry + bytes(align8(length) - length)
 
 
 def bundle_length(entry: bytes, lengths: Sequence[int]) -> int:
-    """How long a bundle of batches of these lengths is."""
+    """Return the length of a bundle record with batches of these lengths."""
     return record_length(align8(_HEAD.size + len(entry)) + sum(lengths), 0)
 
 
 def begin_bundle(
     entry: bytes, lengths: Sequence[int], position: int, epoch: int, stored_at_ns: int
 ) -> bytearray:
-    """A bundle up to its first batch. Its checksum is still to be written."""
+    """Lay out a bundle up to its first batch, without the checksum."""
     head = _head(entry, len(lengths))
     top = bytearray(HEADER_BYTES) + head
     length = bundle_length(entry, lengths)
@@ -90,13 +90,13 @@ def write_batches(
     epoch: int,
     write: Callable[[memoryview, int], None],
 ) -> list[int]:
-    """Seal and write the batches of a bundle, and then its checksum into what it begins with.
+    """Seal and write the batches of a bundle, then put the checksum into its header.
 
     Args:
-        top: from `begin_bundle`; it is left to the caller to write it.
+        top: from `begin_bundle`; the caller writes it, after this call.
         parts: the batches.
         position: of the bundle.
-        epoch: of this run.
+        epoch: of this run of the broker.
         write: writes some bytes at a position.
 
     Returns the position of each batch.
@@ -116,14 +116,14 @@ def write_batches(
 
 
 def entry_of(header: Header, record: memoryview) -> bytes:
-    """The entry of a bundle."""
+    """Return the journal entry of a bundle."""
     data = payload(header, record)
     length, _ = _HEAD.unpack_from(data)
     return bytes(data[_HEAD.size : _HEAD.size + length])
 
 
 def batches_of(header: Header, record: memoryview) -> Iterator[tuple[Header, memoryview]]:
-    """The batches of a bundle whose checksum fits, in order. Raises BadRecord."""
+    """Yield the batches of a verified bundle, in order. Raises BadRecord."""
     length, count = _HEAD.unpack_from(payload(header, record))
     at = HEADER_BYTES + align8(_HEAD.size + length)
     for _ in range(count):

@@ -1,9 +1,9 @@
-"""A batch while it is built: frames laid out in place, in a scratch buffer that is used again.
+"""A batch under construction: frames laid out in place, in a reused scratch buffer.
 
-The bodies go straight from the buffer they were received in to where the frames stand; headers
-and ids are written for many messages at once.  A run of bodies of one size is a matrix and one
-strided copy.  Bodies of several sizes are joined with gaps for the headers, which are then
-scattered into the gaps through a view of the buffer that has an element at every byte.
+The bodies go straight from the buffer they were received in to where the frames stand; headers and
+ids are written for many messages at once.  A run of bodies of one size is a matrix and one strided
+copy.  Bodies of several sizes are joined with gaps for the headers, which are then scattered into
+the gaps through a view of the buffer that has an element at every byte.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _PADDING = bytes(8)
 _UNIFORM = int(RecordFlag.UNIFORM)
 _DIGITS_AT = _HEAD.size
 _TIME_AT = 8
-"""Where the time stands in a frame."""
+"""The offset of the timestamp in a frame."""
 _FRAME_TYPE_MESSAGE = 2
 _ID_MASK = (1 << 64) - 1
 _LOW_BITS = 16
 _LOW_MASK = (1 << _LOW_BITS) - 1
 _FEW = 8
-"""Up to this many messages of several sizes are quicker one by one."""
+"""Up to this many messages of different sizes are laid out faster one by one."""
 assert _FRAME.size == FRAME_HEADER_BYTES == _DIGITS_AT + 4
 
 
 def _low_digits() -> npt.NDArray[np.uint32]:
-    """Four hexadecimal digits for each number of 16 bits, in one word each."""
+    """Return four hexadecimal digits, as one word, for each 16-bit number."""
     numbers = np.arange(1 << _LOW_BITS, dtype=">u2").tobytes()
     return np.frombuffer(hexlify(numbers), np.uint32)
 
@@ -59,12 +59,12 @@ _MIDDLE = np.dtype((np.void, _HEAD.size - _TIME_AT))
 
 
 def total_bytes(bodies: Sequence[bytes] | Bytes) -> int:
-    """The bytes of some bodies, a list or a matrix."""
+    """Return the total size of some bodies, a list or a matrix."""
     return bodies.size if isinstance(bodies, np.ndarray) else sum(map(len, bodies))
 
 
 class _Rows:
-    """A scratch buffer seen as so many frames of one size, from byte `at` on."""
+    """A scratch buffer seen as `count` frames of one size, from byte `at` on."""
 
     __slots__ = ("bodies", "body", "digits", "ends", "heads", "of", "size")
 
@@ -107,7 +107,7 @@ class LogBatch:
 
     def __init__(self) -> None:
         self._rows: _Rows | None = None
-        """Of the last batch that began with a matrix: the next one is often like it."""
+        """The size of the last batch that began with a matrix: the next batch is often as large."""
         self._allocate(FIRST_CAPACITY)
         self.begin(0, 0)
 
@@ -123,11 +123,11 @@ class LogBatch:
 
     @property
     def payload_length(self) -> int:
-        """The bytes of all frames so far."""
+        """The total size of all frames so far."""
         return self.end - HEADER_BYTES
 
     def begin(self, first_id: int, stored_at_ns: int) -> None:
-        """Start over, for messages with ids from `first_id` on, stored at a time."""
+        """Reset the batch for messages with ids from `first_id` on, stored at `stored_at_ns`."""
         self.first_id = first_id
         self.stored_at_ns = stored_at_ns
         self.count = 0
@@ -136,13 +136,15 @@ class LogBatch:
         self._ends: list[int | npt.NDArray[np.uint32]] = []
         self._properties: list[tuple[int, bytes]] = []
         self._packed: list[tuple[int, Packed]] = []
-        """Those of many messages at once, by the first one's number; none if others were set."""
+        """Properties set for many messages at once, by the number of the first; empty if set one by
+        one.
+        """
         self.properties_length = 0
         self.flags = 0
-        """What its record's flags say beside what `finish` finds."""
+        """Record flags in addition to those that `finish` determines."""
 
     def _reserve(self, length: int) -> None:
-        """See that `length` more bytes of frames, and the trailer, fit."""
+        """Grow the buffer so that `length` more bytes of frames, and the trailer, fit."""
         wanted = self.end + length
         if wanted <= len(self.scratch):
             return
@@ -154,7 +156,7 @@ class LogBatch:
         self._view[: self.end] = old
 
     def _head(self, size: int) -> bytes:
-        """What begins the next frames, up to the last digits of their ids."""
+        """Return the start of the next frames, up to the last digits of their ids."""
         high = (self.first_id + self.count) >> _LOW_BITS
         return _HEAD.pack(
             FRAME_SIZE_EXTRA + size,
@@ -165,7 +167,9 @@ class LogBatch:
         )
 
     def _digits(self, count: int) -> npt.NDArray[np.uint32] | None:
-        """The last digits of the next `count` ids; None where they do not share the others."""
+        """Return the last digits of the next `count` ids, or None where the ids differ in earlier
+        digits.
+        """
         low = (self.first_id + self.count) & _LOW_MASK
         return _LOW_DIGITS[low : low + count] if low + count <= len(_LOW_DIGITS) else None
 
@@ -192,8 +196,10 @@ class LogBatch:
         self.end = end
 
     def set_properties(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
-        """Give messages their properties, packed (see `martlet.properties.model`), by their
-        numbers, rising, counted from message `first` of the batch, behind all that have any.
+        """Set packed properties (see `martlet.properties.model`) of messages.
+
+        `entries` are (number, properties) with rising numbers, counted from message `first` of the
+        batch, and all behind any message that has properties already.
         """
         if isinstance(entries, Packed) and not self._properties:
             self._packed.append((first, entries))
@@ -267,7 +273,7 @@ class LogBatch:
         self.count += count
 
     def add_frames(self, frames: memoryview, ends: npt.NDArray[np.uint32]) -> None:
-        """Add messages that stand as frames already, under ids of this batch and at its time.
+        """Add messages given as frames, with new ids of this batch and its timestamp.
 
         Args:
             frames: one behind the other, of another batch.
@@ -314,10 +320,10 @@ class LogBatch:
         self.count += count
 
     def stamp(self, times_ns: npt.NDArray[np.int64]) -> None:
-        """Give each message a time of its own, nanoseconds since 1970, in place of the batch's.
+        """Replace the batch's timestamp by one for each message, in nanoseconds since 1970.
 
-        For messages that were published elsewhere.  A client gets this time; the index and the
-        record's header keep the batch's.
+        Used for messages that were published elsewhere. A consumer gets this timestamp; the index
+        and the record's header keep the batch's.
         """
         assert len(times_ns) == self.count
         starts = np.zeros(self.count + 1, np.int64)
@@ -335,8 +341,8 @@ class LogBatch:
             self._size = -1
 
     def finish(self) -> tuple[memoryview, int]:
-        """Write the trailer. Returns the record's bytes, its header still to be sealed, and its
-        flags; `properties_length` tells then how long the properties are.
+        """Write the trailer. Returns the record's bytes, with the header not sealed yet, and its
+        flags; sets `properties_length`.
         """
         assert self.count > 0
         ends_at = (self.end + 7) & ~7

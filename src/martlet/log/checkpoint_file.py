@@ -1,13 +1,16 @@
-"""The checkpoint: the state of the broker as of a position of the log.
+"""The checkpoint file: the state of the broker as of a position of the log.
 
-The file is records (`martlet.log.record`), each with its place in the file as its position, so that
-a checkpoint is verified as the log is::
+The file is a sequence of records (`martlet.log.record`), each with its byte offset in the file as
+its position, so that a checkpoint is verified as the log is::
 
-    | TOPOLOGY: a snapshot, with the position of the log | CURSOR | ... | TRANSACTION |
+    | TOPOLOGY: a snapshot, with the position | CURSOR | ... | TRANSACTION |
 
-What follows the first is the journal in its shortest form (`martlet.broker.journal.entries`).  A
-checkpoint that is missing or does not verify costs time and nothing else: each segment begins with
-the same entries, and recovery then starts at the oldest segment.
+    record = header 80 (position = offset in the file, topic or 0) | entry | padding to 8
+
+The records behind the first are the journal in its shortest form
+(`martlet.broker.journal.entries`). A checkpoint that is missing or does not verify costs time and
+nothing else: each segment begins with the same entries, and recovery then starts at the oldest
+segment.
 """
 
 from __future__ import annotations
@@ -25,22 +28,22 @@ JournalEntry = tuple[RecordKind, int, bytes]
 
 
 class SmallFiles(Protocol):
-    """Where the checkpoint is read from: a storage, or a folder that is only read."""
+    """The source of a checkpoint: a storage, or a folder opened read-only."""
 
     def read(self, name: str) -> bytes | None:
-        """A small file's content, None where there is none."""
+        """Read a small file; None if it does not exist."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file holds."""
+    """The content of a checkpoint file."""
 
     entries: list[JournalEntry]
 
 
 class Needed(NamedTuple):
-    """What channels need of a topic: every message from offset `floor` on but for those in
-    `voids`, as (first, end), and those at the offsets `below`.  Both rise.
+    """The messages of a topic that its channels need: all from offset `floor` on except `voids`,
+    given as (first, end), and those at the offsets `below`. Both rise.
     """
 
     floor: int
@@ -49,7 +52,7 @@ class Needed(NamedTuple):
 
 
 def pack(entries: list[JournalEntry], *, epoch: int, stored_at_ns: int) -> bytes:
-    """Lay a checkpoint file out."""
+    """Lay out a checkpoint file."""
     parts = bytearray()
     for kind, topic, entry in entries:
         parts += journal_record(
@@ -59,7 +62,7 @@ def pack(entries: list[JournalEntry], *, epoch: int, stored_at_ns: int) -> bytes
 
 
 def load(storage: SmallFiles) -> Checkpoint | str:
-    """Read and verify the checkpoint; where it cannot be used, a text that says why."""
+    """Read and verify the checkpoint. Returns a text with the reason where it cannot be used."""
     data = storage.read(NAME)
     if data is None:
         return "there is no checkpoint"

@@ -7,14 +7,14 @@
                | r | r | end |            | head | r | r | written  |
                                           durable ^       ^ position
 
-Positions only rise; each segment holds a range of them.  There are holes where a segment was
-retired because nothing in it was needed.  A record never crosses the end of a segment: the rest of
-a full one is closed by a SEGMENT_END record, or is too short for a header.  A segment begins with
-its head, the journal in full, so that older segments may go.
+Positions only rise; each segment holds a range of them.  There are gaps where a segment was retired
+because nothing in it was needed.  A record never crosses the end of a segment: the rest of a full
+one is closed by a SEGMENT_END record, or is too short for a header.  A segment begins with its
+head, the full journal, so that older segments can be retired.
 
-The log reads no clock and starts no thread.  A flush is handed out as a job; its owner runs it
-where blocking does no harm, and reports its outcome.  A flush that failed is not tried again: the
-kernel may have dropped the pages and would call the second try a success
+The log reads no clock and starts no thread.  It hands out a flush as a job; the server runs it
+in a thread that may block, and reports the outcome.  A failed flush is not retried: the kernel may
+have dropped the pages and would report success for the second try
 (https://lwn.net/Articles/752063/).  From then on the log refuses all writes.
 """
 
@@ -47,16 +47,18 @@ _BATCH = int(RecordKind.BATCH)
 
 
 _HEAD_GROWTH_BYTES = 1024
-"""A guess at how many bytes longer the next segment's head will be than the last one's."""
+"""An estimate of how much longer the next segment's head is than the last one's, in bytes."""
 
 
 class WritesRefused(Exception):
-    """The log takes no writes at the moment, or never again; the text says why and what to do."""
+    """The log accepts no writes, for now or until a restart; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class FlushJob:
-    """Makes everything below `position` durable. `run` may block and may raise OSError."""
+    """A flush that makes everything below `position` durable. `run` may block and may raise
+    OSError.
+    """
 
     position: int
     segments: tuple[Segment, ...]
@@ -68,7 +70,7 @@ class FlushJob:
 
 
 def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
-    """The ranges of positions that some segments, by base, hold together."""
+    """Return the ranges of positions that the segments cover, given by base position."""
     found: list[tuple[int, int]] = []
     for segment in segments:
         base, end = segment.base, segment.base + segment.capacity
@@ -80,15 +82,15 @@ def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
 
 
 class CommitLog:
-    """An opened log, ready to be appended to.
+    """An opened log, ready for appends.
 
     Args:
-        storage: where the segments are.
-        segments: those that are there, by base.
+        storage: holds the segments.
+        segments: the existing segments, by base position.
         position: where to append; the end of the last good record.
         durable_position: the log is known to be durable up to here.  Records behind it may only be
             written, by a broker that was killed; the first flush makes them durable too.
-        epoch: the number of this run of the broker, written into each record.
+        epoch: the number of this run of the broker; each record carries it.
         segment_bytes: the capacity of new segments.
     """
 
@@ -110,35 +112,39 @@ class CommitLog:
         self.failed: str | None = None
         self.full: str | None = None
         self.on_roll: Callable[[], None] = lambda: None
-        """Called when a segment was begun, to write down what recovery must know there."""
+        """Called when a segment begins, to write the full journal at its head."""
         self.on_full: Callable[[], bool] = lambda: False
-        """Called when there is no room for a segment of a batch. Returns whether it made some.  It
-        may retire segments, and appends nothing.  May raise StorageFull, to say more.
+        """Called when no segment can be allocated for a batch. Returns whether it freed space. It
+        may retire segments, and appends nothing. May raise StorageFull with a more specific text.
         """
         self.on_refused: Callable[[str], None] = lambda reason: None
         """Called when a write is refused."""
         self.refuse_percent = 0
-        """Begin no segment for messages while the disk is fuller than this; 0 for no limit."""
+        """Begin no segment for messages while disk usage is above this percentage; 0 for no
+        limit.
+        """
         self.begun_count = 0
-        """How many segments were begun; its owner may count it down."""
+        """The number of segments begun; the retention code may count it down."""
         self.refused_count = 0
-        """How many appends were refused."""
+        """The number of refused appends."""
         self.retired_count = 0
-        """How many segments were retired."""
+        """The number of retired segments."""
         self.segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
         self._copied_to = position
-        """Up to where there may be copies of batches whose originals may be retired."""
+        """Copies of batches whose originals may be retired lie below this position."""
         self._lone = Lone()
         self._head_bytes = 0
         self._head_end = -1
-        """Where the head of the last segment ends; -1 where there is none, or not all of it."""
+        """The position behind the head of the last segment; -1 where it has none, or an incomplete
+        one.
+        """
         self._heads_from = 0
-        """Before this position, what segments begin with is in doubt."""
+        """The heads of segments before this position are not trusted."""
         self.checkpointed_position = durable_position
-        """The position of the newest checkpoint; its owner raises it."""
+        """The position of the newest checkpoint; the broker raises it."""
         if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(storage.create(position, segment_bytes))
         else:
@@ -172,8 +178,8 @@ class CommitLog:
         offset: int,
         stored_at_ns: int,
     ) -> tuple[int, int, memoryview]:
-        """Lay out, seal and write a batch of one message. Returns its position, its length and
-        its frame, as it now stands in the log.
+        """Lay out, seal and write a batch of one message. Returns its position, its length and its
+        frame, as stored in the log.
 
         Raises:
             WritesRefused: as `append_batch`.
@@ -199,11 +205,11 @@ class CommitLog:
     ) -> int:
         """Write a journal entry. Returns its position.
 
-        The journal may use the segment that is kept in reserve, so that consumers can go on, and
-        free room, when publishers are refused; what is not `needed` for that may not begin it.
+        The journal may use the reserved segment, so that consumers can go on, and free space, while
+        publishers are refused; an entry that is not `needed` for that may not begin it.
 
         Raises:
-            WritesRefused: as `append`.
+            WritesRefused: as `append_batch`.
         """
         self.make_room(align8(HEADER_BYTES + len(payload)), journal=needed)
         position = self.position
@@ -221,7 +227,7 @@ class CommitLog:
     def append_entries(
         self, kind: RecordKind, entries: Sequence[tuple[int, bytes]], stored_at_ns: int
     ) -> None:
-        """Write journal entries, each with the number of its topic, by one write: all or none.
+        """Write journal entries, each with its topic's number, in one write: all or none.
 
         Raises WritesRefused, as `append_journal`.
         """
@@ -242,25 +248,25 @@ class CommitLog:
     def append_bundle(
         self, entry: bytes, lengths: Sequence[int], parts: Iterable[BatchSlot], stored_at_ns: int
     ) -> list[int]:
-        """Write batches of these lengths, all or none, with what is decided by that. Returns their
-        positions.
+        """Write batches of these lengths, all or none, with the journal entry that they depend on.
+        Returns their positions.
 
-        They are laid out, by `parts`, one after the other, so that no more than one is in memory;
-        where that raises an error, the log stays as it was.  Raises WritesRefused.
+        `parts` yields them one after the other, so that only one is in memory; where it raises an
+        error, the log stays unchanged. Raises WritesRefused.
         """
         length = bundle_length(entry, lengths)
         self.make_room(length, journal=False)
         position = self.position
         top = begin_bundle(entry, lengths, position, self.epoch, stored_at_ns)
         positions = write_batches(top, parts, position, self.epoch, self._write_at)
-        self._write(top)  # Last, since only now it is one.
+        self._write(top)  # Last: only the header makes the bundle valid.
         self.position = position + length
         assert not positions or position < positions[0] <= positions[-1] < self.position
         assert self.position <= self._end
         return positions
 
     def append_again(self, record: bytearray) -> int:
-        """Write a copy of an older record, offsets and all. Returns its position.
+        """Write a copy of an older record, offsets included. Returns its position.
 
         Raises:
             BadRecord: the copy does not verify.
@@ -276,8 +282,8 @@ class CommitLog:
         return position
 
     def distrust_heads(self) -> None:
-        """Count on no head that is there, since damage may be in it, and begin a segment with a new
-        one, if there is room.
+        """Trust no existing head, since it may be damaged, and begin a segment with a new head if
+        there is space.
         """
         self._heads_from = self.position
         self._head_end = -1
@@ -285,13 +291,13 @@ class CommitLog:
             self._roll(0, journal=True)
 
     def end_segment(self) -> None:
-        """See that the next record begins a segment: what could not be written stands before it, in
-        the head that `on_roll` writes.
+        """Make the next record begin a segment: `on_roll` then writes into its head the state that
+        could not be written before.
         """
         self._end = self.position
 
     def make_room(self, length: int, *, journal: bool) -> None:
-        """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
+        """Make a record of `length` bytes fit at `position`, in a new segment if necessary."""
         if self.failed is not None:
             raise self._refuse(self.failed)
         while self.position + length > self._end:
@@ -299,7 +305,7 @@ class CommitLog:
         assert self._current.base <= self.position <= self._end - length
 
     def _roll(self, length: int, *, journal: bool) -> None:
-        """Begin a segment with room for its head, and for `length` bytes more."""
+        """Begin a segment with space for its head and for `length` bytes more."""
         capacity = self.segment_bytes
         if align8(length) + self._head_bytes > capacity:
             capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
@@ -329,7 +335,8 @@ class CommitLog:
                     f"no segment could be begun: {error}; it is tried again with each message"
                 )
                 raise self._refuse(self.full) from error
-        # Not before: while there is none, the segment that is written may go on.
+        # Only now: as long as no segment could be allocated, shorter records may still fit into
+        # the old one.
         self._close_segment()
         self._begin_segment(segment)
         self.full = None
@@ -340,6 +347,7 @@ class CommitLog:
                 self.on_roll()
             finally:
                 self._rolling = False
+            assert base <= self.position <= self._end
             self._head_bytes = self.position - base
             self._head_end = self.position
 
@@ -349,7 +357,7 @@ class CommitLog:
         return WritesRefused(reason)
 
     def _reserve(self) -> None:
-        """Room for one more segment, and for one that only the journal may use."""
+        """Reserve space for one more segment, and for one that only the journal may use."""
         if self.refuse_percent:
             percent = self.storage.fill().percent
             if percent > self.refuse_percent:
@@ -360,8 +368,8 @@ class CommitLog:
                 )
         self.storage.reserve(self.segment_bytes, 2)
 
-    def look_for_room(self) -> None:
-        """Update `full`: a disk that was full may have room again."""
+    def refresh_full(self) -> None:
+        """Update `full`: a disk that was full may have free space again."""
         if self.full is not None:
             with suppress(OSError):
                 self._reserve()
@@ -406,7 +414,7 @@ class CommitLog:
             self._dirty.append(current)
 
     def _write_at(self, record: memoryview, position: int) -> None:
-        """Write bytes that count only once others are written before them."""
+        """Write bytes that become valid only when the bytes before them are written."""
         try:
             self._current.write(record, position - self._current.base)
         except OSError as error:
@@ -418,11 +426,11 @@ class CommitLog:
 
     @property
     def left_bytes(self) -> int:
-        """How much room the segment that is written to has."""
+        """The free bytes of the current segment."""
         return self._end - self.position
 
     def find(self, position: int) -> Segment | None:
-        """The segment that holds a position; None where it has gone."""
+        """Return the segment that holds a position; None where it was retired."""
         number = bisect_right(self._bases, position) - 1
         if number < 0:
             return None
@@ -430,7 +438,9 @@ class CommitLog:
         return segment if position < segment.base + segment.capacity else None
 
     def view(self, position: int, length: int) -> memoryview | None:
-        """The bytes of a record, read-only and without a copy; None where they have gone."""
+        """Return the bytes of a record, read-only and without a copy; None where they were
+        retired.
+        """
         segment = self.find(position)
         if segment is None:
             return None
@@ -438,12 +448,14 @@ class CommitLog:
         return segment.view[at : at + length]
 
     def flush_job(self) -> FlushJob:
-        """A job that makes all that is written by now durable."""
+        """Return a job that makes everything written so far durable."""
         return FlushJob(self.position, tuple(self._dirty))
 
     def flushed(self, job: FlushJob) -> None:
-        """A flush job has succeeded. Until then its segments belong to each later job too."""
+        """Record that a flush job succeeded. Until then later jobs flush its segments too."""
         assert job.position <= self.position
+        # A flush makes durable what was written before it began: a segment that was written to
+        # since stays dirty.
         self.durable_position = max(self.durable_position, job.position)
         written_since = self.position > job.position
         self._dirty = [
@@ -454,7 +466,8 @@ class CommitLog:
         ]
 
     def flush_failed(self, error: OSError) -> None:
-        """A flush job has failed: what it would have kept is in doubt. Refuse all writes."""
+        """Record that a flush job failed, so that its data may be lost, and refuse all writes."""
+        assert self.durable_position <= self.position
         way_out = "check the disk, then start the broker again"
         try:
             fsync_marker.leave(self.storage, self.durable_position)
@@ -471,14 +484,14 @@ class CommitLog:
 
     @property
     def closed_segments(self) -> list[Segment]:
-        """All but the one being written."""
+        """All segments except the current one."""
         return [segment for segment in self.segments if segment is not self._current]
 
     def is_releasable(self, segment: Segment) -> bool:
         """Whether a segment may be retired before the next checkpoint is durable.
 
-        That needs a durable state behind it, of the last checkpoint or of a later segment's head,
-        and durable copies of the batches that are needed of it.
+        This requires a durable state behind the segment, from the last checkpoint or a later
+        segment's head, and durable copies of the batches that are still needed.
         """
         durable = self.durable_position
         if durable < self._copied_to:
@@ -494,7 +507,7 @@ class CommitLog:
         )
 
     def retire(self, segment: Segment) -> None:
-        """Remove a segment of which nothing is needed; never the one that is written."""
+        """Remove a segment that nothing needs; never the current one."""
         assert segment is not self._current and segment not in self._dirty
         number = self._bases.index(segment.base)
         del self._bases[number], self.segments[number]

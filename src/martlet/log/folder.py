@@ -1,8 +1,8 @@
-"""A data folder, read from outside, with or without a broker running on it.
+"""A data folder, opened read-only, with or without a broker running on it.
 
 Nothing is locked and nothing is written.  A running broker may retire a segment, or write it again
-from its beginning under another base, while it is read: then what was read of it is worthless, and
-`LookedAtSegment.gone` is True.
+from its beginning under another base, while it is read: then the bytes read are worthless, and
+`ReadOnlySegment.gone` is True.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from martlet.log.storage import Segment
 
 
 class NoLog(Exception):
-    """The folder holds no log of Martlet's; the text says what is missing."""
+    """The folder holds no Martlet log; the text says what is missing."""
 
 
-class LookedAtSegment:
+class ReadOnlySegment:
     """A segment's file, mapped read-only."""
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class LookedAtSegment:
 
     def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
         """Raise PermissionError."""
-        raise PermissionError(f"{self.path} is only looked at")
+        raise PermissionError(f"{self.path} is opened read-only")
 
     def flush(self) -> None:
         """Do nothing, since nothing was written."""
@@ -50,7 +50,7 @@ class Folder:
     """A data folder.
 
     Raises:
-        NoLog: it is none.
+        NoLog: it holds no log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,25 +61,25 @@ class Folder:
             raise NoLog(f"{path} holds no log: there is no folder {path / 'log'}")
 
     def segments(self) -> list[Segment]:
-        """The segments that are there now, by base; empty files are left out."""
+        """Return the existing segments, by base position; empty files are left out."""
         found: list[Segment] = []
         for path in sorted((self.path / "log").glob("*.log")):
             try:
                 if path.stat().st_size:
-                    found.append(LookedAtSegment(path))
-            except FileNotFoundError:  # taken away in this moment
+                    found.append(ReadOnlySegment(path))
+            except FileNotFoundError:  # retired just now
                 continue
         return found
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where it is missing."""
+        """Read a file; None where it is missing."""
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def map(self, name: str) -> memoryview | None:
-        """A file's content as it is now, mapped read-only; None where it is missing or empty."""
+        """Map a file read-only as it is now; None where it is missing or empty."""
         try:
             with open(self.path / name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -91,7 +91,7 @@ class Folder:
 
     @property
     def in_use(self) -> bool:
-        """Whether a broker runs on it, as far as the system tells (`/proc/locks`)."""
+        """Whether a broker runs on the folder, according to `/proc/locks`."""
         try:
             status = (self.path / "martlet.lock").stat()
             locks = Path("/proc/locks").read_text(encoding="ascii")

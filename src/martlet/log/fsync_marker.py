@@ -1,21 +1,21 @@
 """The marker of a failed flush, for the next start of the broker.
 
-The kernel may drop what it could not write, or keep it in memory and take it for written; a flush
-after that succeeds and has written nothing of it (https://lwn.net/Articles/752063/)::
+The kernel may drop pages that it could not write, or keep them in memory and mark them as written;
+the next flush succeeds without having written them (https://lwn.net/Articles/752063/)::
 
     on the disk   | durable |
     in memory     | durable | in doubt                  | written after a start |
                             ^ durable position          ^ a flush succeeds here, and makes durable
                                                           what is behind it alone
 
-The broker then refuses all writes and is to be started again.  The next one reads what is in
-memory, and would copy batches out of older segments, or retire those, because of records that no
-flush makes durable any more.  So the broker writes a marker with the position where the doubt
-begins, and a start writes all records behind it once more: then the pages are dirty again, and the
-next flush keeps them or fails.
+The broker then refuses all writes until it is restarted. The next run reads the pages in memory,
+and would copy batches out of older segments, or retire those, because of records that no flush
+makes durable any more.  So the broker writes a marker with the position from which on the log is in
+doubt, and a start writes all records behind it again: then the pages are dirty again, and the next
+flush keeps them or fails.
 
-After a power cut nothing of it is in memory, so the marker need not be durable.  Where it is there
-all the same, the records are written again for nothing.
+After a power cut none of those pages is in memory, so the marker need not be durable. If it
+survives all the same, the records are rewritten without need.
 
 The file ``doubt`` has 20 bytes: the position in decimal digits, or spaces.
 """
@@ -28,13 +28,13 @@ from martlet.log.storage import Segment, Storage
 
 NAME = "doubt"
 _PIECE_BYTES = 1 << 20
-"""How many bytes are written again by one call."""
+"""The number of bytes rewritten by one call."""
 _NONE = b" " * 20
-"""The marker's place, so that it can be written on a full disk."""
+"""The blank marker, written in advance so that the marker can be written on a full disk."""
 
 
 def prepare(storage: Storage) -> None:
-    """See that the marker can be written later, to a disk that may be full by then."""
+    """Allocate the marker's file, so that it can be written later to a full disk."""
     # Where the disk is full now, `leave` raises the error.
     with suppress(OSError):
         storage.write_at(NAME, _NONE, 0)
@@ -46,16 +46,16 @@ def leave(storage: Storage, durable_position: int) -> None:
 
 
 def found(storage: Storage) -> int | None:
-    """The position from which on the log is in doubt; None where it is not."""
+    """Return the position from which on the log is in doubt; None where it is not."""
     note = (storage.read(NAME) or b"").strip()
     return int(note) if note.isdigit() else None
 
 
 def settle(segments: list[Segment], start: int, end: int) -> None:
-    """Write the log from one position up to another once more, as it is. Raises OSError."""
+    """Rewrite the log unchanged from one position up to another. Raises OSError."""
     for segment in segments:
         at = max(0, start - segment.base)
         stop = min(segment.capacity, end - segment.base)
         for begin in range(at, stop, _PIECE_BYTES):
-            # A copy: the view shows the pages that are written to.
+            # A copy, since the view shows the very pages that the write changes.
             segment.write(bytes(segment.view[begin : min(begin + _PIECE_BYTES, stop)]), begin)

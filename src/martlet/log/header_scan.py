@@ -1,7 +1,7 @@
-"""The header scan: the records of a log by their headers alone, to find few of very many.
+"""The header scan: iterate over a log by record headers alone, to find a few records among many.
 
 A header has the length of its record, so the bytes between headers are neither read from the disk
-nor verified.  The caller must verify what it finds by `martlet.log.record.read_record`.
+nor verified.  The caller must verify the records that it uses by `martlet.log.record.read_record`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from martlet.log.recovery import next_good
 from martlet.log.storage import Segment, forget_pages
 
 _LENGTH, _KIND, _POSITION = 2, 4, 6
-"""Where those stand in a header."""
+"""The offsets of those fields in a header."""
 _BATCH, _END, _BUNDLE = int(RecordKind.BATCH), int(RecordKind.SEGMENT_END), int(RecordKind.BUNDLE)
-_LOOK_AT_CLOCK = 256
-"""`is_over` is called once for so many records."""
+_CLOCK_EVERY_RECORDS = 256
+"""`is_over` is called once for this many records."""
 
 
 def heads(
@@ -36,10 +36,9 @@ def heads(
     kinds: Collection[RecordKind],
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Header, Segment]]:
-    """The header of each record of some kinds from position `start` on, and the segment that it is
-    in; batches also where they are in a bundle. Damage is skipped.
+    """Yield the header and the segment of each record of some kinds from position `start` on.
 
-    It ends early when `is_over` returns True.
+    Batches inside bundles are included. Damage is skipped. Ends early when `is_over` returns True.
     """
     unpack = HEADER_STRUCT.unpack_from
     wanted = frozenset(map(int, kinds))
@@ -66,7 +65,7 @@ def heads(
                 yield from ((header, segment) for header in _bundled(fields, view, at))
             at += length
             count += 1
-            if not count % _LOOK_AT_CLOCK and is_over():
+            if not count % _CLOCK_EVERY_RECORDS and is_over():
                 return
         forget_pages(view)
 
@@ -79,7 +78,7 @@ def _bundled(fields: tuple[Any, ...], view: memoryview, at: int) -> Iterator[Hea
 
 
 def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
-    """The segments that may hold records written at a time, or later."""
+    """Return the segments that may hold records written at a time or later."""
     if not segments:
         return []
     since = 0
@@ -90,7 +89,7 @@ def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
 
 
 def begun_at_ns(segments: list[Segment]) -> int:
-    """When the first of some segments was begun; 0 where there is none."""
+    """Return when the first of some segments began; 0 for an empty list."""
     return _begun_at_ns(segments[0]) if segments else 0
 
 

@@ -1,15 +1,18 @@
-"""The index of a queue: where its batches are.
+"""The index of a queue: the log position of each batch.
 
-One row a batch, rows by first offset::
+One row of 40 bytes for each batch, ordered by first offset, little-endian::
 
     first offset u64 | position u64 | count u32 | length u32 | stored at i64 ns | deliver at i64 ns
 
-(Of a batch for one channel alone, "deliver at" is that channel's number, negative.)
+("deliver at" is 0 for immediate delivery; in a batch for a single channel it is that channel's
+number, negated.)
 
-Rows are numbered from the queue's beginning and keep their number.  The newest are in memory as
-tuples, which is the fastest thing to read one at a time; the rest is in a file, mapped as a numpy
-array.  The file may lag behind or be lost: the log rebuilds it.  Rows that are in the file change
-only when it is written for a checkpoint: until then it is what the last checkpoint vouches for.
+Rows are numbered from the queue's beginning and keep their number. The file
+``index/<topic>-<queue>[-<first row>].idx`` is the array of rows from `first_row` on, without a
+header.  The newest are in memory as tuples, which is the fastest thing to read one at a time; the
+rest is in a file, mapped as a numpy array.  The file may lag behind or be lost: the log rebuilds
+it.  Rows that are in the file change only when it is written for a checkpoint: until then the file
+matches the checksum in the last checkpoint.
 """
 
 from __future__ import annotations
@@ -39,11 +42,13 @@ ENTRY = np.dtype(
 assert ENTRY.itemsize == 40
 
 MAX_ROWS_IN_MEMORY = 4096
-"""So many rows wait in memory, 40 bytes each in the file, until they are written to it."""
+"""This many rows are buffered in memory, at 40 bytes each in the file, before they are written to
+it.
+"""
 _ROWS_AT_ONCE = 1 << 16
-"""So many rows are searched by one numpy call: 2.6 MB, which fits into a cache."""
+"""Rows searched by one numpy call: 2.6 MB, which fits into a cache."""
 _KEPT_ROWS = 256
-"""How many rows stay in memory when the rest is written to the file: consumers read the newest."""
+"""Rows kept in memory when the others are written to the file: consumers read the newest."""
 
 Rows = npt.NDArray[Any]
 """A structured array of ENTRY."""
@@ -66,7 +71,7 @@ class IndexEntry(NamedTuple):
 
 
 def index_name(topic: int, queue: int, first_row: int) -> str:
-    """The file's name in the storage."""
+    """Return the name of an index file in the storage."""
     suffix = f"-{first_row}" if first_row else ""
     return f"index/{topic}-{queue}{suffix}.idx"
 
@@ -75,10 +80,10 @@ class Index:
     """The rows of one queue.
 
     Args:
-        storage: where the file is.
-        topic, queue: whose it is; they name the file.
+        storage: holds the file.
+        topic, queue: the queue's numbers; they name the file.
         first_row: the number of the file's first row.
-        stored: how many rows of the file count.
+        stored: the number of valid rows in the file.
         crc: their checksum.
     """
 
@@ -100,10 +105,10 @@ class Index:
         self._tail_row = self._stored_end
         self._mapped: Rows | None = None
         self._moved: dict[int, IndexEntry] = {}
-        """Rows that are in the file, and have changed since."""
+        """Rows in the file that have changed since."""
         self._crc: int | None = crc
         self.synced = True
-        """Nothing was written to the file since its owner last made it durable."""
+        """Whether the file is unchanged since it was last made durable."""
 
     @property
     def name(self) -> str:
@@ -117,14 +122,13 @@ class Index:
 
     @property
     def stored(self) -> int:
-        """How many rows are in the file."""
+        """The number of rows in the file."""
         return self._stored_end - self.first_row
 
     def add(self, entry: IndexEntry) -> None:
-        """Append a row; its offsets come behind all others'.
+        """Append a row; its offsets follow those of all other rows.
 
-        Where the file takes no rows, because the disk is full, they stay in memory; a start makes
-        them from the log.
+        If the disk is full, the rows stay in memory; a start rebuilds them from the log.
         """
         self._tail.append(entry)
         if len(self._tail) % MAX_ROWS_IN_MEMORY == 0:
@@ -132,11 +136,12 @@ class Index:
                 self.write_new()
 
     def write(self) -> None:
-        """Write to the file what is not yet in it; keep the newest rows in memory too.
+        """Write all rows that the file lacks; keep the newest rows in memory too.
 
         Raises OSError.
         """
         numbers = np.array(sorted(self._moved), np.int64)
+        assert not len(numbers) or self.first_row <= numbers[0] <= numbers[-1] < self._stored_end
         for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
             if not len(run):
                 continue
@@ -147,6 +152,7 @@ class Index:
             self._storage.write_at(self.name, rows.tobytes(), at)
         self._moved.clear()
         self.write_new()
+        assert self.first_row <= self._tail_row <= self._stored_end == self.end_row
 
     @property
     def has_unwritten(self) -> bool:
@@ -154,7 +160,7 @@ class Index:
         return self._stored_end < self.end_row
 
     def write_new(self) -> None:
-        """Write them, and none of those that the last checkpoint vouches for.
+        """Write new rows only, and none that the last checkpoint's checksum covers.
 
         Raises OSError.
         """
@@ -176,7 +182,7 @@ class Index:
             self._tail_row += surplus
 
     def row(self, number: int) -> IndexEntry:
-        """One row. Raises IndexError for numbers below `first_row` or from `end_row` on."""
+        """Return one row. Raises IndexError for numbers below `first_row` or from `end_row` on."""
         at = number - self._tail_row
         if at >= 0:
             return self._tail[at]
@@ -188,7 +194,7 @@ class Index:
         return IndexEntry._make(self._file_rows()[number - self.first_row].item())
 
     def rows(self, start: int, end: int) -> list[IndexEntry]:
-        """The rows from `start` up to `end`, as far as they exist."""
+        """Return the existing rows from `start` up to `end`."""
         end = min(end, self.end_row)
         start = max(start, self.first_row)
         if start >= self._tail_row:
@@ -196,7 +202,7 @@ class Index:
         return [IndexEntry._make(row) for row in self.array(start, end).tolist()]
 
     def array(self, start: int, end: int) -> Rows:
-        """The rows from `start` up to `end` as a structured array, copied."""
+        """Return the rows from `start` up to `end` as a structured array, copied."""
         end = min(end, self.end_row)
         start = max(start, self.first_row)
         if start >= end:
@@ -218,7 +224,9 @@ class Index:
         return np.concatenate(parts)
 
     def times(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The first offsets of the rows from `start` up to `end`, and when they were stored."""
+        """Return the first offsets of the rows from `start` up to `end` and the times when they
+        were stored.
+        """
         if start >= self._tail_row:
             tail = self._tail[start - self._tail_row : end - self._tail_row]
             firsts, stored = [row[0] for row in tail], [row[4] for row in tail]
@@ -235,14 +243,14 @@ class Index:
         return self._mapped
 
     def find(self, offset: int) -> int:
-        """The number of the row that holds an offset, else of the first row behind it."""
+        """Return the number of the row that holds an offset, else of the first row behind it."""
         number = self._last_not_above("first_offset", offset)
         if number >= self.first_row and self.row(number).end_offset > offset:
             return number
         return number + 1
 
     def holding(self, offsets: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Rows]:
-        """The rows that hold any of some rising offsets, and their numbers."""
+        """Return the rows that hold any of some rising offsets, and their numbers."""
         begins = np.array([entry.first_offset for entry in self._tail], np.uint64)
         numbers = self._tail_row + np.searchsorted(begins, offsets, "right") - 1
         if self._tail_row > self.first_row:
@@ -264,26 +272,27 @@ class Index:
         return numbers[held], rows[held]
 
     def deferred(self, first: int, end: int, but: int = 0) -> Iterator[tuple[int, int]]:
-        """Which of the offsets from `first` up to `end` are deferred messages', as (first, end);
-        without those that have a certain mark in place of a time.
+        """Yield the offsets of deferred messages from `first` up to `end`, as (first, end) ranges.
+
+        Batches with the mark `but` in place of a time are left out.
         """
         for begins, ends in self._timed(first, end, lambda times: (times != 0) & (times != but)):
             yield from zip(begins.tolist(), ends.tolist(), strict=True)
 
     def count_deferred(self, first: int, end: int) -> int:
-        """How many of the messages from offset `first` up to `end` are deferred ones."""
+        """Count the deferred messages from offset `first` up to `end`."""
         found = self._timed(first, end, lambda times: times != 0)
         return sum(int((ends - begins).sum()) for begins, ends in found)
 
     def count_marked(self, first: int, end: int, mark: int) -> int:
-        """How many of the messages from offset `first` up to `end` have this in place of a time."""
+        """Count the messages from offset `first` up to `end` with this mark in place of a time."""
         found = self._timed(first, end, lambda times: times == mark)
         return sum(int((ends - begins).sum()) for begins, ends in found)
 
     def _timed(
         self, first: int, end: int, wanted: Callable[[Rows], Rows]
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Of the batches whose times are wanted, the offsets from `first` up to `end`."""
+        """Yield the offsets from `first` up to `end` in batches whose time `wanted` selects."""
         if first >= end:
             return
         stop = min(self.find(end) + 1, self.end_row)
@@ -295,11 +304,13 @@ class Index:
             yield begins[begins < ends], ends[begins < ends]
 
     def find_time(self, stored_at_ns: int) -> int:
-        """The number of the first row stored at or after a time."""
+        """Return the number of the first row stored at or after a time."""
         return self._last_not_above("stored_at_ns", stored_at_ns - 1) + 1
 
     def _last_not_above(self, field: str, value: int) -> int:
-        """The number of the last row whose field is <= value; one below `first_row` for none."""
+        """Return the number of the last row whose field is <= value; one below `first_row` for
+        none.
+        """
         which = ENTRY.names.index(field) if ENTRY.names else 0
         if self._tail and self._tail[0][which] <= value:
             return self._tail_row + bisect_right(self._tail, value, key=lambda e: e[which]) - 1
@@ -312,7 +323,7 @@ class Index:
         return self.first_row + int(np.searchsorted(column, wanted, "right")) - 1
 
     def move(self, first_offset: int, position: int) -> bool:
-        """The batch that begins at an offset is now at another position.
+        """Set the position of the batch that begins at an offset.
 
         Returns False where there is no such row.
         """
@@ -335,14 +346,14 @@ class Index:
         return self._crc
 
     def verify(self) -> bool:
-        """Whether the file holds the rows that it should."""
+        """Whether the file matches its row count and checksum."""
         try:
             return not self.stored or crc32c(self._file_rows().tobytes()) == self._crc
         except OSError:
             return False
 
     def fill(self, rows: Rows) -> None:
-        """Replace all rows by these; in memory, where the disk is full."""
+        """Replace all rows; they stay in memory if the disk is full."""
         self._tail = []
         self._moved.clear()
         self.first_row = self._stored_end = self._tail_row = 0
@@ -358,7 +369,7 @@ class Index:
         self.synced = False
 
     def drop_before(self, number: int) -> None:
-        """Forget the rows below `number`: the file goes on without them under another name.
+        """Drop the rows below `number`: the remaining ones go to a file of another name.
 
         The old file must stay until a checkpoint that names the new one is durable.
         """
@@ -378,6 +389,6 @@ class Index:
 
 
 def _rises(rows: Rows) -> bool:
-    """Whether each row's offsets come behind those of the row before."""
+    """Whether the offsets of each row follow those of the row before."""
     ends = rows["first_offset"][:-1] + rows["count"][:-1]
     return bool((ends <= rows["first_offset"][1:]).all())

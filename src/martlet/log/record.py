@@ -1,8 +1,8 @@
-"""The record: what the commit log is made of.
+"""The record: the unit of the commit log.
 
-Everything that must survive is one of these: a batch of messages, or an entry of the journal.
-Numbers are little-endian, so that numpy reads a header in place; the frames inside a batch are
-big-endian, because they are the very bytes that an NSQ consumer gets.
+Everything durable is a record: a batch of messages, or an entry of the journal. Numbers are
+little-endian, so that numpy reads a header in place; the frames inside a batch are big-endian,
+because they are the very bytes that an NSQ consumer gets.
 
 ::
 
@@ -19,11 +19,11 @@ big-endian, because they are the very bytes that an NSQ consumer gets.
     36 count u32      messages             . properties (martlet.properties.model), padding to 8
 
 A frame is ``size u32 | type u32 = 2 | timestamp i64 ns | attempts u16 | id 16 | body``, where size
-counts what follows it.  The frames of a batch are stored with one attempt, since that is what a
-first delivery says; only a redelivery patches a copy.
+counts what follows it.  The frames of a batch are stored with attempts = 1, as a first delivery
+sends them; only a redelivery patches a copy.
 
-The record names its own position.  That is what makes a torn tail, a misplaced write and the
-stale bytes of a recycled segment all look alike: not a record of this place.
+The record names its own position. So a torn tail, a misplaced write and the stale bytes of a
+recycled segment are all recognised alike: as no record of this position.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ import numpy as np
 from crc32c import crc32c
 
 Bytes = bytes | bytearray | memoryview | mmap.mmap
-"""What a record can be read from."""
+"""Types that a record can be read from."""
 
 MAGIC = int.from_bytes(b"MTLG", "little")
 """The first four bytes of a record."""
 VERSION = 1
-"""Of the layout above; a log of another version is not read."""
+"""The version of the layout above; a log of another version is not read."""
 HEADER_BYTES = 80
 """Bytes of a record that come before its payload, a multiple of 8 as numpy reads it in place."""
 FRAME_HEADER_BYTES = 34
@@ -79,7 +79,7 @@ assert HEADER.itemsize == HEADER_BYTES == HEADER_STRUCT.size
 
 
 class RecordKind(IntEnum):
-    """What a record holds."""
+    """The content of a record."""
 
     BATCH = 1
     TOPOLOGY = 2
@@ -90,16 +90,16 @@ class RecordKind(IntEnum):
     TRANSACTION = 7
     """An entry of the journal about transactions (see `martlet.broker.journal.entries`)."""
     BUNDLE = 8
-    """Batches that are there together or not at all (see `martlet.log.atomic_batches`)."""
+    """Batches stored all or none (see `martlet.log.atomic_batches`)."""
     MARKS = 9
-    """An entry of the journal: the delayed messages of a bucket that are done (see
+    """A journal entry: the delayed messages of a bucket that are done (see
     `martlet.broker.delayed.done_bitmap`).
     """
     TRACE = 10
-    """What became of messages, for the search of traces; nothing is restored from it."""
+    """The history of messages, for the search of traces; recovery ignores it."""
     ACCOUNTS = 11
-    """What channels have done, for audits (see `martlet.broker.tracing.counters`); nothing is
-    restored from it.
+    """The counters of channels, for audits (see `martlet.broker.tracing.counters`); recovery
+    ignores them.
     """
 
 
@@ -107,13 +107,13 @@ class RecordFlag(IntFlag):
     """The flags of a record."""
 
     RELOCATED = 1
-    """A batch appended again by cleaning: it replaces the record of the same first offset."""
+    """A batch copied by cleaning: it replaces the record of the same first offset."""
     UNIFORM = 2
     """All frames of the batch have one size."""
     BUNDLED = 8
-    """The batch stands in a bundle, and counts only where the bundle verifies."""
+    """The batch is part of a bundle, and is valid only if the bundle verifies."""
     FORWARDED = 4
-    """Its messages were delayed; their properties have the ids that they had then (see
+    """Delayed messages that are due now; their properties have their former ids (see
     `martlet.broker.delayed.bucket`).
     """
 
@@ -123,7 +123,7 @@ class BadRecord(Exception):
 
 
 class Header(NamedTuple):
-    """A record's header, field for field."""
+    """A record's header, field by field."""
 
     magic: int
     crc32c: int
@@ -150,12 +150,12 @@ class Header(NamedTuple):
 
     @property
     def ends_at(self) -> int:
-        """Where the frame ends stand, in bytes from the record's start."""
+        """The offset of the frame ends from the record's start, in bytes."""
         return align8(HEADER_BYTES + self.payload_length)
 
     @property
     def properties_at(self) -> int:
-        """Where the properties stand, in bytes from the record's start."""
+        """The offset of the properties from the record's start, in bytes."""
         return align8(self.ends_at + 4 * self.count)
 
 
@@ -165,17 +165,17 @@ def align8(length_bytes: int) -> int:
 
 
 def record_length(payload_length: int, count: int, properties_length: int = 0) -> int:
-    """How long a record with such parts is, in bytes."""
+    """Return the length of a record with such parts, in bytes."""
     ends_at = align8(HEADER_BYTES + payload_length)
     return align8(align8(ends_at + 4 * count) + properties_length)
 
 
 class Contents(NamedTuple):
-    """The fields of a header that say what the record holds, in the order of the header.
+    """The fields of a header that describe the record's content, in the order of the header.
 
     Attributes:
         topic, queue: the numbers of the topic and of its queue.
-        count: how many messages; 0 for an entry of the journal.
+        count: of messages; 0 for a journal entry.
         first_offset: of the first message.
         stored_at_ns, deliver_at_ns: since 1970; the second 0 for at once.
         payload_length, properties_length: bytes.
@@ -194,9 +194,9 @@ class Contents(NamedTuple):
 def seal(
     record: memoryview, kind: int, flags: int, position: int, epoch: int, contents: Contents
 ) -> None:
-    """Write the header, checksum included, over the first bytes of a record already laid out.
+    """Write the header, checksum included, over the first bytes of a record that is laid out.
 
-    `record` is exactly the record: its length is taken from it.
+    `record` must be exactly the record: the header takes its length from it.
     """
     length = len(record)
     assert length % 8 == 0 and length >= HEADER_BYTES + contents.payload_length
@@ -208,7 +208,7 @@ def seal(
 
 
 def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> None:
-    """Give a copied record a new place, epoch and flags, as cleaning does."""
+    """Give a copied record another position, epoch and flags, as cleaning does."""
     header = Header._make(HEADER_STRUCT.unpack_from(record))
     assert header.length == len(record)
     assert position % 8 == 0
@@ -251,10 +251,10 @@ def read_header(data: Bytes, at: int, position: int) -> Header:
 
 
 def payload_length(record: memoryview, position: int, epoch: int) -> int | None:
-    """The payload's length of a record that this run wrote at a position.
+    """Return the payload length of a record that this run wrote at a position.
 
-    Cheaper than `read_header`, for the path of each delivery.  None where it is not such a record,
-    and has to be verified in full.
+    Cheaper than `read_header`, for the path of each delivery. Returns None for any other record,
+    which has to be verified in full.
     """
     magic, own_position, own_epoch, length = _PLACE.unpack_from(record)
     fits = magic == MAGIC and own_position == position and own_epoch == epoch
@@ -267,7 +267,7 @@ def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview
     Returns its header and a view of all its bytes.
 
     Raises:
-        BadRecord: as `read_header`, or cut short, or a checksum that does not fit.
+        BadRecord: as `read_header`, or a truncated record, or a wrong checksum.
     """
     header = read_header(data, at, position)
     record = memoryview(data)[at : at + header.length]
@@ -279,21 +279,19 @@ def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview
 
 
 def payload(header: Header, record: memoryview) -> memoryview:
-    """The frames of a batch, or the entry of a journal record."""
+    """Return the frames of a batch, or the entry of a journal record."""
     return record[HEADER_BYTES : HEADER_BYTES + header.payload_length]
 
 
 def properties(header: Header, record: memoryview) -> memoryview:
-    """The block of a batch's properties (see `martlet.properties.model`); nothing where it has
-    none.
-    """
+    """Return the properties block of a batch (see `martlet.properties.model`); empty for none."""
     at = header.properties_at
     return record[at : at + header.properties_length]
 
 
 def properties_in(record: memoryview) -> memoryview:
-    """The block of properties of a record, padded to 8 bytes, by its header alone; nothing where it
-    has none, or the header is damaged.
+    """Return the properties block of a record, padded to 8 bytes, by its header alone; empty where
+    it has none or the header is damaged.
     """
     try:
         header = read_header(record, 0, int.from_bytes(record[16:24], "little"))
@@ -310,7 +308,7 @@ _PROPERTIES = struct.Struct("<36xI24xII")
 
 
 def properties_of(record: memoryview) -> memoryview | None:
-    """The block of properties of a batch record that is known to be good; None for none."""
+    """Return the properties block of a verified batch record; None for none."""
     count, payload_bytes, length = _PROPERTIES.unpack_from(record)
     if not length:
         return None
@@ -319,5 +317,7 @@ def properties_of(record: memoryview) -> memoryview | None:
 
 
 def frame_ends(header: Header, record: memoryview) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """The end of each frame, in bytes from the first frame's start: ``uint32[count]``, no copy."""
+    """Return the end of each frame, in bytes from the first frame's start: ``uint32[count]``, no
+    copy.
+    """
     return np.frombuffer(record, "<u4", header.count, header.ends_at)

@@ -1,12 +1,12 @@
 """Recovery: reading the log forward from a position to its end.
 
-Three things can be found where a record should be:
+The scan distinguishes three cases where a record should be:
 
 - nothing: zeros, or the bytes of another position in a recycled segment.  The log ends here.
 - a record begun and not finished, with nothing good behind it: a torn tail, as a power cut leaves
   it.  It is cut, and reported.
-- something bad with good records behind it: damage.  It is skipped and reported, and what is behind
-  it is kept: those messages were answered OK too.
+- an invalid record with good records behind it: damage. It is skipped and reported, and the records
+  behind it are kept: those messages were answered OK too.
 
 ::
 
@@ -14,8 +14,8 @@ Three things can be found where a record should be:
                     report.damaged  report.cut
                                   ^ report.end_position: the next record is appended here
 
-A good record is known by its magic, its own position and its checksum, so none of this depends on
-the bytes of an earlier use of the file.
+A good record is recognised by its magic, its own position and its checksum, so none of this depends
+on the bytes of an earlier use of the file.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from martlet.log.record import (
 from martlet.log.storage import Segment, forget_pages
 
 _PIECE_WORDS = 1 << 16
-"""How many words of 8 bytes are searched for a magic by one numpy call: half a megabyte."""
+"""Words of 8 bytes searched for a magic by one numpy call: half a megabyte."""
 _POSITION_WORD = 2
-"""Where a header has the record's position, in words of 8 bytes."""
+"""The offset in a header of the record's position, in words of 8 bytes."""
 
 
 @dataclass(frozen=True)
 class LogDamage:
-    """Positions from `start` up to `end` hold no good record, though there are some behind."""
+    """Positions from `start` up to `end` hold no good record, but later ones do."""
 
     start: int
     end: int
@@ -61,11 +61,11 @@ class RecoveryReport:
     """The outcome of a scan.
 
     Attributes:
-        records: how many good records there are, but for ends of segments.
-        end_position: behind the last of them: where to append.
+        records: the number of good records, SEGMENT_END excluded.
+        end_position: behind the last of them; the next append goes there.
         last_epoch: the highest epoch of a good record.
-        damaged: places with good records behind them.
-        cut: the torn tail, where there is one.
+        damaged: invalid ranges with good records behind them.
+        cut: the torn tail, if any.
     """
 
     records: int = 0
@@ -78,15 +78,14 @@ class RecoveryReport:
 def scan(
     segments: list[Segment], start: int, report: RecoveryReport
 ) -> Iterator[tuple[Header, memoryview]]:
-    """Yield each good record from position `start` on, in order, and fill in the report.  Behind a
-    bundle come its batches.
+    """Yield each good record from position `start` on, in order, and fill in the report.
 
-    `segments` are those of the log by base; `report.end_position` is where to append when the
-    generator has ended.
+    The batches of a bundle follow it. `segments` are those of the log, by base position;
+    `report.end_position` is the position to append at once the generator has ended.
     """
     behind_start = [s for s in segments if s.base + s.capacity > start]
     report.end_position = max(start, behind_start[0].base) if behind_start else start
-    doubt: LogDamage | None = None
+    damage: LogDamage | None = None
     for segment in behind_start:
         at = max(0, start - segment.base)
         while at + HEADER_BYTES <= segment.capacity:
@@ -94,25 +93,26 @@ def scan(
             try:
                 header, record = _read(segment, at)
             except BadRecord as error:
-                doubt = doubt or LogDamage(position, segment.base + segment.capacity, str(error))
+                damage = damage or LogDamage(position, segment.base + segment.capacity, str(error))
                 behind = next_good(segment, at + 8)
                 if behind is None:
                     break
                 at = behind
                 continue
-            if doubt is not None:
-                report.damaged.append(LogDamage(doubt.start, position, doubt.reason))
-                doubt = None
+            if damage is not None:
+                report.damaged.append(LogDamage(damage.start, position, damage.reason))
+                damage = None
             report.last_epoch = max(report.last_epoch, header.epoch)
             if header.kind == RecordKind.SEGMENT_END:
                 report.end_position = position
-                # The next one was lost, or, as was possible once, found no room, and this one went
-                # on: what then stood here is lost, and what is behind would be found again by a
-                # later start.
+                # Good records behind the end of a segment: the next segment was lost (or an early
+                # version failed to allocate it), appends went on here, and the record that
+                # replaced the end is lost. If the scan stopped here, a later start would find
+                # those records again.
                 behind = next_good(segment, at + header.length)
                 if behind is None:
                     break
-                doubt = LogDamage(
+                damage = LogDamage(
                     position, segment.base + segment.capacity, "a stale end of segment"
                 )
                 at = behind
@@ -123,14 +123,14 @@ def scan(
             if header.kind == RecordKind.BUNDLE:
                 yield from batches_of(header, record)
             at += header.length
-        # Else a start after a crash would count all that it has read as its own memory.
+        # Otherwise the pages of the log that a start has read count as the process's memory.
         forget_pages(segment.view)
-    if doubt is not None and _is_torn(segments, doubt.start):
-        report.cut = doubt
+    if damage is not None and _is_torn(segments, damage.start):
+        report.cut = damage
 
 
 def _read(segment: Segment, at: int) -> tuple[Header, memoryview]:
-    """The record at byte `at` of a segment. Raises BadRecord."""
+    """Read the record at byte `at` of a segment. Raises BadRecord."""
     position = segment.base + at
     header, record = read_record(segment.view, at, position)
     if header.flags & RecordFlag.BUNDLED:
@@ -154,11 +154,11 @@ def _is_torn(segments: list[Segment], position: int) -> bool:
 
 
 def next_good(segment: Segment, at: int) -> int | None:
-    """The place of the next good record of this segment at or behind byte `at`."""
+    """Return the offset of the next good record of this segment at or behind byte `at`."""
     words = np.frombuffer(segment.view, "<u8", segment.capacity // 8)
     first_halves = np.frombuffer(segment.view, "<u4", segment.capacity // 4)[::2]
     end = len(words) - HEADER_BYTES // 8 + 1
-    # A piece at a time: the unwritten rest of a segment is long, and every start searches it.
+    # In pieces: the unwritten rest of a segment is long, and every start searches it.
     for start in range(at // 8, end, _PIECE_WORDS):
         likely = np.flatnonzero(first_halves[start : min(start + _PIECE_WORDS, end)] == MAGIC)
         likely += start

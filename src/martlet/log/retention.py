@@ -1,22 +1,22 @@
 """Retention: which segments are still needed, and by how much.
 
-A queue needs every batch from its floor on, and below that those that hold a straggler, however old
-it is, without what is between::
+A queue needs every batch from its floor on, and of the older ones those that hold a pending message
+(requeued, timed out, deferred), however old::
 
     offsets    0 ... 40 ... 100 .............. 900
     needed           40       |    all from the floor on
-                 straggler  floor
+                  pending    floor
 
-One log for all topics means that one forgotten channel of a small topic could keep the segments of
-all others.  So a segment of which little is needed is cleaned: the batches that are needed are
-appended again under their offsets, the index points to the copies, and the next checkpoint retires
+One log for all topics means that a single forgotten channel of a small topic could keep the
+segments of all others. So a segment of which little is needed is cleaned: the needed batches are
+appended again with their offsets, the index points to the copies, and the next checkpoint retires
 the segment.
 
-History, which a queue keeps though it is finished, needs its segments too, and a small topic's
-would keep those of all others.  But it is copied only where there is very little of it in a
-segment: a copy is copied again when the segment around it empties, and that must not become most of
-what is written.  Of a segment that is cleaned no more than a sixteenth is history, so for each byte
-of new messages less than a fifteenth of a byte of history is copied.
+History, finished messages that a queue keeps for replay, needs its segments too, and that of a
+small topic would keep those of all others. But it is copied only where a segment holds very little
+of it: a copy is copied again when the segment around it empties, and that must not become most of
+the writes. At most a sixteenth of a cleaned segment is history, so less than a fifteenth of a byte
+of history is copied for each byte of new messages.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from martlet.log.index import Index, IndexEntry, Rows
 from martlet.log.storage import Segment
 
 CLEAN_BELOW = 0.25
-"""A segment is cleaned when less than this share of its bytes is needed: copying it then writes at
+"""Clean a segment only when less than this share of its bytes is needed: copying then writes at
 most a third of what it frees.
 """
 CLEAN_HISTORY_BELOW = 1 / 16
-"""And only when no more than this share of its bytes is history."""
+"""And only when at most this share of its bytes is history."""
 CLEAN_FROM_SEGMENTS = 4
 """A log of fewer segments is not cleaned: it is small."""
 
 _ROWS_AT_ONCE = 1 << 14
-"""How many rows of an index are counted in one turn of the loop."""
+"""Index rows counted in one turn of the loop."""
 _MOVED_AT_ONCE = 256
-"""How many batches are copied in one turn of the loop."""
+"""Batches copied in one turn of the loop."""
 
 
 class SegmentLocator:
@@ -55,7 +55,7 @@ class SegmentLocator:
         self.bases = self._ends = np.empty(0, np.uint64)
 
     def find(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The number of each position's segment among `bases`; -1 where it was retired."""
+        """Return the index in `bases` of each position's segment; -1 where it was retired."""
         segments = self._segments
         known = (len(segments), segments[-1].base if segments else -1)
         if known != self._known:
@@ -69,10 +69,10 @@ class SegmentLocator:
 
 
 class NeedCounter:
-    """How many bytes of each segment the batches of an index take up, from one row on.
+    """Counts the bytes of each segment that the batches of an index use, from one row on.
 
-    Each row is counted when it comes and when it goes, so that to know the sum costs the same
-    however many there are.
+    Each row is counted when it comes and when it goes, so that the sum costs the same however many
+    rows there are.
     """
 
     def __init__(self, index: Index) -> None:
@@ -103,9 +103,10 @@ class NeedCounter:
             self._add(places, self.end_row, end, 1)
             self.end_row = end
             yield
+        assert self.first_row <= self.end_row == index.end_row
 
     def row_within(self, max_bytes: int) -> int:
-        """The first row from which on all that is counted takes no more than so many bytes."""
+        """Return the first row from which on all counted rows use at most `max_bytes`."""
         over = sum(self.bytes_by_base.values()) - max_bytes
         row = self.first_row
         while over > 0 and row < self.end_row:
@@ -130,18 +131,18 @@ class NeedCounter:
             del self.bytes_by_base[base]
 
     def moved(self, row: int, length: int, before: int, after: int) -> None:
-        """Count a row's batch, which was appended again, in the segment of another base."""
+        """Move a row's batch, which was appended again, from the segment `before` to `after`."""
         if self.first_row <= row < self.end_row:
             self._change(before, -length)
             self._change(after, length)
 
     def forget(self, base: int) -> None:
-        """Forget a segment that was retired though some of its batches are counted."""
+        """Forget a segment that was retired although some of its batches are counted."""
         self.bytes_by_base.pop(base, None)
 
 
 def bytes_by_base(places: SegmentLocator, rows: Rows) -> dict[int, int]:
-    """How many bytes of each segment some rows' batches take up."""
+    """Return the bytes that the batches of some rows use, by segment base."""
     numbers = places.find(rows["position"])
     known = numbers >= 0
     sums = np.bincount(numbers[known], rows["length"][known].astype(np.float64))
@@ -150,14 +151,14 @@ def bytes_by_base(places: SegmentLocator, rows: Rows) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Need:
-    """What a queue needs of the log: the batches that reach beyond an offset, and those that hold
-    some offsets below.
+    """The batches that a queue needs: those that reach beyond an offset, and those that hold some
+    offsets below it.
 
     Attributes:
-        index: of the queue.
-        tally: counts the former.
-        below: the offsets of the latter, rising.
-        other: another counter of the index, which must follow what moves.
+        index: the queue's index.
+        tally: counts the bytes of the former.
+        below: the offsets held by the latter, rising.
+        other: another counter of the index, updated when a batch moves.
     """
 
     index: Index
@@ -172,7 +173,7 @@ class Need:
             self.other.moved(row, length, before, after)
 
     def single_rows(self) -> tuple[npt.NDArray[np.int64], Rows]:
-        """Those of the second kind, and their numbers."""
+        """Return the rows of the batches that hold `below`, and their numbers."""
         if not len(self.below):
             return np.empty(0, np.int64), self.index.array(0, 0)
         numbers, rows = self.index.holding(self.below)
@@ -180,7 +181,7 @@ class Need:
         return numbers[single], rows[single]
 
     def bytes_by_base(self, places: SegmentLocator) -> Mapping[int, int]:
-        """How much it needs of each segment."""
+        """Return the bytes needed of each segment."""
         total = self.tally.bytes_by_base
         if len(self.below):
             total = dict(total)
@@ -189,7 +190,7 @@ class Need:
         return total
 
     def rows_in(self, segment: Segment) -> Rows:
-        """The rows of all batches that it needs of a segment."""
+        """Return the rows of all needed batches in a segment."""
         found = [self.single_rows()[1]]
         tally = self.tally
         left = tally.bytes_by_base.get(segment.base, 0)
@@ -210,7 +211,7 @@ def _inside(segment: Segment, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
-    """How many bytes of each segment are needed, by needs that are counted."""
+    """Return the bytes needed of each segment, by counted needs."""
     total: dict[int, int] = {}
     places = SegmentLocator(segments)
     for need in needs:
@@ -222,14 +223,14 @@ def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
 def worth_cleaning(
     log: CommitLog,
     needed: list[int],
-    left_alone: Collection[int] = (),
+    not_cleanable: Collection[int] = (),
     history: list[int] | None = None,
 ) -> Segment | None:
-    """The segment that gives most room for least copying, if any is worth it.
+    """Return the segment that frees the most space for the least copying, if any is worth it.
 
     `needed` are the bytes needed of each segment of the log, and `history` how many of them are
-    needed only as history, where that is to be kept.  Segments whose base is in `left_alone` are
-    not considered.
+    needed only as history, where that is kept. Segments whose base is in `not_cleanable` are not
+    considered.
     """
     segments = log.segments
     if len(segments) < CLEAN_FROM_SEGMENTS:
@@ -239,7 +240,7 @@ def worth_cleaning(
         for number, (segment, bytes_needed) in enumerate(zip(segments, needed, strict=True))
         if bytes_needed
         and segment.base + segment.capacity <= log.position
-        and segment.base not in left_alone
+        and segment.base not in not_cleanable
         and (history is None or history[number] <= CLEAN_HISTORY_BELOW * segment.capacity)
     ]
     part, number = min(candidates, default=(1.0, 0))
@@ -247,11 +248,11 @@ def worth_cleaning(
 
 
 def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> Iterator[None]:
-    """Append again what is needed of a segment, some rows at a time.
+    """Append the needed batches of a segment again, some rows at a time.
 
     Raises:
-        BadRecord: something of it does not verify.
-        WritesRefused: there is no room.
+        BadRecord: a batch does not verify.
+        WritesRefused: there is no space.
     """
     for need in needs:
         yield from _move(log, segment, need, *need.single_rows())
@@ -267,7 +268,7 @@ def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> Iterator[N
 def _move(
     log: CommitLog, segment: Segment, need: Need, numbers: npt.NDArray[np.int64], rows: Rows
 ) -> Iterator[None]:
-    """Append again those of some rows' batches that are in a segment."""
+    """Append those of some rows' batches that are in a segment again."""
     inside = _inside(segment, rows)
     inside_rows = zip(numbers[inside].tolist(), rows[inside].tolist(), strict=True)
     for count, (number, row) in enumerate(inside_rows, 1):

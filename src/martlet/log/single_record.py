@@ -1,7 +1,7 @@
 """The record of a single message: a batch of one, laid out and sealed in one call.
 
-What a batch saves by doing work once for many messages, it costs a message that comes alone.
-The bytes are the same as `martlet.log.batch` and `martlet.log.record` would write::
+A batch does work once for many messages, which costs more for a single one. The bytes are the same
+as `martlet.log.batch` and `martlet.log.record` would write::
 
     0 record header 80 | frame header 34 | body | padding to 8 | end of the frame u32 | 0 u32
 """
@@ -33,16 +33,16 @@ _BATCH = int(RecordKind.BATCH)
 _UNIFORM = int(RecordFlag.UNIFORM)
 _ID_MASK = (1 << 64) - 1
 MAX_BODY_BYTES = 1 << 15
-"""Longer bodies have no room in the buffer: they gain little by it."""
+"""Longer bodies do not use the buffer: they gain little by it."""
 
 
 def lone_length(size: int) -> int:
-    """How long the record of one message with a body of `size` bytes is."""
+    """Return the length of the record of one message with a body of `size` bytes."""
     return ((_BODY_AT + size + 7) & ~7) + 8
 
 
 class Lone:
-    """Builds records of one message, in a buffer that is used again."""
+    """Builds records of one message in a reused buffer."""
 
     __slots__ = ("_buffer", "_view")
 
@@ -61,7 +61,9 @@ class Lone:
         offset: int,
         stored_at_ns: int,
     ) -> memoryview:
-        """The record of a message at an offset, for a position. It is good until the next one."""
+        """Return the record of a message at an offset, for a position. It is valid until the next
+        call.
+        """
         size = len(body)
         buffer, view = self._buffer, self._view
         payload_end = _BODY_AT + size

@@ -4,9 +4,9 @@
 
     DIR/martlet.lock               held by flock while a broker runs
     DIR/checkpoint                 the state as of a position
-    DIR/doubt                      from where on a failed flush left the log in doubt, if one did
+    DIR/doubt                      from which position on the log is in doubt, after a failed flush
     DIR/log/<base position>.log    segments: preallocated, their size is their capacity
-    DIR/log/<number>.spare         segments waiting to be used (again)
+    DIR/log/<number>.spare         preallocated segments for reuse
     DIR/index/<topic>-<queue>.idx  index entries
 
 A segment is written with `pwrite` and read through a read-only `mmap`.  It is preallocated, so a
@@ -27,13 +27,13 @@ from typing import NamedTuple, Protocol
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BESIDE_BYTES = 1 << 20
-"""While fewer bytes than this are free, the last spare stays for the files beside the log: a
-checkpoint is smaller than this.
+"""While fewer bytes are free, the last spare is reserved for the files beside the log: a checkpoint
+is smaller than this.
 """
 
 
 class StorageFull(OSError):
-    """No room for another segment; the text names the folder, what is free and what is kept."""
+    """No space for another segment; the text names the folder, the free bytes and the reserve."""
 
 
 class FolderInUse(OSError):
@@ -41,11 +41,11 @@ class FolderInUse(OSError):
 
 
 class DiskUsage(NamedTuple):
-    """How full a disk is.
+    """The usage of a disk.
 
     Attributes:
-        used: the bytes that are taken, spares aside: they are written again.
-        all: the bytes that there are; 0 where that is unknown.
+        used: the used bytes, without spare segments, which are reused.
+        all: the size in bytes; 0 where that is unknown.
     """
 
     used: int
@@ -53,7 +53,7 @@ class DiskUsage(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """How much of it is used."""
+        """The used percentage."""
         return 100 * self.used / self.all if self.all else 0.0
 
 
@@ -71,41 +71,41 @@ class Segment(Protocol):
         """Write all of `data` at byte `at` of the segment. Raises OSError."""
 
     def flush(self) -> None:
-        """Make what was written survive a power cut; nothing, where it was retired meanwhile.
+        """Make written bytes survive a power cut; do nothing if the segment was retired meanwhile.
 
         May run in another thread. Raises OSError.
         """
 
 
 class Storage(Protocol):
-    """What the log needs of a disk."""
+    """The files that the log needs."""
 
     def segments(self) -> list[Segment]:
-        """The segments that are there, opened, by base position."""
+        """Open the existing segments, by base position."""
 
     def create(self, base: int, capacity: int) -> Segment:
-        """Make a segment, from a spare where one fits. Raises StorageFull."""
+        """Create a segment, from a spare where one fits. Raises StorageFull."""
 
     def reserve(self, capacity: int, count: int) -> None:
-        """See that `count` spares are at hand. Raises StorageFull."""
+        """Keep at least `count` spares. Raises StorageFull."""
 
     def retire(self, segment: Segment) -> None:
         """Remove a segment: keep it as a spare, or free its bytes."""
 
     def allow_spares(self, more: int) -> None:
-        """Keep up to so many spares more than usual, and free the bytes of others."""
+        """Keep up to `more` spares above the usual count, and delete the others."""
 
     def fill(self) -> DiskUsage:
-        """How much of its limit is used, or without one of the file system. Raises OSError."""
+        """The used part of the limit, or without a limit of the file system. Raises OSError."""
 
     def read(self, name: str) -> bytes | None:
-        """A small file's content, None where there is none."""
+        """Read a small file; None if it does not exist."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put a small file in place atomically and durably."""
+        """Replace a small file atomically and durably."""
 
     def remove(self, name: str) -> None:
-        """Delete a small file, where it is there."""
+        """Delete a small file if it exists."""
 
     def names(self, folder: str) -> list[str]:
         """The names of the files in a folder of the storage."""
@@ -114,16 +114,18 @@ class Storage(Protocol):
         """Write into a file that can be rebuilt, such as an index."""
 
     def truncate(self, name: str, length_bytes: int) -> None:
-        """Cut such a file."""
+        """Truncate such a file."""
 
     def sync(self, name: str) -> None:
         """Make a file written by `write_at` durable."""
 
     def map(self, name: str) -> memoryview | None:
-        """A file's content as it is now, mapped where possible; None where there is none."""
+        """Return a file's content as it is now, mapped where possible; None if it does not
+        exist.
+        """
 
     def close(self) -> None:
-        """Release all that it holds."""
+        """Release all resources."""
 
 
 def forget_pages(view: memoryview) -> None:
@@ -158,13 +160,17 @@ class DiskSegment:
             written = os.pwrite(self._fd, data, at)
 
     def flush(self) -> None:
-        """Call fdatasync, unless the file was closed: its number may be another file's by now."""
+        """Call fdatasync, unless the file was closed: its descriptor may be another file's by
+        now.
+        """
         with self._closing:
             if not self._closed:
                 os.fdatasync(self._fd)
 
     def close(self) -> bool:
-        """Unmap and close. Returns False where a view of the bytes is still in use, and stays."""
+        """Unmap and close. Returns False, and keeps the mapping, where a view of the bytes is still
+        in use.
+        """
         with self._closing:
             self._closed = True
             os.close(self._fd)
@@ -180,10 +186,10 @@ class DiskStorage:
     """A data folder.
 
     Args:
-        folder: made where it does not exist.
-        keep_free_bytes: so many must stay free on the disk when a segment is made.
-        max_bytes: the folder's files may have so many when a segment is made; 0 for no limit.
-        spares: how many segments to keep for reuse; others are deleted.
+        folder: created if it does not exist.
+        keep_free_bytes: minimum of free disk space after a segment is created.
+        max_bytes: maximum size of the folder's files after a segment is created; 0 for no limit.
+        spares: the number of segments to keep for reuse; others are deleted.
 
     Raises:
         FolderInUse: another broker runs on it.
@@ -224,7 +230,7 @@ class DiskStorage:
         return fd
 
     def segments(self) -> list[Segment]:
-        """Open every segment; an empty file, left by a crash while it was made, is removed."""
+        """Open every segment; remove empty files, left by a crash during their creation."""
         found: list[Segment] = []
         for path in sorted(self._log.glob("*.log")):
             if path.stat().st_size == 0:
@@ -272,8 +278,8 @@ class DiskStorage:
                 self._spares.append(path)
 
     def _keep_last_spare(self) -> None:
-        """Raise StorageFull where a checkpoint may need the room of the last spare: it replaces the
-        journal before it, and so frees segments.
+        """Raise StorageFull where a checkpoint may need the space of the last spare: a checkpoint
+        replaces the journal before it, and so frees segments.
         """
         free = self._free_bytes()
         if free < _BESIDE_BYTES:
@@ -324,7 +330,7 @@ class DiskStorage:
             os.close(fd)
 
     def _used_bytes(self) -> int:
-        """The bytes of the segments, spares and indexes; other files are small."""
+        """Return the bytes of the segments, spares and indexes; other files are small."""
         used = 0
         for folder in (self._log, self.folder / "index"):
             with os.scandir(folder) as entries:
@@ -347,19 +353,19 @@ class DiskStorage:
                 segment.path.unlink()
 
     def spare_sizes(self) -> list[int]:
-        """The bytes that each spare takes."""
+        """The allocated bytes of each spare."""
         with self._spares_lock:
             return [spare.stat().st_size for spare in self._spares]
 
     def allow_spares(self, more: int) -> None:
-        """Delete those that are too many, the least recently retired first."""
+        """Delete excess spares, the least recently retired first."""
         with self._spares_lock:
             self._max_spares = self._usual_spares + more
             while len(self._spares) > self._max_spares:
                 self._spares.pop(0).unlink()
 
     def fill(self) -> DiskUsage:
-        """Of `max_bytes` where that is set; else of the file system, as df shows it."""
+        """The usage of `max_bytes` where that is set; else of the file system, as df shows it."""
         spares = sum(self.spare_sizes())
         if self._max_bytes:
             return DiskUsage(max(0, self._used_bytes() - spares), self._max_bytes)
@@ -367,8 +373,8 @@ class DiskStorage:
         used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
         return DiskUsage(max(0, used - spares), used + disk.f_bavail * disk.f_frsize)
 
-    def _finding_room(self, write: Callable[[], None]) -> None:
-        """Write a file beside the log; on a full disk, spares make room for it.
+    def _with_freed_space(self, write: Callable[[], None]) -> None:
+        """Write a file beside the log; on a full disk, delete spares until it fits.
 
         That frees more than a spare in the end: segments can be retired only after a checkpoint,
         and a checkpoint is such a file.
@@ -377,10 +383,10 @@ class DiskStorage:
             try:
                 return write()
             except OSError as error:
-                if error.errno not in _FULL or not self._give_up_spare():
+                if error.errno not in _FULL or not self._free_spare():
                     raise
 
-    def _give_up_spare(self) -> bool:
+    def _free_spare(self) -> bool:
         with self._spares_lock:
             if not self._spares:
                 return False
@@ -396,7 +402,7 @@ class DiskStorage:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write beside it, fsync, rename, fsync the folder."""
-        self._finding_room(lambda: self._replace(name, data))
+        self._with_freed_space(lambda: self._replace(name, data))
 
     def _replace(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -417,8 +423,8 @@ class DiskStorage:
         return sorted(p.name for p in (self.folder / folder).iterdir())
 
     def write_at(self, name: str, data: bytes, at: int) -> None:
-        """Open, write, close: index files are many and touched seldom."""
-        self._finding_room(lambda: self._write_at(name, data, at))
+        """Open, write, close: index files are many and rarely written."""
+        self._with_freed_space(lambda: self._write_at(name, data, at))
 
     def _write_at(self, name: str, data: bytes, at: int) -> None:
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -431,7 +437,7 @@ class DiskStorage:
             os.close(fd)
 
     def truncate(self, name: str, length_bytes: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         os.truncate(self.folder / name, length_bytes)
 
     def sync(self, name: str) -> None:

@@ -1,16 +1,16 @@
-"""Verifying a log: does every record, index row and checkpoint say what the others say?
+"""Verify a log: whether records, index rows and the checkpoint are consistent with each other.
 
-Read-only, so it may run beside a broker.  What is looked at:
+Read-only, so it may run beside a broker.  It checks:
 
 - every record of every segment: magic, own position, checksum, parts that fit each other;
 - inside a batch: frames that follow each other, of type message, with ids that count up;
-- between batches: offsets without gaps in each queue, but where segments have been let go;
-- each index row that the checkpoint counts: the record at its position is that batch, and where a
-  channel still needs it, there is a segment that holds it;
-- the checkpoint itself, and that the log reaches as far as it says.
+- between batches: offsets without gaps in each queue, except where segments were retired;
+- each index row that the checkpoint covers: the record at its position is that batch, and if a
+  channel still needs the batch, a segment holds it;
+- the checkpoint itself, and that the log reaches its position.
 
-Damage is what should be there and is not.  A torn tail is no damage: it was never answered OK, and
-a broker cuts it when it starts.  Nor is an index that lags behind.
+Missing or inconsistent data is damage. A torn tail is not: it was never answered OK, and a broker
+cuts it when it starts. Nor is an index that lags behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint, Needed
-from martlet.log.folder import Folder, LookedAtSegment
+from martlet.log.folder import Folder, ReadOnlySegment
 from martlet.log.index import ENTRY, Rows, index_name
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -59,36 +59,36 @@ _HEAD_KINDS = frozenset(
         RecordKind.MARKS,
     }
 )
-"""What a segment begins with."""
+"""The entries at the head of a segment."""
 _JOURNAL_KINDS = _HEAD_KINDS | {
     RecordKind.EPOCH,
     RecordKind.BUNDLE,
     RecordKind.TRACE,
     RecordKind.ACCOUNTS,
 }
-_LOOKS = 3
+_ATTEMPTS = 3
 _NOTHING = Needed(1 << 63, ())
 _MAX_TOLD = 100
-"""After so many places of damage the rest is only counted."""
+"""Beyond this number damaged places are only counted."""
 
 
 @dataclass
 class QueueFound:
-    """What the log holds of a queue."""
+    """The content of a queue in the log."""
 
     start_offset: int
     end_offset: int
     batches: int = 0
     bytes: int = 0
     moved: int = 0
-    """How many of the batches were appended again by cleaning."""
+    """The number of batches copied by cleaning."""
     last: Header | None = None
-    """The last batch that was not."""
+    """The last batch that is not a copy."""
 
 
 @dataclass
 class Verification:
-    """What a verification has found."""
+    """The result of a verification."""
 
     folder: str
     in_use: bool
@@ -104,7 +104,7 @@ class Verification:
     damage_count: int = 0
 
     def add_damage(self, text: str) -> None:
-        """Count a place of damage, and keep its text unless there are too many."""
+        """Count a damaged place, and keep its text unless there are too many."""
         self.damage_count += 1
         if self.damage_count <= _MAX_TOLD:
             self.damage.append(text)
@@ -112,19 +112,19 @@ class Verification:
 
 @dataclass(frozen=True)
 class _StoredIndex:
-    """The rows of an index file that the checkpoint counts."""
+    """The rows of an index file that the checkpoint covers."""
 
     topic: int
     queue: int
     name: str
     rows: Rows
     needed: Needed
-    """What channels need of it."""
+    """The messages that channels need of the queue."""
 
 
 NeededBy = Callable[[Checkpoint], Mapping[int, Needed]]
-"""Returns the messages that channels need, by topic number: the meaning of the journal is not known
-here.  Of other topics nothing is needed.
+"""Returns the messages that channels need, by topic number: the journal's meaning is not known
+here. Topics that are missing need nothing.
 """
 
 
@@ -139,22 +139,22 @@ def verify(
 ) -> Verification:
     """Verify everything in a data folder.
 
-    Damage beside a running broker may be a record half written, or a segment just retired: the
-    folder is read again, and only damage that stays counts.
+    With a running broker, damage may be a half-written record, or a segment just retired: the
+    folder is read again, and only damage found twice counts.
 
     Args:
-        folder: where.
+        folder: the data folder.
         progress: called with the bytes done and all bytes, after each segment.
         needed_by: returns the messages that channels need, by a checkpoint.
     """
     found = _verify_once(folder, progress, needed_by)
-    looks = 1
-    while found.in_use and found.damage and looks < _LOOKS:
+    attempts = 1
+    while found.in_use and found.damage and attempts < _ATTEMPTS:
         seen = set(found.damage)
         found = _verify_once(folder, progress, needed_by)
         found.damage = [text for text in found.damage if text in seen]
         found.damage_count = len(found.damage)
-        looks += 1
+        attempts += 1
     return found
 
 
@@ -162,8 +162,8 @@ def _verify_once(
     folder: Folder, progress: Callable[[int, int], None], needed_by: NeededBy
 ) -> Verification:
     found = Verification(str(folder.path), folder.in_use)
-    # The files that point into the log come first, so that a broker that goes on meanwhile does
-    # not make them point behind what was read.
+    # Read the files that point into the log first: a running broker would otherwise make them
+    # point behind the segments that were read.
     position, indexes = _checkpoint(folder, found, needed_by)
     segments = folder.segments()
     head = _newest_head(segments, position)
@@ -264,7 +264,7 @@ def _offsets_go_on(
 
 
 def _hole(segments: list[Segment], start: int, end: int) -> bool:
-    """Whether a segment that was retired lay between two positions."""
+    """Whether a retired segment lay between two positions."""
     return _gone_between(segments, start, end) or any(
         start <= before.base + before.capacity < behind.base <= end
         for before, behind in pairwise(segments)
@@ -274,14 +274,14 @@ def _hole(segments: list[Segment], start: int, end: int) -> bool:
 def _gone_between(segments: list[Segment], start: int, end: int) -> bool:
     """Whether a segment that holds some of these positions was retired while it was read."""
     return any(
-        isinstance(segment, LookedAtSegment) and segment.gone
+        isinstance(segment, ReadOnlySegment) and segment.gone
         for segment in segments
         if segment.base < end and start < segment.base + segment.capacity
     )
 
 
 def batch_trouble(header: Header, record: memoryview) -> str | None:
-    """A text about an error inside a batch whose checksum fits; None for none."""
+    """Return a text about an error inside a batch whose checksum is right; None for none."""
     if header.count == 0:
         return "a batch without messages"
     if header.count == 1:
@@ -313,7 +313,7 @@ def batch_trouble(header: Header, record: memoryview) -> str | None:
 
 
 def _lone_trouble(header: Header, record: memoryview) -> str | None:
-    """The same for a single message, of which a log may hold millions."""
+    """Check a single-message batch as `batch_trouble`; a log may hold millions of them."""
     size, frame_type, id = _LONE_HEAD.unpack_from(record, HEADER_BYTES)
     if header.payload_length < FRAME_HEADER_BYTES or (
         _END.unpack_from(record, header.ends_at)[0] != header.payload_length
@@ -348,7 +348,7 @@ def _judge_damage(report: RecoveryReport, segments: list[Segment], found: Verifi
 def _checkpoint(
     folder: Folder, found: Verification, needed_by: NeededBy
 ) -> tuple[int, list[_StoredIndex]]:
-    """The position that the checkpoint is of, and the indexes that it counts."""
+    """Return the position of the checkpoint, and the indexes that it covers."""
     loaded = checkpoint.load(folder)
     if isinstance(loaded, str):
         (found.add_damage if "damaged" in loaded else found.notes.append)(
@@ -365,13 +365,13 @@ def _checkpoint(
         if isinstance(index, _StoredIndex):
             indexes.append(index)
         elif not (found.in_use and checkpoint.load(folder) != loaded):
-            # Unless a running broker has replaced both since, it is really not there.
+            # Not there, unless a running broker has replaced both files since.
             found.add_damage(f"{index}; a broker makes it from the log when it starts")
     return int(fields["position"]), indexes
 
 
 def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
-    """What the newest segment begins with, where that is newer than the checkpoint's position.
+    """Return the head of the newest segment, if that is newer than the checkpoint's position.
 
     A broker that drops the oldest messages does not wait for a checkpoint.
     """
@@ -405,11 +405,12 @@ def _index(
 
 
 def _index_rows(index: _StoredIndex, segments: list[Segment], found: Verification) -> None:
-    """See that the record at each row's position is that row's batch."""
+    """Check that the record at each row's position is that row's batch."""
     rows = index.rows
     found.index_rows += len(rows)
     ends = rows["first_offset"] + rows["count"]
-    # Below the floor there is only what holds a straggler, in an index that was made from the log.
+    # An index that was rebuilt from the log has gaps below the floor: only the batches with pending
+    # messages are there.
     floor = index.needed[0]
     begins = rows["first_offset"][1:]
     for row in np.flatnonzero((ends[:-1] != begins) & (begins > floor)).tolist():
@@ -435,7 +436,7 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Verificatio
                 trouble = "" if fits else f"there is offset {header.first_offset} of another batch"
             except BadRecord as error:
                 trouble = str(error)
-            if trouble and not (isinstance(segment, LookedAtSegment) and segment.gone):
+            if trouble and not (isinstance(segment, ReadOnlySegment) and segment.gone):
                 found.add_damage(
                     f"the index {index.name}: row {row} (offset {first_offset}) points to"
                     f" position {position}: {trouble}"

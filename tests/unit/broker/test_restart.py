@@ -947,7 +947,7 @@ def test_a_damaged_batch_keeps_its_segment_from_being_cleaned_and_is_told_once()
     core.channel("small", "forgotten").advance(1)
     core.checkpoint()
     assert log.find(position) is None, "it goes when nobody needs it"
-    assert core.broker.left_alone == set()
+    assert core.broker.not_cleanable == set()
 
 
 def test_files_to_be_dropped_are_remembered_when_a_checkpoint_fails() -> None:

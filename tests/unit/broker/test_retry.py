@@ -215,7 +215,7 @@ def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again() -> None
     assert client.channel.in_flight_count == 1
     assert len(refused) == 1
     core.storage.capacity_bytes = None
-    core.broker.log.look_for_room()
+    core.broker.log.refresh_full()
     core.wait(6 * SECOND_NS)
     assert client.channel.dead_letter_count == 2
     assert [body for body, _ in dead_letters(core)] == [b"bad", b"worse"]

@@ -31,7 +31,7 @@ from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopi
 from martlet.broker.tracing.model import Standing, Trace, TraceResult
 from martlet.broker.tracing.recorder import TraceChunk, TraceStep
 from martlet.log import checkpoint_file as checkpoint
-from martlet.log.folder import Folder, LookedAtSegment
+from martlet.log.folder import Folder, ReadOnlySegment
 from martlet.log.header_scan import begun_at_ns, heads, segments_since
 from martlet.log.index import ENTRY, index_name
 from martlet.log.record import (
@@ -376,7 +376,7 @@ def _verified(header: Header, segment: Segment) -> memoryview | None:
         _, record = read_record(segment.view, header.position - segment.base, header.position)
     except BadRecord:
         return None
-    if isinstance(segment, LookedAtSegment) and segment.gone:
+    if isinstance(segment, ReadOnlySegment) and segment.gone:
         return None
     return record
 

@@ -194,7 +194,7 @@ def _choose(broker: RetentionContext) -> _Choice:
     kept_by = with_history(needed_by)
     if kept_by is needed_by:
         free = [s for s, n in zip(log.segments, needed, strict=True) if not n and _is_full(log, s)]
-        return _Choice(free, worth_cleaning(log, needed, broker.left_alone), [], set(), _UNKNOWN)
+        return _Choice(free, worth_cleaning(log, needed, broker.not_cleanable), [], set(), _UNKNOWN)
     kept = needed_bytes(log.segments, kept_by)
     free = [s for s, n in zip(log.segments, kept, strict=True) if not n and _is_full(log, s)]
     history_only = [
@@ -211,12 +211,12 @@ def _choose(broker: RetentionContext) -> _Choice:
         while history_only and excess > 0:
             forced.append(history_only.pop(0))
             excess -= forced[-1].capacity
-        to_clean = worth_cleaning(log, needed, broker.left_alone)
+        to_clean = worth_cleaning(log, needed, broker.not_cleanable)
     elif broker.settings.watermarks.cleans(fill):
-        to_clean = worth_cleaning(log, kept, broker.left_alone)
+        to_clean = worth_cleaning(log, kept, broker.not_cleanable)
     else:
         history = [k - n for k, n in zip(kept, needed, strict=True)]
-        to_clean = worth_cleaning(log, kept, broker.left_alone, history)
+        to_clean = worth_cleaning(log, kept, broker.not_cleanable, history)
     return _Choice(free + forced, to_clean, forced, {s.base for s in history_only}, fill)
 
 
@@ -330,7 +330,7 @@ def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
         for topic, floor in job.floors.items()
     ):
         _let_go(broker, job)
-    log.look_for_room()
+    log.refresh_full()
     if job.to_clean is not None and job.to_clean in log.segments:
         try:
             yield from count_needs(broker)
@@ -342,7 +342,7 @@ def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
                     return
         except BadRecord as error:
             # Who is to get it is told again. The segment goes when nobody needs it.
-            broker.left_alone.add(job.to_clean.base)
+            broker.not_cleanable.add(job.to_clean.base)
             broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
 
 
@@ -362,7 +362,7 @@ def _let_go(broker: RetentionContext, job: CheckpointJob) -> None:
             log.retire(segment)
             if job.forced:
                 forget(broker, segment)
-        broker.left_alone.discard(segment.base)
+        broker.not_cleanable.discard(segment.base)
     for name in job.dropped:
         log.storage.remove(name)
         broker.dropped_names.remove(name)

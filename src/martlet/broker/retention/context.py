@@ -32,7 +32,7 @@ class RetentionSettings(TopicSettings):
 class RetentionContext(TopicRegistry, Protocol):
     """A broker, as far as checkpoints and what is let go after them concern it."""
 
-    left_alone: set[int]
+    not_cleanable: set[int]
     """Bases of segments that are not cleaned, since not all that is needed there verifies."""
     history_bases: set[int]
     """Bases of segments that held nothing but history when the last checkpoint was made."""

@@ -144,7 +144,7 @@ class Eviction(HistoryReclaimer):
         for loss in losses:
             loss.suffer()
         log.retire(victim)
-        broker.left_alone.discard(victim.base)
+        broker.not_cleanable.discard(victim.base)
         for loss in losses:
             loss.leave_voids()
         forget(broker, victim)

@@ -51,7 +51,7 @@ class HistoryReclaimer:
     def relieve(self) -> None:
         """Make room where a piece of the journal found none: nobody else may come to do it."""
         log = self._broker.log
-        log.look_for_room()
+        log.refresh_full()
         with suppress(StorageFull):
             while log.full is not None and log.failed is None and self.make_room():
-                log.look_for_room()
+                log.refresh_full()

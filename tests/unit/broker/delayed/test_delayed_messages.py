@@ -397,7 +397,7 @@ def test_what_a_full_disk_puts_off_for_long_takes_no_more_memory(
         assert all(len(each._upcoming) <= 60 for each in buckets(core))
     assert client.bodies == []
     core.storage.capacity_bytes = None
-    core.broker.log.look_for_room()
+    core.broker.log.refresh_full()
     for _ in range(10):
         due_now(core, SECOND_NS)
     assert client.bodies == [b"%d" % number for number in range(200)]
@@ -430,7 +430,7 @@ def test_a_full_disk_only_puts_off() -> None:
     due_now(core, SECOND_NS)
     assert client.bodies == []
     core.storage.capacity_bytes = None
-    core.broker.log.look_for_room()
+    core.broker.log.refresh_full()
     due_now(core, 2 * SECOND_NS)
     assert client.bodies == [b"x"]
 
