@@ -1,8 +1,7 @@
-"""A layer that compresses what is written, and decompresses what comes.
+"""A layer that compresses written bytes and decompresses received ones.
 
 The codec of each connection is one of `martlet.protocol.compression.snappy` and
-`martlet.protocol.compression.deflate`. Each write is flushed, so that the other end can read it at
-once.
+`martlet.protocol.compression.deflate`. Each write is flushed, so that the peer can read it at once.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from martlet.protocol.compression.corrupt import Corrupt
 
 
 class Codec(Protocol):
-    """Both directions of one connection."""
+    """The compressor and decompressor of one connection."""
 
     @property
     def at_end(self) -> bool:
-        """Whether the other end has finished its stream."""
+        """Whether the peer has finished its stream."""
 
     def encode(self, pieces: Iterable[Piece]) -> bytes:
-        """What is to be sent for the pieces, with all that is needed to read them."""
+        """Compress the pieces, flushed, so that the peer can read all of them."""
 
     def feed(self, data: memoryview) -> None:
-        """Take what came; it is copied."""
+        """Copy received bytes into the decompressor's input."""
 
     def read_into(self, space: memoryview) -> int:
-        """Decompress into the space, and fill it unless more must come first. Raises Corrupt."""
+        """Decompress into the space; fill it unless more input is needed. Raises Corrupt."""
 
 
 class CompressionLayer(Layer):
@@ -39,13 +38,13 @@ class CompressionLayer(Layer):
         super().__init__(loop, space)
         self._codec = codec
 
-    def _take(self, data: memoryview) -> None:
+    def _receive(self, data: memoryview) -> None:
         self._codec.feed(data)
 
-    def _wrap(self, pieces: Iterable[Piece]) -> bytes:
+    def _encode(self, pieces: Iterable[Piece]) -> bytes:
         return self._codec.encode(pieces)
 
-    def _give(self, space: memoryview) -> int:
+    def _fill(self, space: memoryview) -> int:
         try:
             count = self._codec.read_into(space)
         except Corrupt as error:

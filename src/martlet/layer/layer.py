@@ -1,15 +1,15 @@
-"""A layer: between a transport and a protocol, it changes the bytes on their way.
+"""A layer: transforms the bytes between a transport and a protocol.
 
 To the transport below it is the protocol, to the protocol above it is the transport, so several can
-be stacked, and neither end knows of them::
+be stacked, and neither side notices them::
 
     socket  --get_buffer, buffer_updated-->  Layer  --get_buffer, buffer_updated-->  protocol
     socket  <--------------write-----------  Layer  <--------------write-----------  protocol
 
-What is written goes down at once, whole: nothing waits in a layer for more.  What comes up is
-handed on in pieces of the size that the protocol has room for.  A few bytes below may be very many
-above (a decompression bomb), so no more than `MAX_BYTES_PER_TICK` are handed on before others have
-their turn, and nothing more is read below while the protocol has paused.
+Each write is passed down at once and complete: a layer buffers no output. Input is passed up in
+pieces that fit the protocol's buffer. A few bytes below may become very many above (a decompression
+bomb), so a layer passes up at most `MAX_BYTES_PER_TICK` in one turn of the event loop, and reads
+nothing below while the protocol has paused reading.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Piece = bytes | bytearray | memoryview
 
 SPACE_BYTES = 1 << 18
 MAX_BYTES_PER_TICK = SPACE_BYTES
-"""As much as a connection without layers receives at once."""
+"""As many bytes as a connection without layers receives at once."""
 
 
 class BrokenLayer(ConnectionError):
-    """What came from the other end is not what the layer understands."""
+    """The peer sent bytes that the layer cannot decode."""
 
 
 class Layer(asyncio.Transport, asyncio.BufferedProtocol):
     """One layer.
 
     Args:
-        loop: the event loop of both ends.
-        space: where bytes are received; it may be shared by all layers of a loop, since what is in
-            it is taken over before anybody else can receive.
+        loop: the event loop of the transport and the protocol.
+        space: the receive buffer; all layers of a loop may share it, since each copies its bytes
+            before another can receive.
 
     Attributes:
         lower: the transport below.
@@ -47,52 +47,52 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         self._loop = loop
         self._space = space
         self._paused = False
-        self._holding = False
+        self._lower_paused = False
         self._at_end = False
         self._has_notified_end = False
         self._error: Exception | None = None
 
     def insert(self, lower: asyncio.Transport, upper: asyncio.BufferedProtocol) -> None:
-        """Take the place between a transport and its protocol."""
+        """Insert the layer between a transport and its protocol."""
         self.lower = lower
         self._upper = upper
         lower.set_protocol(self)
 
     def feed(self, data: Piece) -> None:
-        """Take bytes that came before the layer was there."""
-        self._take(memoryview(data))
+        """Process bytes that were received before the layer was inserted."""
+        self._receive(memoryview(data))
         self._pump()
 
-    # what a layer does with the bytes
+    # implemented by each layer
 
     @abstractmethod
-    def _take(self, data: memoryview) -> None:
-        """Take what came from below; the memory is used again afterwards."""
+    def _receive(self, data: memoryview) -> None:
+        """Copy bytes received from below; the memory is reused afterwards."""
 
     @abstractmethod
-    def _give(self, space: memoryview) -> int:
-        """Write what is to go up into the space; fill it unless more must come first.
+    def _fill(self, space: memoryview) -> int:
+        """Write bytes for the protocol above into the space; fill it unless more input is needed.
 
         Raises:
-            BrokenLayer: what came is wrong.
+            BrokenLayer: the received bytes are invalid.
         """
 
     @abstractmethod
-    def _wrap(self, pieces: Iterable[Piece]) -> bytes:
-        """What is to be written below."""
+    def _encode(self, pieces: Iterable[Piece]) -> bytes:
+        """Return the bytes to write below."""
 
-    # the transport that the protocol above sees
+    # the transport of the protocol above
 
     def write(self, data: Piece) -> None:
-        """Send."""
-        self.lower.write(self._wrap((data,)))
+        """Send data."""
+        self.lower.write(self._encode((data,)))
 
     def writelines(self, pieces: Iterable[Any]) -> None:
         """Send all pieces as one."""
-        self.lower.write(self._wrap(pieces))
+        self.lower.write(self._encode(pieces))
 
     def close(self) -> None:
-        """Close when everything written is sent."""
+        """Close the connection once everything written is sent."""
         self.lower.close()
 
     def abort(self) -> None:
@@ -100,11 +100,11 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         self.lower.abort()
 
     def can_write_eof(self) -> bool:
-        """Whether the sending side can be shut by itself."""
+        """Whether the sending side can be shut down by itself."""
         return self.lower.can_write_eof()
 
     def write_eof(self) -> None:
-        """Shut the sending side when everything written is sent."""
+        """Shut down the sending side once everything written is sent."""
         self.lower.write_eof()
 
     @property
@@ -114,75 +114,75 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         return lower.bottom if isinstance(lower, Layer) else lower
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or will be."""
+        """Whether the connection is closed or closing."""
         return self.lower.is_closing()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand what comes from now on to another one: a layer that came in between."""
+        """Pass received bytes to another protocol from now on: a layer that was inserted above."""
         self._upper = cast(asyncio.BufferedProtocol, protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who gets what comes."""
+        """Return the protocol that gets the received bytes."""
         return self._upper
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the socket."""
+        """Return information about the socket."""
         return self.lower.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """How much may wait to be sent."""
+        """Set the limits of the lower transport's write buffer."""
         self.lower.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """How much waits to be sent."""
+        """Return the size of the lower transport's write buffer."""
         return self.lower.get_write_buffer_size()
 
     def pause_reading(self) -> None:
-        """Hand nothing up for a while."""
+        """Stop passing bytes up."""
         self._paused = True
         self.lower.pause_reading()
 
     def resume_reading(self) -> None:
-        """Hand up again what comes."""
+        """Pass bytes up again."""
         self._paused = False
-        self._hold()
-        self._loop.call_soon(self._go_on)
+        self._pause_lower()
+        self._loop.call_soon(self._pump_again)
 
     def is_reading(self) -> bool:
-        """Whether what comes is handed up."""
+        """Whether received bytes are passed up."""
         return not self._paused and not self.is_closing()
 
-    # the protocol that the transport below sees
+    # the protocol of the transport below
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to receive."""
+        """Return the receive buffer."""
         return self._space
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes came."""
-        self._take(self._space[:nbytes])
+        """Process `nbytes` received bytes."""
+        self._receive(self._space[:nbytes])
         self._pump()
 
     def eof_received(self) -> bool:
-        """The other end sends nothing more."""
+        """Process the end of the peer's stream."""
         self._at_end = True
-        if not self._paused and not self._holding:
+        if not self._paused and not self._lower_paused:
             self._notify_end()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Tell the protocol above that the connection is lost."""
         self._upper.connection_lost(self._error or exc)
 
     def pause_writing(self) -> None:
-        """The other end does not read as fast as is written."""
+        """Pause the protocol above: the peer reads more slowly than it writes."""
         self._upper.pause_writing()
 
     def resume_writing(self) -> None:
-        """The other end has read."""
+        """Resume the protocol above."""
         self._upper.resume_writing()
 
-    # the way up
+    # passing bytes up
 
     def hand_up(self) -> int:
         """Hand up a piece of what there is, though the transport below is closed; count its bytes.
@@ -196,29 +196,29 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         return count
 
     def _pump(self) -> None:
-        """Hand up what there is."""
+        """Pass up the bytes that are available."""
         left = MAX_BYTES_PER_TICK
         while not self._paused and not self.is_closing():
             space = cast(memoryview, self._upper.get_buffer(-1))
             try:
-                count = self._give(space)
+                count = self._fill(space)
             except BrokenLayer as error:
                 self._break(error)
                 return
             if count:
                 self._upper.buffer_updated(count)
             if count < len(space):
-                self._let_go()
+                self._resume_lower()
                 if self._at_end and not self._paused:
                     self._notify_end()
                 return
             left -= count
             if left <= 0:
-                self._hold()
-                self._loop.call_soon(self._go_on)
+                self._pause_lower()
+                self._loop.call_soon(self._pump_again)
                 return
 
-    def _go_on(self) -> None:
+    def _pump_again(self) -> None:
         try:
             if not self._paused:
                 self._pump()
@@ -226,15 +226,15 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
             self.abort()
             raise
 
-    def _hold(self) -> None:
-        """Read nothing below until what is here has been handed up."""
-        if not self._holding and not self.is_closing():
-            self._holding = True
+    def _pause_lower(self) -> None:
+        """Pause reading below until the buffered bytes have been passed up."""
+        if not self.lower_paused and not self.is_closing():
+            self.lower_paused = True
             self.lower.pause_reading()
 
-    def _let_go(self) -> None:
-        if self._holding:
-            self._holding = False
+    def _resume_lower(self) -> None:
+        if self._lower_paused:
+            self._lower_paused = False
             if not self.is_closing():
                 self.lower.resume_reading()
 
@@ -245,6 +245,6 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
                 self.close()
 
     def _break(self, error: Exception) -> None:
-        """Close at once: nothing sensible can be read any more."""
+        """Abort the connection: the stream cannot be decoded any more."""
         self._error = error
         self.lower.abort()

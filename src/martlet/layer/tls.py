@@ -1,7 +1,7 @@
 """A layer of TLS, by Python's own ssl: the session works on memory, the layer moves the bytes.
 
-It could also be asyncio's ``start_tls``; but of that, uvloop's takes 256 KiB for each connection,
-and neither tells the client why a handshake failed, nor lets the server say so afterwards.
+asyncio's ``start_tls`` is no alternative: uvloop's takes 256 KiB for each connection, and neither
+of them reports to the client why a handshake failed or lets the server send an error afterwards.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class TlsLayer(Layer):
     Args:
         loop: the event loop.
         space: see `Layer`.
-        context: the certificates, and what is asked of the other side's.
-        server_name: for a client, whom it wants to talk to; None for a server.
-        on_done: called once, when the handshake is through, with None, or with why it failed; then
-            the transport below is still open.
+        context: the certificates, and the requirements on the peer's.
+        server_name: of a client, the expected name of the server; None for a server.
+        on_done: called once when the handshake ends, with None, or with the error if it failed; the
+            transport below is still open then.
     """
 
     def __init__(
@@ -58,19 +58,21 @@ class TlsLayer(Layer):
 
     @property
     def version(self) -> str:
-        """The version, such as ``TLSv1.3``."""
+        """The TLS version, such as ``TLSv1.3``."""
         return self._session.version() or ""
 
     @property
     def common_name(self) -> str:
-        """The common name in the other side's certificate, if it showed one that was verified."""
+        """The common name in the peer's verified certificate, if it sent one."""
         certificate = self._session.getpeercert() or {}
         names = dict(pair for entry in certificate.get("subject", ()) for pair in entry)  # type: ignore[misc]
         return str(names.get("commonName", ""))
 
     def begin(self, timeout_s: float, early: Piece = b"") -> None:
-        """Shake hands. Bytes that came before the layer was there are taken as TLS."""
-        self._timer = self._loop.call_later(timeout_s, self._late, timeout_s)
+        """Start the handshake. Bytes received before the layer was inserted are processed as
+        TLS.
+        """
+        self._timer = self._loop.call_later(timeout_s, self._time_out, timeout_s)
         if early:
             self._incoming.write(early)
         self._shake()
@@ -88,7 +90,7 @@ class TlsLayer(Layer):
             self._send_out()
             self._done(None)
 
-    def _late(self, timeout_s: float) -> None:
+    def _time_out(self, timeout_s: float) -> None:
         self._done(TimeoutError(f"no TLS handshake within {timeout_s:g} s"))
 
     def _done(self, error: Exception | None) -> None:
@@ -109,47 +111,47 @@ class TlsLayer(Layer):
     # see Layer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes came."""
+        """Process `nbytes` received bytes."""
         self._incoming.write(self._space[:nbytes])
         if self._on_done is not None:
             self._shake()
         self._pump_when_done()
 
     def eof_received(self) -> bool:
-        """The other end sends nothing more."""
+        """Process the end of the peer's stream."""
         if self._on_done is not None:
-            self._done(EOFError("the other side hung up in the handshake"))
+            self._done(EOFError("the peer closed the connection during the handshake"))
             return True
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._on_done = None
         super().connection_lost(exc)
 
     def close(self) -> None:
-        """Say goodbye, and close when everything is sent."""
-        self._say_goodbye()
+        """Send TLS's close_notify, and close once everything is sent."""
+        self._send_close_notify()
         super().close()
 
     def write_eof(self) -> None:
-        """Say goodbye, and shut the sending side when everything is sent."""
-        self._say_goodbye()
+        """Send TLS's close_notify, and shut down the sending side once everything is sent."""
+        self._send_close_notify()
         super().write_eof()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         if self._on_done is None and not self.is_closing():
-            # Nobody waits for the other side's goodbye: it may have gone without one.
+            # Do not wait for the peer's close_notify: many peers send none.
             with suppress(ssl.SSLError):
                 self._session.unwrap()
             self._send_out()
 
-    def _take(self, data: memoryview) -> None:
+    def _receive(self, data: memoryview) -> None:
         self._incoming.write(data)
 
-    def _give(self, space: memoryview) -> int:
+    def _fill(self, space: memoryview) -> int:
         filled = 0
         read = self._session.read
         try:
@@ -169,7 +171,7 @@ class TlsLayer(Layer):
         self._send_out()
         return filled
 
-    def _wrap(self, pieces: Iterable[Piece]) -> bytes:
+    def _encode(self, pieces: Iterable[Piece]) -> bytes:
         data = memoryview(b"".join(pieces))
         write = self._session.write
         try:
@@ -183,7 +185,7 @@ class TlsLayer(Layer):
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in words: OpenSSL's reason without its codes."""
+    """Return the error in words: OpenSSL's reason without its codes."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"tls: failed to verify certificate: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:

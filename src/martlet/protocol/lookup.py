@@ -1,12 +1,12 @@
-r"""The protocol of nsqlookupd, V1: how brokers tell a lookup daemon what they have.
+r"""The protocol of nsqlookupd, V1: how brokers register their topics and channels.
 
 ::
 
     client:  "  V1"  then commands, each a line; IDENTIFY has a body
-             IDENTIFY\n  size i32  JSON          who it is: addresses, ports, version
-             REGISTER topic [channel]\n           it has them
-             UNREGISTER topic [channel]\n         it has them no more
-             PING\n                               it is alive, every 15 s
+             IDENTIFY\n  size i32  JSON          its addresses, ports, version
+             REGISTER topic [channel]\n           add them
+             UNREGISTER topic [channel]\n         remove them
+             PING\n                               keep-alive, every 15 s
     server:  size i32  data                       "OK", JSON for IDENTIFY, or an error's text
 
 Each command has one answer, in order.  Every error closes the connection.  Numbers are big-endian.
@@ -29,20 +29,20 @@ _SIZE = struct.Struct(">i")
 
 
 class LookupIdentify(NamedTuple):
-    """IDENTIFY, its JSON read."""
+    """IDENTIFY, with its JSON parsed."""
 
     fields: dict[str, object]
 
 
 class Register(NamedTuple):
-    """REGISTER; an empty channel is none."""
+    """REGISTER; the channel is empty for none."""
 
     topic: str
     channel: str
 
 
 class Unregister(NamedTuple):
-    """UNREGISTER; an empty channel is none."""
+    """UNREGISTER; the channel is empty for none."""
 
     topic: str
     channel: str
@@ -57,7 +57,7 @@ _PING = Ping()
 
 
 class LookupDecoder:
-    """Cuts the commands of a broker out of what it sends.
+    """Decodes the commands of a broker from received bytes.
 
     Args:
         is_valid_name: the rule for names of topics and channels.
@@ -68,17 +68,19 @@ class LookupDecoder:
         self._buffer = bytearray()
         self._greeted = False
         self.identified = False
-        """Whether the broker has said who it is: set by the owner once that is accepted."""
+        """Whether the broker has identified itself; the caller sets it once IDENTIFY is
+        accepted.
+        """
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that have come."""
+        """Append received bytes."""
         self._buffer += data
 
     def next(self) -> Command | None:
-        """The next command; None until more has come.
+        """Return the next command; None while it is incomplete.
 
         Raises:
-            ProtocolError: with the text that the broker is to be answered, before it is let go.
+            ProtocolError: with the text to answer before the connection is closed.
         """
         buffer = self._buffer
         if not self._greeted:
@@ -142,23 +144,23 @@ class LookupDecoder:
 
 
 def answer(data: bytes) -> bytes:
-    """An answer as it is sent."""
+    """Encode an answer."""
     return _SIZE.pack(len(data)) + data
 
 
 def identify(fields: Mapping[str, object]) -> bytes:
-    """The bytes of IDENTIFY."""
+    """Encode IDENTIFY."""
     body = json.dumps(fields, separators=(",", ":")).encode()
     return b"IDENTIFY\n" + answer(body)
 
 
 def register(topic: str, channel: str = "") -> bytes:
-    """The bytes of REGISTER."""
+    """Encode REGISTER."""
     return f"REGISTER {topic} {channel}".rstrip().encode() + b"\n"
 
 
 def unregister(topic: str, channel: str = "") -> bytes:
-    """The bytes of UNREGISTER."""
+    """Encode UNREGISTER."""
     return f"UNREGISTER {topic} {channel}".rstrip().encode() + b"\n"
 
 

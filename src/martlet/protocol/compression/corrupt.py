@@ -1,4 +1,4 @@
-"""What is no compressed stream, or breaks off being one."""
+"""The error of a compressed stream that cannot be decompressed."""
 
 
 class Corrupt(Exception):

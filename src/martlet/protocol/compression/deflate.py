@@ -17,7 +17,7 @@ _RAW = -zlib.MAX_WBITS
 
 
 class Deflate:
-    """Both directions of one connection.
+    """The compressor and decompressor of one connection.
 
     Args:
         level: from 1, the fastest, to 9, the smallest.
@@ -31,25 +31,25 @@ class Deflate:
 
     @property
     def at_end(self) -> bool:
-        """Whether the other end has finished its stream."""
+        """Whether the peer has finished its stream."""
         return self._decompressor.eof
 
     def encode(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bytes:
-        """What is to be sent for the pieces, flushed."""
+        """Compress the pieces, flushed."""
         compress = self._compressor.compress
         parts = [compress(piece) for piece in pieces]
         parts.append(self._compressor.flush(zlib.Z_SYNC_FLUSH))
         return b"".join(parts)
 
     def feed(self, data: memoryview) -> None:
-        """Take what came."""
+        """Copy received bytes into the decompressor's input."""
         self._waiting = bytes(data) if not self._waiting else b"".join((self._waiting, data))
 
     def read_into(self, space: memoryview) -> int:
-        """Decompress into the space, and fill it unless more must come first.
+        """Decompress into the space; fill it unless more input is needed.
 
         Raises:
-            Corrupt: this is no deflate.
+            Corrupt: the input is not deflate.
         """
         if not self._waiting and not self._more:
             return 0

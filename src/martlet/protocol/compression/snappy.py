@@ -10,8 +10,8 @@
     80 to fe                           to be skipped
     02 to 7f                           unknown: an error
 
-The sum is the CRC-32C of the content before compression, masked.  A chunk is whole in itself, so
-each write can be read as soon as it has come, and no chunk asks for more memory than 64 KiB.
+The sum is the CRC-32C of the content before compression, masked.  Each chunk is complete, so the
+receiver can decode each write as soon as it arrives, and no chunk needs more memory than 64 KiB.
 Source: https://github.com/google/snappy/blob/main/framing_format.txt
 """
 
@@ -29,9 +29,9 @@ _BEGIN = b"\xff\x06\x00\x00sNaPpY"
 _HEAD_BYTES = 4
 _SUM_BYTES = 4
 _MAX_BLOCK_LENGTH = 76_490
-"""What 64 KiB may become at worst: 32 + n + n / 6."""
+"""The maximum size of 64 KiB after compression: 32 + n + n / 6."""
 _SMALLEST = 64
-"""Less than this is sent as it is."""
+"""Fewer bytes than this are sent uncompressed."""
 _COMPRESSED, _PLAIN, _FIRST_SKIPPABLE, _STREAM = 0x00, 0x01, 0x80, 0xFF
 
 _SUM = struct.Struct("<I")
@@ -44,7 +44,7 @@ def _masked_sum(data: bytes | bytearray | memoryview) -> int:
 
 
 class Snappy:
-    """Both directions of one connection."""
+    """The compressor and decompressor of one connection."""
 
     def __init__(self) -> None:
         from cramjam import DecompressionError, snappy  # not loaded without such clients
@@ -54,7 +54,7 @@ class Snappy:
         self._decompress = snappy.decompress_raw_into
         self._length = snappy.decompress_raw_len
         self.at_end = False
-        """A stream of chunks has no end of its own."""
+        """A stream of chunks has no end marker."""
         self._has_begun = False
         self._is_begun = False
         self._wire = bytearray()
@@ -63,7 +63,7 @@ class Snappy:
         self._rest = memoryview(b"")
 
     def encode(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bytes:
-        """What is to be sent for the pieces."""
+        """Compress the pieces."""
         view = memoryview(b"".join(pieces))
         parts: list[bytes | memoryview] = []
         if not self._has_begun:
@@ -82,17 +82,17 @@ class Snappy:
         return b"".join(parts)
 
     def feed(self, data: memoryview) -> None:
-        """Take what came."""
+        """Copy received bytes into the decompressor's input."""
         if self._at:
             del self._wire[: self._at]
             self._at = 0
         self._wire += data
 
     def read_into(self, space: memoryview) -> int:
-        """Decompress into the space, and fill it unless more must come first.
+        """Decompress into the space; fill it unless more input is needed.
 
         Raises:
-            Corrupt: this is no snappy.
+            Corrupt: the input is not snappy.
         """
         filled = 0
         while filled < len(space):
@@ -109,7 +109,9 @@ class Snappy:
         return filled
 
     def _next(self) -> tuple[int, int, int] | None:
-        """The kind, start and stop of the next chunk that has content. None when more must come."""
+        """Return the kind, start and stop of the next chunk with content; None when more input is
+        needed.
+        """
         while True:
             at = self._at + self._skip
             left = len(self._wire) - at
@@ -151,7 +153,7 @@ class Snappy:
             )
 
     def _read(self, kind: int, start: int, stop: int, space: memoryview) -> int:
-        """Decompress a chunk into the space, or what has no room there aside."""
+        """Decompress a chunk into the space, and buffer the bytes that do not fit."""
         (expected,) = _SUM.unpack_from(self._wire, start)
         with memoryview(self._wire) as wire, wire[start + _SUM_BYTES : stop] as content:
             try:

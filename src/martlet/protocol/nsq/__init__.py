@@ -1,5 +1,6 @@
-"""NSQ's TCP protocol V2 on the broker's side, without I/O.
+"""NSQ's TCP protocol V2, both sides, without I/O.
 
-May import: `protocol` and numpy. Start with `v2`, which turns bytes into commands; `commands` has
-the other side's bytes, `decoder` and `message_run` what a client receives.
+May import: `protocol` and numpy. Start with `v2`, the commands and errors; `decoder` reads commands
+from bytes. Of the client's side, `commands` encodes commands, and `frames` and `message_run` read
+what the broker sends.
 """

@@ -1,16 +1,16 @@
-r"""Authorization: what an auth server allows a client, as it answers in JSON::
+r"""Authorization: the permissions of a client, as an auth server answers them in JSON::
 
     {"ttl": 3600, "identity": "anna", "identity_url": "https://...",
      "authorizations": [{"topic": "orders.*", "channels": [".*"],
                          "permissions": ["subscribe", "publish"]}]}
 
-Names are regular expressions, which match anywhere in a name unless they are anchored.  To publish
-is asked with the empty channel, so an authorization to publish needs a channel expression that
-matches it.  All that as nsqd has it; what it refuses in an answer is refused here, and then the
-client is let in no more than when the server does not answer.
+Names are regular expressions, which match anywhere in a name unless they are anchored.  Publishing
+is checked with the empty channel, so an authorization to publish needs a channel expression that
+matches it.  All this is as in nsqd. An answer that nsqd refuses is refused here too, and the client
+is then denied as if the server did not answer.
 
-The expressions are written for Go.  What it writes otherwise than Python in this use, POSIX classes
-and ``\z``, is translated; anything else that Python does not know is refused.
+The expressions are written for Go.  Go's syntax that differs from Python's in this use, POSIX
+classes and ``\z``, is translated; any other syntax unknown to Python is refused.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _GO = re.compile(r"\\(?P<escaped>.)|\[:(?P<name>\w+):\]", re.DOTALL)
 
 
 class BadAnswer(Exception):
-    """The auth server's answer is none; the text says why."""
+    """The auth server's answer is invalid; the text says why."""
 
 
 @dataclass(frozen=True)
 class Authorization:
-    """What may be done with some topics and channels."""
+    """The permissions for some topics and channels."""
 
     topic: re.Pattern[str]
     channels: tuple[re.Pattern[str], ...]
     permissions: tuple[str, ...]
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Whether one may subscribe to the channel or, where it is empty, publish."""
+        """Whether the client may subscribe to the channel or, where it is empty, publish."""
         return (
             ("subscribe" if channel else "publish") in self.permissions
             and self.topic.search(topic) is not None
@@ -56,7 +56,7 @@ class Authorization:
 
 @dataclass
 class Authorizations:
-    """What a client is allowed, and for how long."""
+    """The permissions of a client, and how long they are valid."""
 
     ttl_s: int
     identity: str
@@ -65,7 +65,7 @@ class Authorizations:
     _known: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     def allow(self, topic: str, channel: str) -> bool:
-        """Whether one may subscribe to the channel or, where it is empty, publish."""
+        """Whether the client may subscribe to the channel or, where it is empty, publish."""
         known = self._known.get((topic, channel))
         if known is None:
             known = any(rule.allows(topic, channel) for rule in self.rules)
@@ -75,7 +75,7 @@ class Authorizations:
         return known
 
     def answer(self) -> bytes:
-        """The answer to the client."""
+        """Encode the answer to the client's AUTH."""
         answer = {
             "identity": self.identity,
             "identity_url": self.identity_url,
@@ -132,7 +132,7 @@ def _translated(match: re.Match[str]) -> str:
 
 
 def _fields(value: object, what: str) -> dict[str, object]:
-    """An object's fields, whose names may be in any case, as Go reads them."""
+    """Return the fields of an object, whose names may be in any case, as Go reads them."""
     if not isinstance(value, dict):
         raise BadAnswer(f"{what} is {value!r}, no JSON object")
     return {str(name).lower(): each for name, each in value.items()}
@@ -148,7 +148,7 @@ def _list(fields: dict[str, object], name: str) -> list[object]:
 
 
 def _text(fields: dict[str, object], name: str) -> str:
-    """A text; half of a surrogate pair in it is no character, and reads as U+FFFD."""
+    """Read a text; half of a surrogate pair in it reads as U+FFFD."""
     value = fields.get(name)
     if value is None:
         return ""

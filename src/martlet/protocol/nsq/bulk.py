@@ -1,9 +1,13 @@
-"""Runs: many commands of one shape, recognised at once in the receive buffer.
+r"""Runs: many commands of one shape, recognised at once in the receive buffer.
 
-A consumer's answers are lines of 21 bytes, ``FIN `` + 16 hexadecimal digits + newline.  A
-producer's are often the same line and the same size again and again.  Both are seen as rows of a
-matrix laid over the buffer; a comparison of the constant columns says how far the run goes.
-Whatever does not fit is left to the decoder of single commands.
+The same shape repeats, so a run is a matrix over the buffer, one row a command::
+
+    FIN, 21 bytes a row             PUB, head + size bytes a row
+    | FIN_ | 16 hex digits | \n |   | PUB topic\n | size u32 | body |
+    | FIN_ | 16 hex digits | \n |   | PUB topic\n | size u32 | body |
+
+A comparison of the constant columns says how far the run goes. Other commands are left to the
+decoder of single commands.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ Ids = npt.NDArray[np.uint64]
 FINISH_BYTES = 21
 MAX_FINISHES = 4096
 MAX_PUBLISHES = 256
-"""So far a run is looked for: a short one would cost as much as all that has been received, and a
-buffer full of short ones would hold up everybody.
+"""The maximum search length of a run: searching a buffer full of short runs would cost as much as
+decoding it, and delay other connections.
 """
 _FIRST_ROWS = 16
 _FINISH_WORD = np.uint32(int.from_bytes(b"FIN ", "little"))
@@ -32,9 +36,9 @@ _SIZE = struct.Struct(">I")
 
 
 def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
-    """The ids of the FIN lines with hexadecimal ids that follow each other from `at` on.
+    """Return the ids of the FIN lines with hexadecimal ids that follow each other from `at` on.
 
-    None where they are less than two: a single one is not worth the search for others.
+    None where there are fewer than two: a single one is not worth the search for others.
     """
     second = at + FINISH_BYTES
     if buffer[second : second + 4] != b"FIN ":
@@ -62,7 +66,7 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
 
 
 def _hexadecimal_rows(digits: Bytes) -> int:
-    """How many rows from the first on have nothing but hexadecimal digits."""
+    """Count the rows, from the first on, that consist of hexadecimal digits."""
     known, step = 0, _FIRST_ROWS
     while known < len(digits):
         some = digits[known : known + step]
@@ -77,8 +81,8 @@ def _hexadecimal_rows(digits: Bytes) -> int:
 
 
 def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
-    """The bodies of the publishes that follow each other from `at` on, all with the head (the
-    line and the size) of the first: ``uint8[count, size]``, a view of the buffer.
+    """Return the bodies of consecutive publishes from `at` on that share the head (the line and the
+    size) of the first: ``uint8[count, size]``, a view of the buffer.
     """
     stride = head_bytes + size
     rows = min((end - at) // stride, MAX_PUBLISHES)
@@ -94,9 +98,10 @@ def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int
 
 
 def uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | None:
-    """The bodies of an MPUB when all have one size: ``uint8[count, size]``, a view of the buffer.
+    """Return the bodies of an MPUB if all have one size: ``uint8[count, size]``, a view of the
+    buffer.
 
-    `at` is where the first size stands.
+    `at` is the offset of the first size.
     """
     size = (end - at) // count - 4
     if size < 1 or at + count * (size + 4) != end:
@@ -108,7 +113,7 @@ def uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | 
 
 
 def extent(bodies: list[bytes] | Bytes) -> tuple[int, int]:
-    """The sizes of the smallest and the largest of some bodies."""
+    """Return the sizes of the smallest and the largest of some bodies."""
     if isinstance(bodies, list):
         sizes = list(map(len, bodies))
         return min(sizes), max(sizes)
@@ -117,7 +122,7 @@ def extent(bodies: list[bytes] | Bytes) -> tuple[int, int]:
 
 
 def split_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes] | None:
-    """The bodies of an MPUB; None where the sizes do not lead to its end."""
+    """Return the bodies of an MPUB; None where the sizes do not add up to its end."""
     data = bytes(memoryview(buffer)[at:end])
     bodies: list[bytes] = []
     add = bodies.append

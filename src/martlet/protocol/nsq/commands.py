@@ -8,14 +8,14 @@ A command is a line, and some are followed by a body with its size before it, bi
     FIN id\n   REQ id milliseconds\n   TOUCH id\n          count x (size u32 | body)
     NOP\n      CLS\n                                      AUTH\n size u32 | secret
 
-and to a broker that speaks more than NSQ's protocol (see `martlet.protocol.nsq.v2`)::
+and, to a broker with Martlet's extensions (see `martlet.protocol.nsq.v2`)::
 
     SEND topic\n size u32 | options size u32 | JSON | properties size u32 | properties |
         count u32 | count x (size u32 | body)
     CALL number method\n size u32 | JSON
     STARTED id\n
 
-Names and numbers are the caller's to check: a name with a space in it would be another command.
+The caller must check names and numbers: a name with a space in it would be another command.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"  V2"
-"""What a connection begins with."""
+"""The bytes that a connection begins with."""
 NOP = b"NOP\n"
 CLS = b"CLS\n"
 MPUB_EXTRA_BYTES = 4
-"""What each body takes in an MPUB beside itself, and the MPUB beside its bodies."""
+"""The size of each body's header in an MPUB, and of the MPUB's own header."""
 
 _u32 = Struct(">I").pack
 
 
 def identify(fields: Mapping[str, Any]) -> bytes:
-    """What the client is and wants."""
+    """Encode IDENTIFY: the client's names and the features that it asks for."""
     body = json.dumps(fields).encode()
     return b"IDENTIFY\n" + _u32(len(body)) + body
 
 
 def auth(secret: bytes) -> bytes:
-    """Show the secret by which the broker finds out what the client may do."""
+    """Encode AUTH: the secret by which the auth server knows the client."""
     return b"AUTH\n" + _u32(len(secret)) + secret
 
 
 def subscribe(topic: str, channel: str) -> bytes:
-    """Become a consumer of the channel."""
+    """Encode SUB: become a consumer of the channel."""
     return f"SUB {topic} {channel}\n".encode()
 
 
 def ready(count: int) -> bytes:
-    """Let so many messages be in flight."""
+    """Encode RDY: allow `count` messages in flight."""
     return b"RDY %d\n" % count
 
 
 def publish(topic: str, body: bytes) -> bytes:
-    """Publish one message."""
+    """Encode PUB: publish one message."""
     return b"PUB %b\n%b%b" % (topic.encode(), _u32(len(body)), body)
 
 
 def publish_deferred(topic: str, body: bytes, defer_ms: int) -> bytes:
-    """Publish one message that is delivered so much later."""
+    """Encode DPUB: publish one message with a delay."""
     return b"DPUB %b %d\n%b%b" % (topic.encode(), defer_ms, _u32(len(body)), body)
 
 
 def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
-    """Publish several messages, all or none."""
+    """Encode MPUB: publish several messages, all or none."""
     sizes = list(map(len, bodies))
     count = len(sizes)
     total = sum(sizes) + MPUB_EXTRA_BYTES * (count + 1)
@@ -84,7 +84,9 @@ def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
 def send(
     topic: str, bodies: Sequence[bytes], options: Mapping[str, Any], properties: bytes = b""
 ) -> bytes:
-    """Publish several messages, all or none, with options and a block of properties."""
+    """Encode SEND: publish several messages, all or none, with options and a block of
+    properties.
+    """
     sizes = list(map(len, bodies))
     count = len(sizes)
     head = _send_head(topic, count, sum(sizes) + 4 * count, options, properties)
@@ -100,7 +102,7 @@ def send_laid_out(
     options: Mapping[str, Any],
     properties: bytes = b"",
 ) -> bytes:
-    """The same of messages that stand one behind the other already, each behind its size, u32."""
+    """Encode SEND of messages that are already laid out back to back, each behind its size, u32."""
     return b"".join([_send_head(topic, count, len(bodies), options, properties), bodies])
 
 
@@ -120,7 +122,7 @@ def _send_head(
 
 
 def call(number: int, method: str, fields: Mapping[str, Any]) -> bytes:
-    """Ask for anything else."""
+    """Encode CALL: any other request."""
     fields_json = _json(fields)
     return b"CALL %d %b\n%b%b" % (number, method.encode(), _u32(len(fields_json)), fields_json)
 
@@ -130,42 +132,44 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 
 
 def finish(ids: Sequence[bytes]) -> bytes:
-    """Finish these messages."""
+    """Encode FIN of some messages."""
     return b"FIN " + b"\nFIN ".join(ids) + b"\n"
 
 
 def requeue(message_id: bytes, delay_ms: int) -> bytes:
-    """Have a message delivered again, so much later."""
+    """Encode REQ: have a message redelivered after a delay."""
     return b"REQ %b %d\n" % (message_id, delay_ms)
 
 
 def touch(message_id: bytes) -> bytes:
-    """Have a message's time start anew."""
+    """Encode TOUCH: restart a message's timeout."""
     return b"TOUCH %b\n" % message_id
 
 
 def started(message_id: bytes) -> bytes:
-    """Say that the message is handled from now on, and all that came before it were."""
+    """Encode STARTED: the client starts to handle this message, and started all delivered before
+    it.
+    """
     return b"STARTED %b\n" % message_id
 
 
 def finish_array(ids: NDArray[np.void]) -> bytes:
-    """Finish the messages of an array of ids: 21 bytes each."""
+    """Encode FIN of an array of ids: 21 bytes each."""
     return _rows(b"FIN ", ids, b"\n")
 
 
 def requeue_array(ids: NDArray[np.void], delay_ms: int) -> bytes:
-    """Have the messages of an array of ids delivered again, so much later."""
+    """Encode REQ of an array of ids, with one delay."""
     return _rows(b"REQ ", ids, b" %d\n" % delay_ms)
 
 
 def touch_array(ids: NDArray[np.void]) -> bytes:
-    """Have the time of the messages of an array of ids start anew."""
+    """Encode TOUCH of an array of ids."""
     return _rows(b"TOUCH ", ids, b"\n")
 
 
 def _rows(before: bytes, ids: NDArray[np.void], after: bytes) -> bytes:
-    """The same command for each id."""
+    """Encode the same command for each id."""
     row = np.dtype([("before", f"V{len(before)}"), ("id", ids.dtype), ("after", f"V{len(after)}")])
     rows = np.empty(ids.shape, row)
     rows["before"] = np.void(before)

@@ -44,16 +44,18 @@ from martlet.protocol.nsq.v2 import (
 )
 
 MAX_LONE_BYTES = 1 << 14
-"""A longer body gains nothing by being recognised as a lone one."""
+"""A longer body gains nothing from the fast path of single publishes."""
 FEW = 4
-"""Shorter runs than this are quicker one by one."""
+"""Shorter runs than this are decoded faster one by one."""
 
 _SIZE = struct.Struct(">i")
 _CLOSE = Close()
 _NOP = Nop()
 _MAX_KNOWN_LINES = 1024
 _MAX_KNOWN_LINE_BYTES = 128
-"""Longer ones name more than a topic: a client could have much remembered."""
+"""Longer lines are not cached: they contain more than a topic, and a client could fill the
+cache.
+"""
 _F = ord("F")
 _P = ord("P")
 _FINISH_LINE_BYTES = 20
@@ -63,14 +65,14 @@ _MAX_METHOD_LENGTH = 64
 
 
 class Decoder:
-    """Reads commands from a buffer.
+    """Decodes commands from a buffer.
 
-    The buffer belongs to the connection: `decode` is given the part that is filled, and returns
-    the next command with the place behind it, or None when more bytes are needed; `wanted_bytes`
-    then says how many the command has in all, as far as that is known.
+    The buffer belongs to the connection: `decode` gets the filled part and returns the next command
+    with the offset behind it, or None when more bytes are needed; `wanted_bytes` is then the
+    command's total size, as far as it is known.
 
     Args:
-        limits: what a client may send.
+        limits: the maximum sizes and counts.
         is_valid_name: the rule for names.
     """
 
@@ -78,12 +80,13 @@ class Decoder:
         self.limits = limits
         self.state = ParserState.INIT
         self.needs_tls = False
-        """Whether nothing is allowed before the connection is in TLS, but to ask for it."""
+        """Whether the connection must upgrade to TLS before any other command."""
         self.extended = False
-        """Whether the client may say more than NSQ's do."""
+        """Whether the client may use Martlet's extensions."""
         self.admit: Callable[[str, str], bool] | None = None
-        """Says of a verb and a topic, before the body is waited for, whether the client may publish
-        now: it raises ProtocolError where it may not, and False has the command decoded again.
+        """Called with a verb and a topic before the body is complete, to check whether the client
+        may publish: it raises ProtocolError if not, and returns False to have the command decoded
+        again later.
         """
         self.wanted_bytes = 0
         self.max_lone = min(limits.max_msg_size, MAX_LONE_BYTES)
@@ -91,7 +94,7 @@ class Decoder:
         self._known_lines: dict[bytes, tuple[str, str]] = {}
 
     def decode(self, buffer: bytearray, at: int, end: int) -> tuple[Command, int] | None:
-        """The command at byte `at`. Raises ProtocolError."""
+        """Decode the command at byte `at`. Raises ProtocolError."""
         if buffer[at] == _F and end - at >= FEW * 21 and self.state in ALLOWED[b"FIN"]:
             ids = finish_run(buffer, at, end)
             if ids is not None:
@@ -128,8 +131,8 @@ class Decoder:
         return self._plain(words), newline + 1
 
     def lone_publish(self, buffer: bytearray, end: int) -> tuple[str, int] | None:
-        """The topic of a PUB and where its body begins, if it is all that the buffer holds and not
-        the first with its line; None says nothing of what else it may be.
+        """Return the topic of a PUB and the start of its body if the buffer holds only this one,
+        and its line is known from an earlier one. None means nothing about the buffer's content.
         """
         if buffer[0] != _P:
             return None
@@ -144,7 +147,7 @@ class Decoder:
         return known[1], start
 
     def _plain(self, words: list[bytes]) -> Command:
-        """A command that is only a line."""
+        """Decode a command that is only a line."""
         verb = words[0]
         if verb == b"FIN":
             _at_least(words, 2, "FIN insufficient number of params")
@@ -302,7 +305,7 @@ class Decoder:
     def _piece(
         self, verb: str, what: str, buffer: bytearray, start: int, stop: int
     ) -> tuple[bytes, int]:
-        """A piece of a body behind its size, and where the next one begins."""
+        """Return a part of a body behind its size, and the start of the next one."""
         size = _SIZE.unpack_from(buffer, start)[0] if start + 4 <= stop else -1
         if not 0 <= size <= stop - start - 4:
             raise ProtocolError("E_BAD_BODY", f"{verb} failed to read {what}")
@@ -323,13 +326,13 @@ class Decoder:
         return Call(number, _text(words[2]), fields), stop
 
     def _ask(self, verb: str, topic: str, body_at: int, end: int) -> None:
-        """Whether it is worth waiting for a body whose size is known."""
+        """Whether to wait for a body whose size is known."""
         if self.admit is not None and end - body_at >= 4:
             self.admit(verb, topic)
 
     def cut_off(self, buffer: bytearray, end: int) -> ProtocolError | None:
-        """The error of a client that has hung up in the middle of what is in the buffer; None
-        where that was the middle of a line, of which nsqd says nothing.
+        """Return the error for a client that disconnected in the middle of the buffer's command;
+        None in the middle of a line, where nsqd sends nothing.
         """
         newline = buffer.find(b"\n", 0, end)
         if newline < 0:
@@ -359,7 +362,7 @@ class Decoder:
     def _bad_bodies(
         self, buffer: bytearray, at: int, end: int, count: int, verb: str = "MPUB"
     ) -> ProtocolError:
-        """What is wrong with an MPUB's messages."""
+        """Return the error in an MPUB's messages."""
         limit = self.limits.max_msg_size
         for number in range(count):
             if at + 4 > end:
@@ -386,7 +389,7 @@ class Decoder:
         body_at: int,
         end: int,
     ) -> tuple[int, int] | None:
-        """Where a body starts and stops; None while it is not all there."""
+        """Return the start and end of a body; None while it is incomplete."""
         if end - body_at < 4:
             self.wanted_bytes = body_at - at + 4
             return None
@@ -428,7 +431,7 @@ def _message_id(word: bytes) -> bytes:
 
 
 def _object(verb: str, data: bytes) -> dict[str, object]:
-    """A JSON object; nothing stands for one without fields."""
+    """Decode a JSON object; no bytes stand for an empty one."""
     try:
         fields = json.loads(data.decode()) if data else {}
     except (ValueError, RecursionError):

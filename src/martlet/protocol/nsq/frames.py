@@ -2,20 +2,20 @@
 
 Everything that an NSQ broker sends is a frame, big-endian::
 
-    size u32 | type u32 | data            size counts the type and the data
-               0 = response, 1 = error, 2 = message; of Martlet's brokers alone, where a client
-               has asked for that: 16 = properties of the messages behind it, 17 = answer to a call,
-               18 = what a consumer has to know of its channel
+     0 size u32 | 4 type u32 | 8 data      the size counts the type and the data
 
-and a message frame's data is::
+    type 0 response, 1 error, 2 message; if the client has asked a Martlet broker for them:
+         16 properties of the messages behind it, 17 answer to a call, 18 settings of the channel
 
-    timestamp i64 ns | attempts u16 | id 16 | body
+and a message frame is::
 
-Messages come in runs: a broker answers a ready count with as many frames as it has.  So a run is
-kept as the very bytes that came, with where its frames end, and nothing is made of a message
-before somebody asks.  Where all frames of a run have one size, the run is a 2-D array and its ends
-are not even looked for one by one: if the sixteenth frame from here has the header of the first, a
-single numpy comparison of the headers at that stride tells how many follow.
+     0 size u32 | 4 type u32 = 2 | 8 timestamp i64 ns | 16 attempts u16 | 18 id 16 | 34 body
+
+Messages arrive in runs: a broker answers a ready count with as many frames as it has. So a run is
+kept as the received bytes with the ends of its frames, and no message object is made before the
+consumer reads it. If all frames of a run have one size, the run is a 2-D array, and its ends are
+not searched one by one: if the sixteenth frame has the header of the first, a single numpy
+comparison of the headers at that stride counts the frames.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ RESPONSE, ERROR, MESSAGE = range(3)
 PROPERTIES, ANSWER, CHANNEL = 16, 17, 18
 _KNOWN = frozenset({RESPONSE, ERROR, MESSAGE, PROPERTIES, ANSWER, CHANNEL})
 TCP_PORTS = {"broker": 4150, "lookup daemon": 4160}
-"""Where each kind of server listens for NSQ's protocol by default."""
+"""The default port of each kind of server for NSQ's protocol."""
 HEADER_BYTES = 8
-"""Of a frame: its size and its type."""
+"""The bytes of a frame's size and type."""
 SPACE_BYTES = 256 * 1024
-"""What a splitter offers to be received into, unless a frame needs more."""
+"""The size of a splitter's receive buffer, unless a frame needs more."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The longest frame that a splitter takes by default, in bytes: far above a broker's default
-of 1 MiB a message, and far below what garbage in the size field would ask for."""
+"""The default limit of a frame, in bytes: far above a broker's default of 1 MiB a message, and far
+below the size that garbage in the size field would request.
+"""
 
 _LEAP = 16
 _REPROBE = 64
@@ -47,17 +48,17 @@ _unpack_header = Struct(">II").unpack_from
 
 
 _HTTP = int.from_bytes(b"HTTP")
-"""The size that the answer of an HTTP server seems to tell."""
+"""The size that an HTTP server's answer seems to have, read as a frame."""
 
 
 def http_answered(server: str = "broker") -> str:
-    """The error where HTTP was answered to NSQ's protocol, with the way out."""
+    """Return the error text for HTTP answered to NSQ's protocol, with the remedy."""
     port = f"whose port is usually {TCP_PORTS[server]}"
     return f"that is an HTTP port; give the {server}'s TCP address, {port}"
 
 
 class BadFrame(Exception):
-    """What came is not a frame; the text says what is wrong with it."""
+    """The received bytes are not a frame; the text says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +70,24 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error: a code, and after a space what it says."""
+    """An error: a code, and after a space the text."""
 
     data: bytes
 
     @property
     def code(self) -> str:
-        """Such as ``E_BAD_TOPIC``."""
+        """The code, such as ``E_BAD_TOPIC``."""
         return self.data.split(b" ", 1)[0].decode("utf-8", "replace")
 
     @property
     def text(self) -> str:
-        """What follows the code."""
+        """The text behind the code."""
         return self.data.partition(b" ")[2].decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The properties of messages that come right behind: a block of `martlet.properties.model`."""
+    """The properties of the messages right behind: a `martlet.properties.block`."""
 
     data: bytes
 
@@ -100,7 +101,7 @@ class CallAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChannelNews:
-    """What a consumer has to know of its channel: JSON."""
+    """Settings of the consumer's channel: JSON."""
 
     data: bytes
 
@@ -116,10 +117,10 @@ _PIECES: dict[int, type[Response | ErrorReply | Carried | CallAnswer | ChannelNe
 
 
 class FrameSplitter:
-    """Cuts what is received into frames.
+    """Splits received bytes into frames.
 
-    Receive into ``space()``, then tell how many bytes came by ``received``, which returns the
-    pieces that are now complete, in order.  Or hand bytes in by ``feed``.
+    Receive into ``space()``, then pass the number of bytes to ``received``, which returns the
+    pieces that are now complete, in order. Or pass bytes to ``feed``.
     """
 
     def __init__(
@@ -133,18 +134,18 @@ class FrameSplitter:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received that are no complete frame yet."""
+        """Received bytes that are no complete frame yet."""
         return self._filled
 
     def space(self) -> memoryview:
-        """Where to receive; never empty.  Valid until the next call of ``received``."""
+        """Return the receive buffer; never empty. Valid until the next call of ``received``."""
         return self._view[self._filled :]
 
     def feed(self, data: bytes | memoryview) -> list[Piece]:
-        """The pieces that are complete once the data has come too.
+        """Append data and return the pieces that are complete now.
 
         Raises:
-            BadFrame: what came is not a frame.
+            BadFrame: the bytes are not a frame.
         """
         pieces: list[Piece] = []
         rest = memoryview(data)
@@ -158,10 +159,10 @@ class FrameSplitter:
         return pieces
 
     def received(self, nbytes: int) -> list[Piece]:
-        """The pieces that are complete now that so many bytes of ``space()`` were filled.
+        """Return the pieces that are complete now that `nbytes` of ``space()`` were filled.
 
         Raises:
-            BadFrame: what came is not a frame; the connection is of no more use.
+            BadFrame: the bytes are not a frame; the connection is unusable.
         """
         pieces: list[Piece] = []
         buffer = self._buffer
@@ -173,7 +174,7 @@ class FrameSplitter:
             if (kind > MESSAGE and kind not in _KNOWN) or not 4 <= size <= self._max_frame_bytes:
                 raise BadFrame(self._what_is_wrong(size, kind))
             if kind == MESSAGE and size < FRAME_SIZE_EXTRA:
-                raise BadFrame(f"a message frame of size {size}: {FRAME_SIZE_EXTRA} is the least")
+                raise BadFrame(f"a message frame of size {size}: the minimum is {FRAME_SIZE_EXTRA}")
             stop = position + 4 + size
             if stop > end:
                 needed = stop - position
@@ -195,11 +196,11 @@ class FrameSplitter:
                 f"a frame of unknown type {kind} (size {size}): is this an NSQ broker's TCP port?"
             )
         if size < 4:
-            return f"a frame of size {size}: 4 is the least"
+            return f"a frame of size {size}: the minimum is 4"
         return f"a frame of {size} bytes, above the limit max_frame_bytes={self._max_frame_bytes}"
 
     def _keep(self, position: int, end: int, needed: int) -> None:
-        """Move the incomplete frame to the front, with room for the rest of it."""
+        """Move the incomplete frame to the front, with space for the rest of it."""
         left = end - position
         capacity = max(needed, self._space_bytes)
         if capacity != len(self._buffer):
@@ -229,7 +230,7 @@ class FrameSplitter:
         return stop
 
     def _leap(self, position: int, end: int, length: int) -> int:
-        """How many frames of this length start here: 0 or at least ``_LEAP``."""
+        """Return how many frames of this length start here: 0 or at least ``_LEAP``."""
         max_count = (end - position) // length
         far = position + (_LEAP - 1) * length
         buffer = self._buffer
@@ -244,9 +245,9 @@ class FrameSplitter:
         return count if count >= _LEAP else 0
 
     def _walk(self, position: int, end: int) -> tuple[Sequence[int], bool]:
-        """The ends of the message frames from here, and whether they have one size.
+        """Return the ends of the message frames from here, and whether they have one size.
 
-        Stops at the last complete one, before a frame of another type or a bad one, and where a
+        Stops behind the last complete one, before a frame of another type or a bad one, and where a
         long run of one size begins.
         """
         buffer = self._buffer

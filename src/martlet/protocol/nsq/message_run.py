@@ -1,10 +1,12 @@
-"""A run of message frames: their bytes as they came, and what is asked of them.
+"""A run of message frames: their bytes as received, and accessors to their fields.
 
 ::
 
-    frame = size u32 | type u32 = 2 | timestamp i64 ns | attempts u16 | id 16 | body   (big-endian)
+     0 size u32 | 4 type u32 = 2 | 8 timestamp i64 ns | 16 attempts u16 | 18 id 16 | 34 body
 
-A run is uniform where all its frames have one length: then it needs no list of ends, its fields are
+Numbers are big-endian; the size counts everything behind it.
+
+A run is uniform if all its frames have one length: then it needs no list of ends, its fields are
 strided views of the bytes, and ``struct`` cuts it in C.
 """
 
@@ -20,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 FRAME_HEADER_BYTES = 34
-"""Bytes of a message frame that come before its body."""
+"""Bytes of a message frame before its body."""
 FRAME_SIZE_EXTRA = 30
-"""What a message frame's size field counts beside its body."""
+"""The bytes that a message frame's size field counts beside the body."""
 ID_BYTES = 16
 
 FIELDS = np.dtype(
@@ -47,23 +49,23 @@ _NONE: Mapping[int, bytes] = MappingProxyType({})
 
 
 @lru_cache(maxsize=1024)
-def _whole_frame(length: int) -> Struct:
+def _frame_struct(length: int) -> Struct:
     return Struct(f">8xqH16s{length - FRAME_HEADER_BYTES}s")
 
 
 @lru_cache(maxsize=1024)
-def _only_body(length: int) -> Struct:
+def _body_struct(length: int) -> Struct:
     return Struct(f"{FRAME_HEADER_BYTES}x{length - FRAME_HEADER_BYTES}s")
 
 
 class MessageRun:
-    """Message frames that follow each other.
+    """Consecutive message frames.
 
     Attributes:
         raw: the frames' bytes.
-        count: how many there are.
+        count: the number of frames.
         length: bytes of each frame if all have one length, else 0.
-        properties: by their places in the run, of the messages that have any, packed.
+        properties: packed, by index in the run, of the messages that have any.
     """
 
     __slots__ = ("_ends", "count", "length", "properties", "raw")
@@ -77,12 +79,12 @@ class MessageRun:
 
     @classmethod
     def uniform(cls, raw: bytes, length: int) -> MessageRun:
-        """A run of frames that all have that length in bytes."""
+        """Make a run of frames that all have that length in bytes."""
         return cls(raw, range(length, len(raw) + 1, length), length)
 
     @classmethod
     def joined(cls, runs: Sequence[MessageRun]) -> MessageRun:
-        """One run of the frames of several, in order."""
+        """Join the frames of several runs, in order."""
         if len(runs) == 1:
             return runs[0]
         raw = b"".join([run.raw for run in runs])
@@ -101,7 +103,9 @@ class MessageRun:
         return self
 
     def split(self, count: int) -> tuple[MessageRun, MessageRun]:
-        """The first so many messages and the others; a negative count is that of the others."""
+        """Return the first `count` messages and the others; a negative count is that of the
+        others.
+        """
         if not 0 < abs(count) < self.count:
             raise ValueError(f"a run of {self.count} messages does not split at {count}")
         if count < 0:
@@ -124,9 +128,9 @@ class MessageRun:
         return both
 
     def fields(self) -> Iterable[Fields]:
-        """Timestamp, attempts, id and body of each message, in order."""
+        """Yield the timestamp, attempts, id and body of each message, in order."""
         if self.length:
-            return _whole_frame(self.length).iter_unpack(self.raw)
+            return _frame_struct(self.length).iter_unpack(self.raw)
         return self._walk_fields()
 
     def _walk_fields(self) -> Iterator[Fields]:
@@ -138,9 +142,9 @@ class MessageRun:
             start = end
 
     def bodies(self) -> list[bytes]:
-        """The body of each message, in order."""
+        """Return the body of each message, in order."""
         if self.length:
-            return [body for (body,) in _only_body(self.length).iter_unpack(self.raw)]
+            return [body for (body,) in _body_struct(self.length).iter_unpack(self.raw)]
         raw, ends = self.raw, self._ends
         starts = [0, *ends[:-1]]
         return [
@@ -148,13 +152,13 @@ class MessageRun:
         ]
 
     def ends(self) -> NDArray[np.int64]:
-        """Where each frame ends in the bytes."""
+        """Return the end of each frame in the bytes."""
         if self.length:
             return np.arange(1, self.count + 1, dtype=np.int64) * self.length
         return np.array(self._ends, dtype=np.int64)
 
     def heads(self) -> NDArray[Any]:
-        """The head of each frame, as an array of ``FIELDS``."""
+        """Return the head of each frame, as an array of ``FIELDS``."""
         if self.length:
             return np.ndarray((self.count,), FIELDS, self.raw, strides=(self.length,))
         starts = np.zeros(self.count, np.int64)
@@ -165,13 +169,13 @@ class MessageRun:
         return joined
 
     def ids(self) -> NDArray[np.void]:
-        """The id of each message: 16 bytes each."""
+        """Return the id of each message: 16 bytes each."""
         ids: NDArray[np.void] = self.heads()["id"]
         return ids
 
 
 def _joined(runs: Sequence[MessageRun]) -> Mapping[int, bytes]:
-    """The properties of several runs, as of one."""
+    """Join the properties of several runs."""
     if not any(run.properties for run in runs):
         return _NONE
     joined: dict[int, bytes] = {}

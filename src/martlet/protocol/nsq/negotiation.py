@@ -1,7 +1,7 @@
-"""Negotiation: what a client asks for in IDENTIFY, and what it gets.
+"""Negotiation: the features that a client requests by IDENTIFY, and the broker's answer.
 
-Field by field as nsqd does it, its limits, defaults and texts included.  What this broker is not
-set up to do is answered with false, which every client takes for a no.
+Field by field as in nsqd, including limits, defaults and texts. A feature that this broker does not
+offer is answered with false.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet", "m
 
 @dataclass
 class ClientIdentity:
-    """What is known of a client, and agreed with it. Times are in nanoseconds, 0 for none."""
+    """The properties of a client and the features agreed with it. Times are in nanoseconds, 0 for
+    none.
+    """
 
     client_id: str = ""
     hostname: str = ""
@@ -45,13 +47,13 @@ class ClientIdentity:
     output_buffer_timeout_ns: int = 0
     sample_rate: int = 0
     extended: bool = False
-    """Whether it speaks more than NSQ's protocol."""
+    """Whether it uses Martlet's extensions."""
     says_started: bool = False
-    """Whether it says which messages it starts to handle."""
+    """Whether it announces the messages that it starts to handle."""
 
 
 def default_identity(options: BrokerOptions, address: str) -> ClientIdentity:
-    """A client that has not identified itself: it is named by where it comes from."""
+    """Return the identity of a client before IDENTIFY: its names are its address."""
     host = address.rpartition(":")[0].strip("[]")
     return ClientIdentity(
         client_id=host,
@@ -63,7 +65,9 @@ def default_identity(options: BrokerOptions, address: str) -> ClientIdentity:
 
 
 def _checked(fields: dict[str, object]) -> dict[str, object]:
-    """The known fields, each of its type, with what Go calls zero where one is missing."""
+    """Return the known fields, each checked for its type, with Go's zero value where one is
+    missing.
+    """
     known: dict[str, object] = {}
     for names, kind, zero in ((_STRINGS, str, ""), (_INTEGERS, int, 0), (_BOOLEANS, bool, False)):
         for name in names:
@@ -79,7 +83,7 @@ def _checked(fields: dict[str, object]) -> dict[str, object]:
 
 
 def _encodable(text: str) -> str:
-    """JSON may name half of a surrogate pair, which is no character: Go reads U+FFFD there."""
+    """Replace half of a surrogate pair, which JSON may contain, by U+FFFD, as Go does."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -90,13 +94,13 @@ def _within(value: int, low: int, high: int, text: str) -> int:
 
 
 class Agreement(NamedTuple):
-    """What was agreed on.
+    """The result of a negotiation.
 
     Attributes:
         answer: to the client: JSON where it negotiates features, else ``OK``.
-        tls: whether the connection goes on in TLS.
-        snappy: whether it goes on compressed by snappy, within TLS where that is on too.
-        deflate_level: at which level it goes on compressed by deflate; 0 if it does not.
+        tls: whether the connection continues in TLS.
+        snappy: whether the connection continues compressed by snappy, inside TLS if that is on too.
+        deflate_level: the level of deflate; 0 without deflate.
     """
 
     answer: bytes
@@ -106,7 +110,7 @@ class Agreement(NamedTuple):
 
     @property
     def upgrades(self) -> bool:
-        """Whether the connection goes on in another form."""
+        """Whether the connection continues in another encoding."""
         return self.tls or self.snappy or self.deflate_level > 0
 
 
@@ -117,10 +121,10 @@ def negotiate(
     version: str,
     offers_tls: bool = False,
 ) -> Agreement:
-    """Take a client's wishes over into its identity.
+    """Store a client's requested settings in its identity.
 
     Raises:
-        ProtocolError: a field of a wrong type or out of its limits, or two that exclude each other.
+        ProtocolError: a field has a wrong type or is out of its limits, or two exclude each other.
     """
     wanted = _checked(fields)
     for name in _STRINGS:

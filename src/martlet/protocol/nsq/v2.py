@@ -1,7 +1,7 @@
-r"""NSQ's TCP protocol V2, the broker's side, without I/O.
+r"""NSQ's TCP protocol V2: commands, frames and errors, without I/O.
 
-Bytes in, commands out.  A command is a line, of words divided by single spaces, and for some a
-body behind its size::
+A command is a line of words divided by single spaces; some have a body behind its size,
+big-endian::
 
     "  V2"                     once, before all else
     IDENTIFY\n | size u32 | JSON
@@ -12,26 +12,36 @@ body behind its size::
     MPUB topic\n | size u32 | count u32 | count x (size u32 | body)
     AUTH\n | size u32 | secret
 
-A client that has said ``"martlet": true`` in IDENTIFY may also say::
+A client that has sent ``"martlet": true`` in IDENTIFY may also send::
 
     SEND topic\n | size u32 | options size u32 | JSON | properties size u32 | properties |
         count u32 | count x (size u32 | body)
     CALL number method\n | size u32 | JSON
     STARTED id\n
 
-and gets frames of two more types: properties (see `martlet.properties.model`) before the messages
-that have them, and the answers to its calls, ``number u32 | JSON size u32 | JSON | data``.
+and gets frames of two more types: properties (see `martlet.properties.block`) before the messages
+that have them, and the answers to its calls.
 
-One that has said ``"martlet_started": true`` too learns, by a frame of the type CHANNEL, whether
-its channel counts failures (``{"max_attempts": n}``, -1 for no limit, 0 where it does not), behind
-the answer to SUB where it does and whenever that changes.  As long as it does, the client says
-STARTED before it begins to handle messages: that one and all that were delivered to it before are
-started.  Should it be lost, or their time run out, those have failed, and no others; what has
-failed before comes with properties of the broker's, ``failures`` and ``suspect``.
+A client that has also sent ``"martlet_started": true`` gets a frame of the type CHANNEL that says
+whether its channel counts failures (``{"max_attempts": n}``, -1 for no limit, 0 where it does not):
+behind the answer to SUB where it does, and whenever that changes. As long as the channel does, the
+client sends STARTED before it begins to handle a message: this one and all delivered before it
+count as started. If the client is lost, or messages time out, only started ones have failed. A
+message that failed before is delivered with the broker's properties ``failures`` and ``suspect``.
 
-What is sent back is a frame, ``size u32 | type u32 | data``, size counting the type too.
-What a connection may say, and when, is the table `ALLOWED`.
-Errors carry nsqd's codes and texts; after a fatal one the connection is closed.
+The broker sends frames, big-endian; the size counts the type and the data::
+
+     0 size u32 | 4 type u32 | 8 data
+
+    type  0 response    OK, _heartbeat_, CLOSE_WAIT or JSON
+          1 error       code, a space, text
+          2 message     timestamp i64 ns | attempts u16 | id 16 | body
+         16 properties  a block, of the messages right behind it
+         17 answer      number u32 | JSON size u32 | JSON | data
+         18 channel     JSON
+
+The table `ALLOWED` says which commands a connection may send in which state. Errors have nsqd's
+codes and texts; after a fatal one the connection is closed.
 Source: https://nsq.io/clients/tcp_protocol_spec.html and nsqd's behaviour.
 """
 
@@ -55,21 +65,21 @@ _FRAME = struct.Struct(">II")
 
 
 class FrameType(IntEnum):
-    """What a frame is."""
+    """The type of a frame."""
 
     RESPONSE = 0
     ERROR = 1
     MESSAGE = 2
     PROPERTIES = 16
-    """What the messages right behind it carry."""
+    """The properties of the messages right behind."""
     ANSWER = 17
-    """To a call."""
+    """The answer to a call."""
     CHANNEL = 18
-    """What a consumer has to know of its channel."""
+    """Settings of the consumer's channel."""
 
 
 def frame(type: FrameType, data: bytes) -> bytes:
-    """A frame, ready to be sent."""
+    """Encode a frame."""
     return _FRAME.pack(len(data) + 4, type) + data
 
 
@@ -79,7 +89,7 @@ HEARTBEAT_FRAME = frame(FrameType.RESPONSE, HEARTBEAT)
 
 
 class ParserState(IntEnum):
-    """Where a connection is in its life, by nsqd's numbers."""
+    """The state of a connection, by nsqd's numbers."""
 
     INIT = 0
     SUBSCRIBED = 3
@@ -123,16 +133,16 @@ class ProtocolError(Exception):
         self.fatal = fatal
 
     def frame(self) -> bytes:
-        """The error as a frame."""
+        """Encode the error as a frame."""
         return frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))
 
 
 class LineTooLong(Exception):
-    """A command line without an end. As nsqd does, the connection is closed without a word."""
+    """A command line without an end. The connection is closed without an answer, as in nsqd."""
 
 
 class IdentifyCommand(NamedTuple):
-    """IDENTIFY, its JSON read."""
+    """IDENTIFY, with its JSON parsed."""
 
     fields: dict[str, object]
 
@@ -191,10 +201,10 @@ class PublishCommand(NamedTuple):
     """PUB, MPUB or DPUB, or a run of PUBs.
 
     Attributes:
-        verb: which.
-        topic: whose name is valid.
+        verb: which of them.
+        topic: the topic, of a valid name.
         bodies: a list, or a matrix of bodies of one size; views of the receive buffer.
-        commands: how many commands it was, each of which wants its answer.
+        commands: the number of commands; each gets an answer.
         delay_ms: of a DPUB, None else.
     """
 
@@ -209,10 +219,10 @@ class SendCommand(NamedTuple):
     """SEND.
 
     Attributes:
-        topic: whose name is valid.
-        options: how it is to be sent; not checked yet.
+        topic: the topic, of a valid name.
+        options: the options of the send; not checked yet.
         bodies: as of `PublishCommand`.
-        properties: of the messages that have any, by their numbers, packed.
+        properties: packed, by number, of the messages that have any.
     """
 
     topic: str
@@ -225,9 +235,9 @@ class Call(NamedTuple):
     """CALL.
 
     Attributes:
-        number: by which the client knows the answer.
-        method: what is to be done; not checked yet.
-        fields: with what.
+        number: of the call, repeated in the answer.
+        method: its name; not checked yet.
+        fields: its arguments.
     """
 
     number: int
@@ -259,7 +269,7 @@ Command = (
 
 
 class ProtocolLimits(NamedTuple):
-    """What a client may send at most."""
+    """The limits of what a client may send."""
 
     max_rdy_count: int
     max_msg_size: int
@@ -271,7 +281,7 @@ _ANSWER = struct.Struct(">IIII")
 
 
 def answer(number: int, fields: bytes, data: bytes = b"") -> bytes:
-    """The frame that answers a call: JSON, and whatever bytes belong to it."""
+    """Encode the frame that answers a call: JSON, and bytes that belong to it."""
     size = 12 + len(fields) + len(data)
     return _ANSWER.pack(size, FrameType.ANSWER, number, len(fields)) + fields + data
 
@@ -280,7 +290,7 @@ _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"',
 
 
 def quoted(word: bytes) -> str:
-    """A word as Go quotes it, in whose errors nsqd shows names."""
+    """Quote a word as Go does, since nsqd's errors show names that way."""
     shown = []
     for letter in word.decode("utf-8", "surrogateescape"):
         code = ord(letter)
