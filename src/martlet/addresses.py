@@ -1,4 +1,4 @@
-"""Where a broker listens: a host and the port of its TCP protocol."""
+"""The address of a broker: a host and the port of its TCP protocol."""
 
 from __future__ import annotations
 

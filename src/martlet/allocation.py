@@ -1,4 +1,4 @@
-"""Allocation: which member of a group gets which of a topic's queues.
+"""Allocation: assigns a topic's queues to the members of a group.
 
 All but the first are RocketMQ's strategies, by their formulas.  Members are sorted by their ids,
 and queues by their brokers and numbers, over all brokers of the topic::
@@ -6,17 +6,17 @@ and queues by their brokers and numbers, over all brokers of the topic::
     queues 0..7, members a b c     averagely              a: 0 1 2   b: 3 4 5   c: 6 7
                                    averagely-by-circle    a: 0 3 6   b: 1 4 7   c: 2 5
                                    consistent-hash        by where their hashes lie on a circle
-                                   by-config              each member names its own
-                                   by-machine-room        only members of the broker's room
-                                   machine-room-nearby    those first, others where it has none
-                                   sticky                 as it was, with as few moves as possible
+                                   by-config              the queues that each member names
+                                   by-machine-room        only members in the broker's machine room
+                                   machine-room-nearby    the same; all, in a room without members
+                                   sticky                 as before, with as few moves as possible
 
 Every strategy but ``by-config`` and ``by-machine-room`` gives each queue to exactly one member.
-``sticky`` is the default: a member that comes or goes moves only the queues that must move, so that
-the others lose nothing of what they have fetched.
+``sticky`` is the default: when a member joins or leaves, only the queues that must move do, so that
+the other members keep the messages that they have fetched.
 
-A member that cannot reach a broker gets no queue there.  What its share would have been goes to
-those who reach that broker and have least.
+A member that cannot reach a broker gets no queue there. Its share goes to the members that reach
+that broker and have the fewest queues.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import NamedTuple
 
 
 class TopicQueue(NamedTuple):
-    """A queue of a topic, among those of all its brokers.
+    """A queue of a topic that may have queues at several brokers.
 
     Attributes:
-        broker: where it is, as ``host:port`` by which the broker makes itself known.
+        broker: the broker that holds it, as its advertised ``host:port``.
         number: its number there.
         room: the broker's machine room.
     """
@@ -46,17 +46,17 @@ class TopicQueue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group, as a strategy sees it.
+    """A member of a group, as input of a strategy.
 
     Attributes:
         id: its name in the group; members are sorted by it.
-        room: the machine room (or zone) it says it is in.
-        queues: the numbers of those it wants, for ``by-config``.
-        held: those it has now, among those that are shared out.
-        elsewhere: how many it has that are not shared out now.
-        brokers: those that it reaches; None for all.
-        client_id: what it calls itself.
-        address: where it comes from.
+        room: the machine room (or zone) that it declares.
+        queues: the numbers of the queues that it names, for ``by-config``.
+        held: the queues that it has now, of those to assign.
+        elsewhere: the number of its queues that are not assigned now.
+        brokers: the brokers that it reaches; None for all.
+        client_id: the name that it chose.
+        address: its network address.
     """
 
     id: str
@@ -69,22 +69,22 @@ class GroupMember:
     address: str = ""
 
     def reaches(self, broker: str) -> bool:
-        """Whether it can have queues there."""
+        """Whether it may have queues at that broker."""
         return self.brokers is None or broker in self.brokers
 
 
 Queues = Sequence[TopicQueue]
 Members = Sequence[GroupMember]
 Assignment = dict[str, list[TopicQueue]]
-"""By member, the queues it gets, sorted; every member is in it."""
+"""By member, the queues it gets, sorted; every member is included."""
 VIRTUAL_NODES = 10
-"""Of each member on the circle of ``consistent-hash``."""
+"""The number of points of each member on the circle of ``consistent-hash``."""
 
 
 def allocate(
     strategy: str, topic: str, queues: Iterable[TopicQueue], members: Members
 ) -> Assignment:
-    """Share the queues out by a strategy of `STRATEGIES`.
+    """Assign the queues by a strategy of `STRATEGIES`.
 
     Without members the assignment is empty.
     """
@@ -99,7 +99,7 @@ def allocate(
 
 
 def _within_reach(strategy: str, found: Assignment, queues: Queues, members: Members) -> None:
-    """Mend what a strategy says that gives members what they cannot reach."""
+    """Correct the result of a strategy that ignores which brokers a member reaches."""
     if strategy in ("averagely", "averagely-by-circle"):
         found |= _sticky("", queues, [replace(m, held=found[m.id]) for m in members])
     elif strategy not in ("sticky", "by-config"):
@@ -109,8 +109,9 @@ def _within_reach(strategy: str, found: Assignment, queues: Queues, members: Mem
 def complete(
     assignment: Assignment, queues: Queues, members: Members, *, in_room: bool = False
 ) -> Queues:
-    """Take from members what they cannot reach, and give what nobody has to those who reach it and
-    have least: to those of its room alone where ``in_room``.  Returns what was given.
+    """Take queues from members that cannot reach them, and assign free ones to the members with the
+    fewest that reach them: only to those of the broker's room where `in_room`. Returns the queues
+    assigned.
     """
     taken: set[TopicQueue] = set()
     for member in members:
@@ -137,7 +138,7 @@ def complete(
 
 
 def _averagely(topic: str, queues: Queues, members: Members) -> Assignment:
-    """AllocateMessageQueueAveragely: runs of queues, the first members one more."""
+    """AllocateMessageQueueAveragely: consecutive queues, one more for the first members."""
     size, rest = divmod(len(queues), len(members))
     found: Assignment = {}
     at = 0
@@ -155,7 +156,9 @@ def _by_circle(topic: str, queues: Queues, members: Members) -> Assignment:
 
 
 def _by_config(topic: str, queues: Queues, members: Members) -> Assignment:
-    """AllocateMessageQueueByConfig: what each names; of two that name one, the first has it."""
+    """AllocateMessageQueueByConfig: the queues that each names; the first member that names one
+    gets it.
+    """
     taken: set[TopicQueue] = set()
     found: Assignment = {}
     for member in members:
@@ -167,7 +170,9 @@ def _by_config(topic: str, queues: Queues, members: Members) -> Assignment:
 
 
 def _by_room(topic: str, queues: Queues, members: Members) -> Assignment:
-    """AllocateMessageQueueByMachineRoom: equal runs, the rest one each, for members of the room."""
+    """AllocateMessageQueueByMachineRoom: equal runs for members of the room, the remainder one
+    each.
+    """
     found: Assignment = {}
     for room, there in _rooms(queues).items():
         near = [member for member in members if member.room == room]
@@ -180,7 +185,7 @@ def _by_room(topic: str, queues: Queues, members: Members) -> Assignment:
 
 
 def _nearby(topic: str, queues: Queues, members: Members) -> Assignment:
-    """AllocateMachineRoomNearby: within each room; over all what is in rooms without members."""
+    """AllocateMachineRoomNearby: within each room; over all members in rooms without any."""
     found: Assignment = {member.id: [] for member in members}
     far: list[TopicQueue] = []
     for room, there in _rooms(queues).items():
@@ -202,13 +207,13 @@ def _rooms(queues: Queues) -> dict[str, list[TopicQueue]]:
 
 
 def _hash(text: str) -> int:
-    """The first four bytes of MD5, big-endian, as RocketMQ's circle counts."""
+    """Return the first four bytes of MD5, big-endian, as on RocketMQ's circle."""
     return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 @lru_cache(maxsize=4096)
 def _nodes(id: str) -> list[tuple[int, str]]:
-    """A member's places on the circle."""
+    """Return a member's points on the circle."""
     return [(_hash(f"{id}-{node}"), id) for node in range(VIRTUAL_NODES)]
 
 
@@ -227,8 +232,8 @@ def _consistent(topic: str, queues: Queues, members: Members) -> Assignment:
 def _sticky(topic: str, queues: Queues, members: Members) -> Assignment:
     """As even as ``averagely``, with as few queues as possible taken from members that have them.
 
-    Each keeps what it has; what is free goes to those who have least; and then one queue at a time
-    goes from a member to one that has at least two less.
+    Each member keeps its queues; free ones go to the members with the fewest; then one queue at a
+    time moves from a member to one that has at least two fewer.
     """
     free = dict.fromkeys(queues)
     kept: Assignment = {}
@@ -252,12 +257,12 @@ def _sticky(topic: str, queues: Queues, members: Members) -> Assignment:
 
 
 class _Shares:
-    """What each member has so far, and which has least at each broker.
+    """The queues of each member so far, and the member with the fewest at each broker.
 
     Args:
-        of: what each has; changed here.
+        of: the queues of each member; changed here.
         members: all of them.
-        brokers: where queues are.
+        brokers: the brokers with queues.
     """
 
     def __init__(self, of: Assignment, members: Members, brokers: Iterable[str]) -> None:
@@ -272,7 +277,7 @@ class _Shares:
             heapify(heap)
 
     def give(self, id: str, queue: TopicQueue) -> None:
-        """A member gets a queue."""
+        """Assign a queue to a member."""
         self._of[id].append(queue)
         self._count(id, 1)
 
@@ -282,16 +287,18 @@ class _Shares:
             heappush(self._heaps[broker], (self._loads[id], id))
 
     def least(self, broker: str) -> str | None:
-        """The member that has least of those that reach a broker; None where none does."""
+        """Return the member with the fewest queues of those that reach a broker; None where none
+        does.
+        """
         heap = self._heaps[broker]
         while heap and self._loads[heap[0][1]] != heap[0][0]:
             heappop(heap)
         return heap[0][1] if heap else None
 
     def even(self) -> bool:
-        """Have queues go from members that have most, as long as that evens them out.
+        """Move a queue from a member with many to one with few, if that evens them out.
 
-        Returns whether one went; then another may go from a member that was looked at before.
+        Returns whether one moved; then another may move from a member that was tried before.
         """
         has_moved = False
         donors = [(-load, id) for id, load in self._loads.items()]

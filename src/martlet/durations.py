@@ -38,10 +38,10 @@ _SIZE = re.compile(r"(?:(\d+)\.?(\d*)|\.(\d+))\s*([a-z]*)")
 
 
 def parse_duration(text: str) -> int:
-    """The nanoseconds that a duration such as ``1h30m``, ``1.5s``, ``-2ms`` or ``0`` stands for.
+    """Parse a duration such as ``1h30m``, ``1.5s``, ``-2ms`` or ``0`` into nanoseconds.
 
     Raises:
-        ValueError: with what is wrong and what would be right.
+        ValueError: the text says what is wrong and shows valid forms.
     """
     negative, rest = text[:1] == "-", text[text[:1] in ("-", "+") :]
     if rest == "0":
@@ -65,7 +65,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(duration_ns: int) -> str:
-    """The duration as Go prints it: ``1m30s``, ``100ms``, ``1.5\u00b5s``, ``0s``."""
+    """Format a duration as Go prints it: ``1m30s``, ``100ms``, ``1.5µs``, ``0s``."""
     sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
     if left < SECOND_NS:
         for unit, unit_ns in (
@@ -86,17 +86,17 @@ def format_duration(duration_ns: int) -> str:
 
 
 def _decimal(amount: int, unit: int) -> str:
-    whole, rest = divmod(amount, unit)
+    units, rest = divmod(amount, unit)
     if not rest:
-        return str(whole)
-    return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0")
+        return str(units)
+    return f"{units}.{rest:0{len(str(unit)) - 1}d}".rstrip("0")
 
 
 def parse_size(text: str) -> int:
-    """The bytes that a size such as ``1048576``, ``64MiB``, ``64M`` (also binary) or ``5MB`` means.
+    """Parse a size such as ``1048576``, ``64MiB``, ``64M`` (also binary) or ``5MB`` into bytes.
 
     Raises:
-        ValueError: with what is wrong and what would be right.
+        ValueError: the text says what is wrong and shows valid forms.
     """
     parts = _SIZE.fullmatch(text.strip().lower().replace("_", ""))
     if parts is None or parts[4] not in _SIZES:
@@ -108,6 +108,8 @@ def parse_size(text: str) -> int:
 
 
 def _times(number: re.Match[str], unit: int) -> tuple[int, int]:
-    """The whole part of a decimal number times a unit, and whether anything is left over."""
-    whole, decimals = number[1] or "0", number[2] or number[3] or ""
-    return divmod(int(whole + decimals) * unit, int("1" + "0" * len(decimals)))
+    """Multiply a decimal number by a unit. Returns the integer part and whether a fraction
+    remains.
+    """
+    integer, decimals = number[1] or "0", number[2] or number[3] or ""
+    return divmod(int(integer + decimals) * unit, int("1" + "0" * len(decimals)))

@@ -1,11 +1,14 @@
-"""How an extra of the package is installed, in one place: there is no release on the index.
+"""How to install an extra of the package, in one place: there is no release on the package index
+yet.
 
-What the index may hold under the package's name until then is somebody else's.
+Until then the package's name on the index may belong to another project.
 """
 
 from __future__ import annotations
 
 
 def how_to_install(extra: str) -> str:
-    """What an error says that needs an extra: a command that works, and where."""
+    """Return the remedy for an error about a missing extra: a working command, and where to run
+    it.
+    """
     return f"pip install '.[{extra}]' in a clone of Martlet's repository"

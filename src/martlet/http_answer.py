@@ -1,4 +1,4 @@
-"""The answer of an HTTP server that somebody else runs: read no further than its limit."""
+"""Read the answer of an HTTP server that is not ours, up to a size limit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 async def read_answer(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """The whole body, whether its size is announced or not.
+    """Read the complete body, whether its size is announced or not.
 
     Raises:
-        ValueError: there is more than that.
-        aiohttp.ClientError: it broke off.
+        ValueError: it is longer than `max_bytes`.
+        aiohttp.ClientError: the connection was lost.
         TimeoutError: it took longer than the session allows.
     """
     body = bytearray()
@@ -26,7 +26,7 @@ async def read_answer(response: aiohttp.ClientResponse, max_bytes: int) -> bytes
 
 
 async def read_json(response: aiohttp.ClientResponse, max_bytes: int) -> Any:
-    """What the body says; raises as `read_answer`, and ValueError where it is no JSON."""
+    """Parse the body as JSON; raises as `read_answer`, and ValueError where it is not JSON."""
     body = await read_answer(response, max_bytes)
     try:
         return json.loads(body)

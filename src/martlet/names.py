@@ -10,17 +10,17 @@ _VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether a topic or a channel may be called that: 1 to 64 of ``.a-zA-Z0-9_-``, and the suffix
-    ``#ephemeral`` for one that is not to be kept.
+    """Whether a name is valid for a topic or a channel: 1 to 64 of ``.a-zA-Z0-9_-``, and the suffix
+    ``#ephemeral`` if it is not to be kept.
     """
     return len(name) <= MAX_NAME_LENGTH and _VALID.fullmatch(name) is not None
 
 
 def is_system(name: str) -> bool:
-    """Whether it names a topic of the broker's own, which no client can name."""
+    """Whether it names an internal topic of the broker, which clients cannot name."""
     return name.startswith("%")
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether the name says that nothing of it is kept."""
+    """Whether the name's suffix says that its messages are not kept."""
     return name.endswith(EPHEMERAL)

@@ -1,8 +1,9 @@
-"""Failures in a row, logged once and then counted: a broker that is down is no news every second.
+"""Repeated failures, logged once and then counted: a broker that is down is not logged every
+second.
 
-The first failure is logged at once, and so is one for another reason; after that there is a line at
-growing intervals, with how long it has been and how many attempts were in vain, and one when it is
-over.
+The first failure is logged at once, and so is one for another reason. After that a line follows at
+growing intervals, with the duration and the number of failed attempts, and one when the outage
+ends.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ CLIENT_LOG = logging.getLogger("martlet.client")
 FIRST_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 600.0
 MAX_REASONS = 4
-"""How many reasons are logged at once in one outage; of more, failures are only counted."""
+"""How many reasons are logged at once in one outage; failures for further reasons are only
+counted.
+"""
 
 
 class Outage:
-    """Tells the log of failures of one kind, at one server.
+    """Logs failures of one kind at one server.
 
     Args:
-        trouble: what does not work, such as ``cannot connect to 127.0.0.1:4150``.
-        relief: logged when it works again, such as ``connected to 127.0.0.1:4150``.
-        clock: seconds.
-        log: where.
+        trouble: the failed operation, such as ``cannot connect to 127.0.0.1:4150``.
+        relief: logged when it succeeds again, such as ``connected to 127.0.0.1:4150``.
+        clock: in seconds.
+        log: the logger.
         level: of failures; their end is a warning.
     """
 
@@ -51,11 +54,11 @@ class Outage:
 
     @property
     def is_on(self) -> bool:
-        """Whether it failed when it was tried last."""
+        """Whether the last attempt failed."""
         return self._attempts > 0
 
     def failed(self, reason: str) -> None:
-        """It was tried in vain."""
+        """Record a failed attempt."""
         now_s = self._clock()
         if not self._attempts:
             self._since_s = now_s
@@ -81,7 +84,7 @@ class Outage:
             )
 
     def over(self) -> bool:
-        """It works. Returns whether it did not before, which is logged."""
+        """Record a success. Returns whether an outage ended, which is logged."""
         if not self._attempts:
             return False
         self._log.warning(

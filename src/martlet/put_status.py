@@ -1,4 +1,4 @@
-"""What became of messages that were sent, by RocketMQ's names."""
+"""The outcomes of a send, by RocketMQ's names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from enum import StrEnum
 
 
 class PutStatus(StrEnum):
-    """With each of these the messages are stored."""
+    """The outcome of a send; in each of these cases the messages are stored."""
 
     OK = "OK"
-    """As safely as was asked for."""
+    """As durably as was requested."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    """And handed to consumers; no flush made them durable in time, so a power cut may take them.
+    """Stored and delivered, but no flush made the messages durable in time, so a power cut may lose
+    them.
     """
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-    """No replica has them. Reserved: brokers have no replicas yet."""
+    """No replica has the messages. Reserved: brokers have no replicas yet."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    """No replica has confirmed them in time. Reserved."""
+    """No replica has confirmed the messages in time. Reserved."""

@@ -1,4 +1,4 @@
-"""Texts of errors where a server cannot be reached, with the way out; the same for TCP and HTTP."""
+"""Error texts for a server that cannot be reached, with a remedy; the same for TCP and HTTP."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _HTTP_PORTS = {BROKER: 4151, LOOKUP_DAEMON: 4161}
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 _BAD_PROTOCOL = ("E_BAD_PROTOCOL", r"b'\x00\x00\x00")
-"""How HTTP clients quote NSQ's answer: the error's name; or its size, where the name came later."""
+"""How HTTP clients quote NSQ's answer: the error's name, or its size if the name arrived later."""
 
 
 def reason(error: OSError, server: str = BROKER) -> str:
-    """The text for a connection that failed: ``connection refused; is a broker running there?``
+    """Return the text for a failed connection: ``connection refused; is a broker running there?``
 
     Args:
-        error: what connecting raised.
-        server: what should listen there.
+        error: raised by the connection attempt.
+        server: the kind of server expected there.
     """
     if isinstance(error, socket.gaierror):
         return (error.strerror or str(error)).lower()
@@ -39,19 +39,19 @@ def reason(error: OSError, server: str = BROKER) -> str:
 
 
 def loss(error: Exception | None) -> str:
-    """The text for a connection that is lost; of None, that the server has closed it."""
+    """Return the text for a lost connection; None means that the server closed it."""
     if error is None:
         return "the connection was closed"
     return reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
 
 
 def http_wanted(server: str = BROKER) -> str:
-    """The error where NSQ's protocol was answered to an HTTP request, with the way out."""
+    """Return the error text for NSQ's protocol answered to an HTTP request, with the remedy."""
     return f"that is a TCP port; give the {server}'s HTTP address, {_usual(server)}"
 
 
 def not_that_server(server: str, path: str) -> str:
-    """The error where an HTTP server is another than the one that was meant, with the way out."""
+    """Return the error text for an HTTP server of another kind than expected, with the remedy."""
     return f"it has no {path}; give the HTTP address of a {server}, {_usual(server)}"
 
 
@@ -60,14 +60,14 @@ def _usual(server: str) -> str:
 
 
 def not_http(error: BaseException) -> str:
-    """The error where anything but HTTP was answered to an HTTP request."""
+    """Return the error text for an answer to an HTTP request that is not HTTP."""
     if is_tcp_port(error):
         return http_wanted()
     return f"what answers there does not speak HTTP; give a broker's HTTP address, {_usual(BROKER)}"
 
 
 def is_tcp_port(error: BaseException) -> bool:
-    """Whether this error of an HTTP client quotes NSQ's answer to bytes that are no command."""
+    """Whether an HTTP client's error quotes NSQ's answer to bytes that are no command."""
     seen: BaseException | None = error
     while seen is not None:
         if any(quoted in str(seen) for quoted in _BAD_PROTOCOL):

@@ -1,5 +1,6 @@
-"""Properties: what a message carries beside its body.
+"""Properties: the tag, keys, headers and notes that a message carries beside its body.
 
-May import: nothing of Martlet's but its smallest modules. Start with `model`, the properties of one
-message and their bytes; `block` is those of a batch, `bulk` those of many messages at once.
+May import: only Martlet's small top-level modules. Start with `model`, the properties of one
+message and their bytes; `block` holds those of a batch, and `bulk` checks those of many messages at
+once.
 """

@@ -1,15 +1,16 @@
-"""The block of a batch: the properties of those of its messages that have any.
+"""The properties block of a batch: the properties of those messages that have any.
 
-It stands behind the batch's frames::
+It follows the batch's frames::
 
     0 count u32               messages that have properties
-    4 numbers  count x u32    which of the batch they are, rising
-    . ends     count x u32    where the entry of each ends, from the first entry's start
-    . tags     count x u32    the hash of each one's tag, 0 for none
+    4 numbers  count x u32    their numbers in the batch, rising
+    . ends     count x u32    the end of each entry, from the first entry's start
+    . tags     count x u32    the hash of each message's tag, 0 for none
     . entries, back to back   see `martlet.properties.model`
 
-Numbers are little-endian.  The tags' hashes stand apart so that a filter looks at all of them at
-once.  To a consumer a block goes in a frame of its own, before the messages that it tells of.
+Numbers are little-endian.  The tags' hashes are stored side by side, so that a filter compares all
+of them at once. A consumer gets a block in a frame of its own, before the messages that it
+describes.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from martlet.properties.model import BadProperties, Bytes, check, hash_of
 
 Numbers = npt.NDArray[np.uint32]
 FRAME_TYPE = 16
-"""Of the frame that tells a consumer the properties of the messages that come right behind it."""
+"""The type of the frame that carries the properties of the messages right behind it."""
 
 _FRAME = struct.Struct(">II")
 _COUNT = struct.Struct("<I")
 _SINGLE = struct.Struct("<IIII")
-"""What stands before the entry in the block of one message."""
+"""The bytes before the entry in the block of one message."""
 BLOCK_HEAD_BYTES = _COUNT.size
 BLOCK_ROW_BYTES = 12
-"""What a block takes for each message that has properties, beside its entry."""
+"""The bytes in a block for each message that has properties, beside its entry."""
 
 
 def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
-    """What a client says of the properties of `count` messages, as a `LogBatch` takes it.
+    """Read a client's block of the properties of `count` messages, as a `LogBatch` takes it.
 
     Raises BadProperties.
     """
     block = Block(data)
     numbers = block.numbers.tolist()
     if any(later <= earlier for earlier, later in pairwise(numbers)):
-        raise BadProperties("properties whose messages do not rise")
+        raise BadProperties("properties whose message numbers do not rise")
     if numbers and numbers[-1] >= count:
-        raise BadProperties(f"properties of message {numbers[-1]}, there are {count}")
+        raise BadProperties(f"properties of message {numbers[-1]}, but there are {count} messages")
     entries = [(number, bytes(block.entry(at))) for at, number in enumerate(numbers)]
     if sum(len(entry) for _, entry in entries) != block.entries_length:
         raise BadProperties("properties whose entries do not fill their block")
@@ -56,7 +57,9 @@ def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
 
 
 def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
-    """The block of a batch: for each message that has properties its number, rising, and entry."""
+    """Pack the block of a batch from the number, rising, and entry of each message that has
+    properties.
+    """
     count = len(entries)
     if not count:
         return b""
@@ -71,24 +74,24 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def block_bytes(entries: Sequence[tuple[int, bytes]]) -> int:
-    """How large the block of some entries is."""
+    """Return the size of the block of some entries."""
     if not entries:
         return 0
     return BLOCK_HEAD_BYTES + sum(BLOCK_ROW_BYTES + len(entry) for _, entry in entries)
 
 
 def frame(block: Bytes) -> bytes:
-    """A block as the frame that a consumer gets before the messages that it tells of."""
+    """Pack a block as the frame that precedes the messages in a delivery."""
     return _FRAME.pack(len(block) + 4, FRAME_TYPE) + block
 
 
 def lone_frame(entry: bytes) -> bytes:
-    """The frame that tells the properties of the one message behind it."""
+    """Pack the frame with the properties of the single message behind it."""
     return frame(pack_block([(0, entry)]))
 
 
 def entry_of(data: Bytes, number: int) -> bytes:
-    """From a block the entry of the message of that number; empty where it has none."""
+    """Return the entry of one message of a block by its number; empty where it has none."""
     if len(data) >= _SINGLE.size:
         count, only, length, _ = _SINGLE.unpack_from(data)
         if count == 1:
@@ -107,7 +110,7 @@ class Block:
         tags: the hash of each one's tag: ``uint32[n]``.
 
     Args:
-        data: the block, or nothing.
+        data: the block, or empty.
 
     Raises BadProperties.
     """
@@ -124,7 +127,7 @@ class Block:
         at = _COUNT.size
         self._entries_at = at + 12 * count
         if not count or len(data) < self._entries_at:
-            raise BadProperties("a block of properties that is cut")
+            raise BadProperties("a truncated block of properties")
         self.numbers = np.frombuffer(data, "<u4", count, at)
         self._ends = np.frombuffer(data, "<u4", count, at + 4 * count)
         self.tags = np.frombuffer(data, "<u4", count, at + 8 * count)
@@ -136,7 +139,7 @@ class Block:
 
     @property
     def ends(self) -> Numbers:
-        """Where the entry of each ends, from the first one's start."""
+        """The end of each entry, from the first one's start."""
         return self._ends
 
     @property
@@ -146,24 +149,24 @@ class Block:
 
     @property
     def entries_length(self) -> int:
-        """The bytes of all entries."""
+        """The size of all entries."""
         return len(self._data) - self._entries_at
 
     def entry(self, at: int) -> memoryview:
-        """The entry of the message that stands at a place in `numbers`."""
+        """Return the entry at an index of `numbers`."""
         start = int(self._ends[at - 1]) if at else 0
         return self._data[self._entries_at + start : self._entries_at + int(self._ends[at])]
 
     def of(self, number: int) -> bytes:
-        """The entry of the batch's message of that number; empty where it has none."""
+        """Return the entry of the message of that number in the batch; empty where it has none."""
         at = int(np.searchsorted(self.numbers, number))
         if at < len(self.numbers) and self.numbers[at] == number:
             return bytes(self.entry(at))
         return b""
 
     def cut(self, begin: int, end: int) -> bytes:
-        """The block of the messages from number `begin` up to `end`, counted from `begin`; nothing
-        where none of them has properties.
+        """Return the block of the messages from number `begin` up to `end`, counted from `begin`;
+        empty where none of them has properties.
         """
         first, stop = np.searchsorted(self.numbers, (begin, end)).tolist()
         if first == stop:

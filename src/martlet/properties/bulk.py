@@ -1,10 +1,11 @@
-"""The properties of many messages as they lie packed in a block, for what has no time for each.
+"""The properties of many messages in one packed block, checked without a loop over the messages.
 
-A client that sends columns, as Spark does, has laid the block of a batch out itself (see
-`martlet.properties.model`).  Here it is checked for all messages at once, field by field: the first
-of each, then the second of those that have one, and so on.  So it costs a few steps of numpy for as
-many fields as the longest entry has, in place of a loop over all of them.  What it does not know to
-be good, such as what is not ASCII, it leaves to the check of single entries.
+A client that sends columns, as Spark does, has laid out the block of a batch itself (see
+`martlet.properties.block`). Here it is checked for all messages at once, field by field: the first
+field of each entry, then the second of those that have one, and so on. So the check costs a few
+steps of numpy for each field of the longest entry, instead of a loop over all messages. Entries
+that it cannot accept by itself, such as text that is not ASCII, are left to the check of single
+entries.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ Int64s = npt.NDArray[np.int64]
 Entry = tuple[int, bytes]
 _HEAD_BYTES = 4
 _FEW = 16
-"""Up to so many messages are quicker one by one."""
+"""Up to this many messages are checked faster one by one."""
 _MAX_FIELDS = 32
-"""Of a message; one that has more is left to the check of single entries."""
+"""The maximum of fields of a message here; one with more is left to the check of single entries."""
 
 
 class Packed(Sequence[Entry]):
     """The messages of a batch that have properties: the number of each, and its entry.
 
     Args:
-        block: as it lies.
-        shift: what is to be added to each number.
+        block: the packed block.
+        shift: added to each number.
     """
 
     __slots__ = ("block", "shift")
@@ -64,12 +65,12 @@ class Packed(Sequence[Entry]):
         return int(self.block.numbers[place]) + self.shift, bytes(self.block.entry(place))
 
     def cut(self, first: int, stop: int) -> Packed:
-        """Those of the messages from one number up to another, counted from the first."""
+        """Return the messages from one number up to another, counted from the first."""
         return Packed(Block(self.block.cut(first - self.shift, stop - self.shift)))
 
 
 def packed_bytes(some: Sequence[Sequence[Entry]]) -> int:
-    """How large the block of all these entries is."""
+    """Return the size of one block of all these entries."""
     size_bytes = 0
     for entries in some:
         if isinstance(entries, Packed):
@@ -83,7 +84,7 @@ _ROW_BYTES = block_bytes([(0, b"")]) - BLOCK_HEAD_BYTES
 
 
 def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> bytes:
-    """The block of entries whose numbers count from a first one each, all rising."""
+    """Join entries whose numbers count from a first one each, all rising, into one block."""
     blocks = [(first, entries) for first, entries in some if isinstance(entries, Packed)]
     if len(blocks) < len(some):
         return pack_block(
@@ -103,10 +104,10 @@ def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> bytes:
 
 
 def read(data: Bytes, count: int) -> Packed | None:
-    """What a client says of the properties of `count` messages; None where it has to be checked
+    """Read a client's block of the properties of `count` messages; None where it has to be checked
     entry by entry.
 
-    Raises BadProperties, where it is no block.
+    Raises BadProperties where it is no block.
     """
     block = Block(data)
     ends = block.ends.astype(np.int64)
@@ -126,7 +127,9 @@ def read(data: Bytes, count: int) -> Packed | None:
 def _checked(
     raw: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s
 ) -> npt.NDArray[np.uint32] | None:
-    """The hash of each entry's tag, where all of them are good; None where that is not known."""
+    """Return the hash of each entry's tag if all entries are valid; None where that is not
+    known.
+    """
     is_text = np.ones(len(raw), bool)
     key_counts = np.zeros(len(starts), np.int64)
     tags_at, tag_sizes = np.zeros_like(starts), np.zeros_like(starts)
@@ -166,7 +169,7 @@ def _checked(
 def _hashes(
     raw: npt.NDArray[np.uint8], tags_at: Int64s, sizes: Int64s
 ) -> npt.NDArray[np.uint32] | None:
-    """The hashes of tags in ASCII, as `martlet.properties.model.tag_hash`; None where one is no
+    """Hash tags in ASCII, as `martlet.properties.model.tag_hash`; None where one is no valid
     tag.
     """
     hashes = np.zeros(len(sizes), np.uint32)

@@ -1,12 +1,15 @@
-"""Properties: what a message carries beside its body.
+"""The properties of one message: what it carries beside its body.
 
-A tag to filter by, keys to find it by, an order key, headers of the application, and what the
-broker itself notes (where a dead letter came from, say).  They are no part of the frame that an
-NSQ consumer gets; a batch keeps those of its messages in a `martlet.properties.block`.
+A tag to filter by, keys to find it by, an order key, headers of the application, and notes of the
+broker (such as the origin of a dead letter). They are not part of the frame that an NSQ consumer
+gets; a batch stores them in a `martlet.properties.block`.
 
-Packed they are an entry, which is fields: ``kind u8 | name length u8 | value length u16 | name |
-value``; the tag is the first of them, and has no name.  Numbers are little-endian, text is UTF-8.
-The hash of a tag is that of RocketMQ, Java's ``String.hashCode``.
+Packed they are an entry, a sequence of fields, little-endian::
+
+     0 kind u8 (`Field`) | 1 name length u8 | 2 value length u16 | 4 name | value
+
+The tag is the first field and has no name. Text is UTF-8. The hash of a tag is that of RocketMQ,
+Java's ``String.hashCode``.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ import numpy as np
 Bytes = bytes | bytearray | memoryview
 
 MAX_BYTES = 32 * 1024
-"""Of one message's properties, packed."""
+"""The maximum size of one message's packed properties."""
 MAX_NAME_BYTES = 255
 MAX_TAG_BYTES = 255
 MAX_KEY_BYTES = 1024
 MAX_KEYS = 64
 PRODUCER_BYTES = 16
-"""Of the id that a producer has chosen for itself."""
+"""The size of the id that a producer has chosen."""
 SENT_BYTES = PRODUCER_BYTES + 12
-"""Of the mark that tells which send a message came with."""
+"""The size of the mark that names the send of a message."""
 
 _CUT = "properties that are cut in the middle of a field"
 _FIELD = struct.Struct("<BBH")
@@ -39,11 +42,11 @@ _SENT = struct.Struct("<QI")
 
 
 class BadProperties(ValueError):
-    """Properties that no message may have, or bytes that are none; the text says why."""
+    """Properties that no message may have, or bytes that are not properties; the text says why."""
 
 
 class Field(IntEnum):
-    """What a field of an entry is."""
+    """The kind of a field of an entry."""
 
     TAG = 1
     KEY = 2
@@ -52,19 +55,19 @@ class Field(IntEnum):
     SYSTEM = 5
     """Written by the broker alone."""
     SENT = 6
-    """Of the first message of a send: who sent it, and the send's number (see `Sent`)."""
+    """The producer and the number of a send, at its first message (see `Sent`)."""
 
 
 _OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY})
 
 
 class Sent(NamedTuple):
-    """Which send of which producer a message came with.
+    """The send and the producer that a message came from.
 
     Attributes:
-        producer: 16 random bytes that a producer has chosen for itself.
-        sequence: the number of its send, from 1.
-        count: how many messages came with it, of which this is the first.
+        producer: 16 random bytes chosen by the producer.
+        sequence: the number of the send, from 1.
+        count: the number of messages in the send; this is the first.
     """
 
     producer: bytes
@@ -72,12 +75,12 @@ class Sent(NamedTuple):
     count: int = 1  # type: ignore[assignment]  # a tuple has a method of that name
 
     def pack(self) -> bytes:
-        """28 bytes: the producer, the sequence u64, the count u32."""
+        """Pack as 28 bytes: the producer, the sequence u64, the count u32."""
         return self.producer + _SENT.pack(self.sequence, self.count)
 
     @classmethod
     def unpack(cls, data: bytes) -> Sent:
-        """The other way. Raises BadProperties."""
+        """Unpack the bytes of `pack`. Raises BadProperties."""
         if len(data) != SENT_BYTES:
             raise BadProperties(f"a producer's mark of {len(data)} bytes, it has {SENT_BYTES}")
         return cls(data[:PRODUCER_BYTES], *_SENT.unpack_from(data, PRODUCER_BYTES))
@@ -85,15 +88,15 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What one message carries.
+    """The properties of one message.
 
     Attributes:
         tag: one word to filter by; empty for none.
-        keys: to find the message by, such as an order's number.
+        keys: search keys, such as an order's number.
         headers: the application's, such as a trace's context.
-        order_key: messages of one order key stand in one queue, in order; empty for none.
-        system: what the broker has noted.
-        sent: which send it came with, for a send that may be repeated.
+        order_key: messages of one order key go to one queue, in order; empty for none.
+        system: notes of the broker.
+        sent: the send it came from, if the send may be repeated.
     """
 
     tag: str = ""
@@ -109,7 +112,7 @@ class Properties:
         )
 
     def to_json(self) -> dict[str, object]:
-        """As JSON tells them, with no field for what there is none of."""
+        """Convert to JSON fields; empty fields are left out."""
         shown: dict[str, object] = {
             "tag": self.tag,
             "keys": list(self.keys),
@@ -122,7 +125,7 @@ class Properties:
         return {name: value for name, value in shown.items() if value}
 
     def pack(self) -> bytes:
-        """The entry; empty where there is nothing in it.
+        """Pack the entry; empty where there are no properties.
 
         Raises:
             BadProperties: something is too long, or is no tag or name.
@@ -130,8 +133,8 @@ class Properties:
         entry = b"".join([_packed(*each) for each in self._fields()])
         if len(entry) > MAX_BYTES:
             raise BadProperties(
-                f"the properties of one message take {len(entry)} bytes, the most is {MAX_BYTES}:"
-                " put large things into its body"
+                f"the properties of one message take {len(entry)} bytes, the maximum is"
+                f" {MAX_BYTES}: put large things into its body"
             )
         return entry
 
@@ -139,7 +142,7 @@ class Properties:
         if self.tag:
             yield Field.TAG, "", _tag(self.tag)
         if len(self.keys) > MAX_KEYS:
-            raise BadProperties(f"{len(self.keys)} keys, the most is {MAX_KEYS}")
+            raise BadProperties(f"{len(self.keys)} keys, the maximum is {MAX_KEYS}")
         for key in self.keys:
             yield Field.KEY, "", _key("key", key)
         if self.order_key:
@@ -153,7 +156,7 @@ class Properties:
 
     @classmethod
     def unpack(cls, entry: Bytes) -> Properties:
-        """Properties from an entry, which may be empty. Raises BadProperties."""
+        """Unpack an entry, which may be empty. Raises BadProperties."""
         tag = order_key = ""
         keys: list[str] = []
         headers: dict[str, str] = {}
@@ -182,7 +185,7 @@ NONE = Properties()
 
 
 def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
-    """The fields of an entry: kind, name, value. Raises BadProperties."""
+    """Yield the kind, name and value of each field of an entry. Raises BadProperties."""
     data = bytes(entry)
     at = 0
     while at < len(data):
@@ -198,13 +201,13 @@ def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
 
 
 def system_field(name: str, value: bytes) -> bytes:
-    """One field that the broker has noted, to be put behind an entry that has none of that name."""
+    """Pack one note of the broker, to append to an entry that has none of that name."""
     encoded = name.encode()
     return _FIELD.pack(Field.SYSTEM, len(encoded), len(value)) + encoded + value
 
 
 def system_value(entry: Bytes, name: str) -> bytes | None:
-    """What the broker has noted under a name; None for nothing."""
+    """Return the broker's note of that name; None for none."""
     wanted = name.encode()
     for kind, known, value in fields(entry):
         if kind == Field.SYSTEM and known == wanted:
@@ -213,7 +216,7 @@ def system_value(entry: Bytes, name: str) -> bytes | None:
 
 
 def without(entry: bytes, kind: Field) -> bytes:
-    """An entry without its fields of a kind."""
+    """Return an entry without its fields of a kind."""
     if not entry:
         return entry
     return b"".join(
@@ -224,10 +227,10 @@ def without(entry: bytes, kind: Field) -> bytes:
 
 
 def check(entry: Bytes) -> None:
-    """See that an entry is one that a client may send. Raises BadProperties."""
+    """Check that a client may send an entry. Raises BadProperties."""
     if len(entry) > MAX_BYTES:
         raise BadProperties(
-            f"the properties of one message take {len(entry)} bytes, the most is {MAX_BYTES}"
+            f"the properties of one message take {len(entry)} bytes, the maximum is {MAX_BYTES}"
         )
     data, at, end, key_count = bytes(entry), 0, len(entry), 0
     try:
@@ -267,7 +270,7 @@ def check(entry: Bytes) -> None:
     except UnicodeDecodeError as error:
         raise BadProperties(f"properties that are not UTF-8: {error}") from None
     if key_count > MAX_KEYS:
-        raise BadProperties(f"{key_count} keys, the most is {MAX_KEYS}")
+        raise BadProperties(f"{key_count} keys, the maximum is {MAX_KEYS}")
 
 
 def _packed(kind: Field, name: str, value: bytes) -> bytes:
@@ -291,13 +294,13 @@ def _utf8(what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadProperties(f"{what} is no text that UTF-8 can tell: {error}") from None
+        raise BadProperties(f"{what} cannot be encoded as UTF-8: {error}") from None
 
 
 def _tag(tag: str) -> bytes:
     encoded = _utf8("the tag", tag)
     if len(encoded) > MAX_TAG_BYTES:
-        raise BadProperties(f"a tag of {len(encoded)} bytes, the most is {MAX_TAG_BYTES}")
+        raise BadProperties(f"a tag of {len(encoded)} bytes, the maximum is {MAX_TAG_BYTES}")
     if "|" in tag or not tag.isprintable() or tag != tag.strip() or tag == "*":
         raise BadProperties(
             f"the tag {tag!r}: a tag is printable, without '|' or spaces around it, and not '*'"
@@ -317,7 +320,7 @@ def _key(what: str, key: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def tag_hash(tag: str) -> int:
-    """The hash of a tag: Java's ``String.hashCode``, as a number of 32 bits without sign."""
+    """Return the hash of a tag: Java's ``String.hashCode``, as an unsigned 32-bit number."""
     total = 0
     for unit in np.frombuffer(tag.encode("utf-16-le"), "<u2").tolist():
         total = (31 * total + unit) & 0xFFFF_FFFF
@@ -325,7 +328,7 @@ def tag_hash(tag: str) -> int:
 
 
 def hash_of(entry: bytes) -> int:
-    """The hash of the tag in an entry, 0 where it has none."""
+    """Return the hash of the tag in an entry, 0 where it has none."""
     at = 0
     while at < len(entry):
         kind, name_length, length = _FIELD.unpack_from(entry, at)
