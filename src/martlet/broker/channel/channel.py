@@ -1,7 +1,7 @@
 """The channel: the consumers that share a topic's messages.
 
-A channel copies nothing.  It is a cursor over the topic's log, and NSQ's rules of what may be done
-with a message in flight.
+A channel copies nothing.  It is a cursor over the topic's log, with NSQ's rules for messages in
+flight.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class Channel(ChannelState):
         id: its number in the log.
         topic: the topic's name.
         name: its own.
-        cursor: where it stands.
-        source: what it reads.
-        waiting: where the channel enters itself while a consumer would take a message.
+        cursor: its position in the queue.
+        source: the messages that it reads.
+        waiting: the channels to wake on new messages; contains this one while a consumer has
+            capacity.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class Channel(ChannelState):
         self.parts: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
         self.all_queues: Channel | PartitionedChannel = self
-        """What clients subscribe to."""
+        """The object that clients subscribe to."""
         self.group: GroupQueue | None = None
-        """Where it is a group, whose members fetch."""
+        """The members and their queues, of a group."""
         self._last_number = 0
-        # What is asked of a channel and answered by a part of it, without a call in between.
+        # Methods of the parts, bound as attributes: a wrapper would cost a call for each message.
         self.pump = delivery.pump
         self.resume = delivery.resume
         self.set_ready = delivery.set_ready
@@ -90,7 +91,7 @@ class Channel(ChannelState):
         self.started = redelivery.started
 
     def configure(self, policy: ChannelPolicy) -> None:
-        """Go by a policy from now on."""
+        """Apply a policy from now on."""
         before, self.policy = self.policy, policy
         self.retry = RetryPolicy.of(policy)
         self.wanted = TagFilter(policy.tags) if policy.tags else None
@@ -108,17 +109,17 @@ class Channel(ChannelState):
                 delivery.order = Ordering(delivery, policy.order == "key", lock_ns)
 
     def _charge(self, member: GroupConsumer) -> None:
-        """Charge a lost member with all that it had started, at any queue."""
+        """Charge a lost member with all messages that it had started, at any queue."""
         for queue, started in member.started.items():
             group = self.parts[queue].group
             if group is not None and queue in member.held:
                 group.charge(started, member)
 
-    # what it looks like
+    # statistics
 
     @property
     def depth(self) -> int:
-        """How many messages wait to be delivered, deferred ones aside."""
+        """The number of messages waiting for delivery, deferred ones excluded."""
         cursor = self.cursor
         fresh = self.source.count_from(cursor.next) - cursor.deferred_ahead
         if self.group is not None:
@@ -127,18 +128,18 @@ class Channel(ChannelState):
 
     @property
     def message_count(self) -> int:
-        """How many messages have come to it since the broker was started."""
+        """The number of messages that the channel has received since the broker was started."""
         return self.source.limit - self.counted_from
 
     @property
     def latency(self) -> Latency | None:
-        """From publish to finish, where percentiles of it are wanted."""
+        """Latencies from publish to finish, if percentiles are measured."""
         return self.finishes.latency
 
     @property
     def delivered_near_counts(self) -> list[int]:
-        """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
-        where near ones are not preferred.
+        """The numbers of deliveries to consumers in the broker's zone, in its region, and
+        elsewhere; empty if near consumers are not preferred.
         """
         if not self.context.settings.prefers_near:
             return []
@@ -149,13 +150,15 @@ class Channel(ChannelState):
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages are with consumers, or on their way to another topic."""
+        """The number of messages with consumers, or on their way to another topic."""
         with_consumers = sum(consumer.in_flight_count for consumer in self.consumers)
         return with_consumers + self.aside.count
 
     @property
     def deferred_count(self) -> int:
-        """How many messages wait for a time, its own and those that all channels get then."""
+        """The number of messages waiting for a time: the channel's own, and those that all channels
+        get then.
+        """
         waiting = self.cursor.stragglers.waiting_count
         return waiting + self.context.delayed_count(self.cursor.queue.topic)
 
@@ -207,9 +210,9 @@ class Channel(ChannelState):
         subscriber.shares.append(self._add(Share(subscriber, self.delivery, self._last_number)))
 
     def spread_out(self, consumer: ChannelConsumer) -> Subscriber:
-        """Make a subscriber of several queues of a consumer of one."""
+        """Replace a consumer of one queue by a subscriber of several."""
         subscriber = Subscriber(
-            cast("Client", consumer.client),  # As `add_consumer` took it.
+            cast("Client", consumer.client),  # `add_consumer` takes a `Client`.
             consumer.timeout_ns,
             consumer.sample_rate,
             with_properties=consumer.with_properties,
@@ -229,11 +232,11 @@ class Channel(ChannelState):
     def remove_consumer(
         self, consumer: ChannelConsumer, charged: Collection[int] | None = None
     ) -> None:
-        """Unsubscribe a client: what it held is delivered to others at once.
+        """Unsubscribe a client: redeliver its messages to others at once.
 
         Args:
-            consumer: as what it had subscribed.
-            charged: offsets that it had started to handle, where that is known.
+            consumer: the client's consumer.
+            charged: offsets of the messages that it had started, if known.
         """
         if charged is None:
             charged = self.redelivery.charged(consumer)
@@ -250,10 +253,10 @@ class Channel(ChannelState):
             self.moved()
             self.pump()
 
-    # what consumers answer
+    # acknowledgements
 
     def finish(self, consumer: ChannelConsumer, offset: int) -> None:
-        """FIN. Raises NotInFlight."""
+        """Handle FIN. Raises NotInFlight."""
         cursor = self.cursor
         if cursor.window.release_one(consumer.number, offset):
             consumer.answered = max(consumer.answered, offset)
@@ -262,6 +265,7 @@ class Channel(ChannelState):
             if straggler is None:
                 raise self.redelivery.not_in_flight(consumer, offset)
             consumer.progress.answered(straggler.asked_rank, offset)
+            # The answer may be to an earlier delivery: the client may have another copy.
             if straggler.asked_rank < straggler.rank:
                 consumer.progress.answered_late(self.context.clock(), used_up=False)
             cursor.stragglers.remove(offset)
@@ -271,8 +275,9 @@ class Channel(ChannelState):
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: ChannelConsumer, offsets: Offsets) -> Offsets:
-        """FIN for many offsets, in any order. Returns those that must be finished one by one:
-        they are not in the window, or stand there twice.
+        """Handle FIN of many offsets, in any order.
+
+        Returns those that must be finished one by one: they are not in the window, or given twice.
         """
         window = self.cursor.window
         left = _NO_OFFSETS
@@ -301,7 +306,7 @@ class Channel(ChannelState):
     # time
 
     def _expire(self, now_ns: int) -> int | None:
-        """Requeue what has timed out and deliver what is due. Returns when to look again."""
+        """Requeue timed-out messages and deliver due ones. Returns when to run again."""
         if self.redelivery.time_out(now_ns):
             self.moved()
             self.delivery.line_up(self.consumers)
@@ -312,13 +317,13 @@ class Channel(ChannelState):
             times.append(earliest_ns)
         return min(times, default=None)
 
-    # what the operator does
+    # operations
 
     def schedule(self, first: int, end: int) -> None:
-        """See that deferred messages from an offset up to another come at their time."""
+        """Schedule the deferred messages from an offset up to another."""
         if isinstance(self.group, ExternalReader):
             return
-        # A group's members fetch what is for it alone.
+        # The members of a group fetch the batches for the group alone.
         number = self.id if self.group is None else 0
         due_ns = self.cursor.schedule(first, end, self.context.clock(), number)
         if due_ns is not None:
@@ -326,7 +331,7 @@ class Channel(ChannelState):
             self.moved()
 
     def arm(self) -> None:
-        """Look at all times, after a restart."""
+        """Set the alarm after a restart."""
         earliest_ns = self.cursor.stragglers.earliest_ns()
         if earliest_ns is not None:
             self.alarm.at(earliest_ns)
@@ -334,9 +339,9 @@ class Channel(ChannelState):
             self.alarm.at(self.context.clock())
 
     def deliver_again(self, attempts: Mapping[int, int]) -> None:
-        """Deliver messages below the cursor that were delivered so often before: offset: attempts.
+        """Deliver messages below the cursor again, each with its number of attempts.
 
-        As after a restart, for what another broker has begun to deliver.
+        For a channel imported from another broker, which had delivered them.
         """
         now_ns = self.context.clock()
         for offset, count in attempts.items():
@@ -346,18 +351,18 @@ class Channel(ChannelState):
         self.pump()
 
     def set_paused(self, paused: bool) -> None:
-        """Stop delivering, or go on."""
+        """Pause delivery or resume it."""
         self.paused = paused
         self.pump()
 
     def empty(self) -> None:
-        """Finish everything that is stored for the channel; a group's members join again."""
+        """Finish all stored messages; the members of a group have to join again."""
         if self.group is not None:
             self.group.members.dismiss()
         self.advance(self.source.limit)
 
     def advance(self, offset: int) -> None:
-        """Finish everything below an offset, in flight or not; what is above stays as it is."""
+        """Finish everything below an offset, in flight or not; messages above stay unchanged."""
         cursor = self.cursor
         self._drop([(0, offset)])
         if offset > cursor.next:
@@ -365,7 +370,7 @@ class Channel(ChannelState):
         self.go_on()
 
     def _drop(self, stretches: Sequence[Stretch]) -> None:
-        """Drop the messages of some stretches, in flight or waiting for a time."""
+        """Drop the messages of some ranges, in flight or pending."""
         window, stragglers = self.cursor.window, self.cursor.stragglers
         for first, end in stretches:
             for number, count in window.release_all(first, end).items():
@@ -377,7 +382,7 @@ class Channel(ChannelState):
             stragglers.remove(offset)
 
     def drop(self, count: int) -> None:
-        """Count messages that were given up."""
+        """Count dropped messages."""
         self.dropped_count += count
         self.moved()
 
@@ -386,14 +391,15 @@ class Channel(ChannelState):
         return np.fromiter(by_offset, np.int64, len(by_offset))
 
     def go_on(self) -> None:
-        """Deliver to consumers that may have room without having answered."""
+        """Deliver to consumers that may have capacity without having answered."""
         self.moved()
         self.delivery.line_up(self.consumers)
         self.pump()
 
     def go_back(self, offset: int) -> None:
-        """Set the channel back to an offset, whatever became of what is behind it; what is below
-        stays as it is. Nothing is delivered before deferred messages are scheduled again.
+        """Set the channel back to an offset; the state of messages below it stays unchanged.
+
+        The caller schedules deferred messages again before any delivery.
         """
         cursor = self.cursor
         for consumer in self.consumers:
@@ -409,24 +415,22 @@ class Channel(ChannelState):
         self.moved()
         self.delivery.line_up(self.consumers)
 
-    # what has gone
+    # deleted messages
 
     def unfinished(self, gone: Sequence[Stretch]) -> Offsets:
-        """What it has not finished of some stretches, rising; what it will get when the topic goes
-        on is among it.
-        """
+        """Return the unfinished offsets in some ranges, rising, including those beyond a pause."""
         cursor, source = self.cursor, self.source
         parts = [inside(gone, self._straggling())]
         for first, end in gone:
             parts.append(cursor.window.held_offsets(first, end))
             for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):
-                # Deferred ones that were shown to it are stragglers, or finished.
+                # Scheduled deferred messages are pending, or finished.
                 shown = cursor.queue.index.deferred(begin, min(stop, source.limit), self.own_mark)
                 parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
         return distinct(parts)
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
-        """Some stretches have gone: nothing of them is delivered. Call `go_on` after all else."""
+        """Drop the messages of some deleted ranges. The caller calls `go_on` at the end."""
         cursor, source = self.cursor, self.source
         index = cursor.queue.index
         self._drop(gone)
@@ -443,6 +447,6 @@ class Channel(ChannelState):
         if self.group is not None:
             self.group.end()
         if self.queue.number:
-            return  # Number 0 notifies them.
+            return  # Queue 0 notifies the clients, once for all queues.
         for consumer in list(self.consumers):
             consumer.client.channel_closed()

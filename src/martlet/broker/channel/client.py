@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class Client(MessageReceiver, Protocol):
-    """The other side of a subscription, behind a socket or in a test."""
+    """The client behind a subscription, over a socket or in a test."""
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
-        """The channel has several queues from now on: answer to this one, as this one."""
+        """Handle that the channel has several queues from now on: acknowledge to `channel`, as
+        `consumer`.
+        """

@@ -1,7 +1,8 @@
-"""Delivery: how a channel's messages go out to the consumers that have room.
+"""Delivery: sends a channel's messages to the consumers that have capacity.
 
-The consumers that would take a message stand in a line.  Delivery goes in grants: the consumer at
-the head of the line gets its share of what there is, and stands in line again while it has room.
+The consumers that would take a message form a queue, the ready line. Delivery works in grants: the
+consumer at the head of the line gets its share of the available messages, and joins the end of the
+line again while it has capacity.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
 
 _PUT_OFF_NS = 1_000_000_000
 _LOOK_ON_NS = 100_000
-"""So much later a filter looks at the next batches."""
+"""The delay before a filter searches the next batches."""
 _lease = partial(tuple.__new__, Lease)
-"""Makes one of a tuple, without a call in Python."""
+"""Makes an index entry of a tuple, without a call in Python."""
 
 
 class Order(Protocol):
-    """Hands a channel's messages out in another order than NSQ's, or to members that fetch."""
+    """Delivers a channel's messages in another order than NSQ's, or to members that fetch."""
 
     def pump(self) -> None:
-        """Deliver what may be delivered. Raises OSError where the index can not be read."""
+        """Deliver what may be delivered. Raises OSError where the index cannot be read."""
 
 
 class Delivery:
-    """Hands the messages of a channel out.
+    """Delivers the messages of a channel.
 
     Args:
         state: the channel.
-        waiting: where it enters itself while a consumer would take a message.
+        waiting: the parts to wake on new messages; contains this one while a consumer has capacity.
     """
 
     __slots__ = ("_fresh_turn", "_limit", "_line", "_waiting", "cursor", "order", "state")
@@ -57,23 +58,23 @@ class Delivery:
         )
         self._fresh_turn = False
         self.order: Order | None = None
-        """In which order messages go out; None for NSQ's."""
+        """The order of delivery; None for NSQ's."""
 
-    # the line
+    # the ready line
 
     def set_ready(self, consumer: ChannelConsumer, count: int) -> None:
-        """RDY: the consumer takes up to so many messages at a time."""
+        """Handle RDY: the consumer takes up to `count` messages at a time."""
         consumer.ready_count = count
         self.resume(consumer)
 
     def set_blocked(self, consumer: ChannelConsumer, blocked: bool) -> None:
-        """The client has stopped, or begun again, to read what it is sent."""
+        """Note whether the client has stopped reading from its socket."""
         consumer.blocked = blocked
         if not blocked:
             self.resume(consumer)
 
     def resume(self, consumer: ChannelConsumer) -> None:
-        """Deliver to a consumer that may have room."""
+        """Deliver to a consumer that may have capacity."""
         if not consumer.is_ready and consumer.room > 0:
             self._enter_line(consumer)
         if consumer.is_ready:
@@ -85,7 +86,7 @@ class Delivery:
         self._waiting[self] = None
 
     def leave_line(self, consumer: ChannelConsumer) -> None:
-        """Let a consumer stand in line no more."""
+        """Remove a consumer from the ready line."""
         if consumer.is_ready:
             consumer.is_ready = False
             self._line.remove(consumer)
@@ -93,14 +94,14 @@ class Delivery:
                 del self._waiting[self]
 
     def take_place(self, consumer: ChannelConsumer, successor: ChannelConsumer) -> None:
-        """Let another consumer stand in line for one that stood there."""
+        """Replace a consumer in the ready line by its successor."""
         line = list(self._line)
         line[line.index(consumer)] = successor
         self._line.clear()
         self._line.extend(line)
 
     def line_up(self, consumers: Iterable[ChannelConsumer]) -> None:
-        """Let those consumers stand in line that have room."""
+        """Put those of the consumers that have capacity into the ready line."""
         for consumer in consumers:
             if not consumer.is_ready and consumer.room > 0:
                 self._enter_line(consumer)
@@ -111,9 +112,9 @@ class Delivery:
     def pump(self) -> None:
         """Deliver what can be delivered.
 
-        While there are messages to be delivered again they take turns with the fresh ones, so that
-        one that fails again and again keeps no other from its consumer.  Where the index can not be
-        read, as when there are too many open files, it is tried again a second later.
+        Redeliveries take turns with new messages, so that a message that fails again and again
+        keeps no other from its consumer. Where the index cannot be read, as when there are too many
+        open files, the read is retried a second later.
         """
         line, state = self._line, self.state
         try:
@@ -150,9 +151,9 @@ class Delivery:
             state.alarm.at(state.context.clock() + _PUT_OFF_NS)
 
     def pump_lone(self, offset: int, frame: memoryview) -> None:
-        """Deliver the message that was just stored, which is what `pump` would do with it.
+        """Deliver the message that was just stored, as `pump` would.
 
-        Where it waits for nothing, it is handed over without a look at the index.
+        If no message waits before it, this does not read the index.
         """
         state = self.state
         cursor = state.cursor
@@ -175,7 +176,7 @@ class Delivery:
         consumer.client.send_messages((frame,))
 
     def _grant(self, consumer: ChannelConsumer, max_count: int, limit: int) -> bool:
-        """Deliver fresh messages. False where a filter has let none of very many through."""
+        """Deliver new messages. Returns False where a filter rejected all of very many."""
         state = self.state
         cursor = state.cursor
         window = cursor.window
@@ -205,7 +206,7 @@ class Delivery:
         return True
 
     def _lend(self, consumer: ChannelConsumer, first: int, count: int) -> None:
-        """Note that a consumer has what the window says since offset `first`."""
+        """Record that a consumer holds the window's offsets from `first` on."""
         state = self.state
         window = state.cursor.window
         leases = consumer.leases
@@ -241,7 +242,7 @@ class Delivery:
         self.deliver_straggler(consumer, offset)
 
     def deliver_straggler(self, consumer: ChannelConsumer, offset: int) -> None:
-        """Deliver one that is ready; drop one that has gone, or is not wanted."""
+        """Deliver a pending message that is ready; drop it if it was deleted or is filtered out."""
         cursor = self.cursor
         attempts = cursor.stragglers.by_offset[offset].attempts + 1
         frame = cursor.frame(offset, attempts)
@@ -262,7 +263,7 @@ class Delivery:
         frame: memoryview | bytearray,
         properties: bytes,
     ) -> None:
-        """Deliver a message that stands, or from now on stands, among the stragglers."""
+        """Deliver a message that is, or becomes, a pending one."""
         state = self.state
         now_ns = state.context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
@@ -292,23 +293,23 @@ class Delivery:
             consumer.client.send_messages((frame,))
 
     def wants(self, properties: bytes) -> bool:
-        """Whether its filter lets a message with such properties through."""
+        """Whether the channel's filter accepts a message with such properties."""
         wanted = self.state.wanted
         return wanted is None or wanted.lets(properties)
 
     def samples_out(self, consumer: ChannelConsumer) -> bool:
-        """Whether a message is not for a consumer that wants only some of all."""
+        """Whether sampling skips a message for this consumer."""
         rate = consumer.sample_rate
         return bool(rate) and self.state.context.random.randrange(100) >= rate
 
-    # what its order asks
+    # for `Order`
 
     def limit(self) -> int:
-        """The offset up to which the cursor may go."""
+        """Return the offset up to which the cursor may move."""
         return self._limit(self.cursor)
 
     def first_in_line(self) -> ChannelConsumer | None:
-        """The consumer whose turn it is; who has no room leaves the line."""
+        """Return the consumer whose turn it is; remove those without capacity from the line."""
         while self._line:
             consumer = self._line[0]
             if consumer.room > 0:
@@ -317,25 +318,29 @@ class Delivery:
         return None
 
     def spread(self) -> None:
-        """Give each message in flight its own place."""
+        """Make each message in flight a pending message of its own."""
         window = self.cursor.window
         if window.floor < window.next:
             self._thin_out(window.next)
 
     def has_room(self, consumer: ChannelConsumer) -> bool:
-        """Whether a consumer would take a message; who has no room leaves the line, and what makes
-        room, at whichever queue, lines it up again.
+        """Whether a consumer would take a message.
+
+        One without capacity is removed from the line; whatever frees capacity, at any queue, puts
+        it back.
         """
         if consumer.is_ready and consumer.room <= 0:
             self.leave_line(consumer)
         return consumer.is_ready
 
     def look_again_soon(self) -> None:
-        """Pump when others have had their turn."""
+        """Pump again in a later turn of the loop."""
         self.state.alarm.at(self.state.context.clock() + _LOOK_ON_NS)
 
     def _thin_out(self, end: int) -> None:
-        """Few of very many messages are unfinished: give each of the old ones its own place."""
+        """Move the few unfinished of very many old messages out of the window, to the pending
+        messages.
+        """
         cursor = self.cursor
         for offset, number in cursor.window.held(cursor.window.floor, end):
             consumer = self.state.numbers[number]

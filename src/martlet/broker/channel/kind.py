@@ -1,4 +1,4 @@
-"""Which kinds a channel may become: consumers share it, a group's members or a reader fetch."""
+"""The kinds of a channel: shared by consumers, fetched by a group's members, or by a follower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
 
 
 def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
-    """See that a channel may be as a policy has it. Raises BadPolicy."""
+    """Check that a channel may change to a policy. Raises BadPolicy."""
     what = f"{channel.name!r} of topic {channel.topic!r}"
     if policy.retain == "off" and policy.kind != "follower":
         raise BadPolicy(f"retain: {what} is no follower, and what it has yet to finish is kept")

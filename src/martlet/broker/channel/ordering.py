@@ -1,21 +1,21 @@
-"""Order: a channel whose messages are dealt with one after the other, by queue or by order key.
+"""Ordering: a channel whose messages are handled one after the other, by queue or by order key.
 
 ::
 
-    offsets    4      5      6      7      8 ...              by key: what the channel does now
+    offsets    4      5      6      7      8 ...              by key: the state of each
     key        a      b      a      -      c
                held   held   parked held   next               6 goes out when 4 is finished
 
-Of each key one message is in flight, and no later one of it before that is finished: one that
-failed comes again in its place, and everything of its key waits for it, while other keys go on.  A
-message without a key waits for nobody.  By queue, all messages have the same key, in effect, and
-the queue is lent to one consumer for as long as it goes on answering: another one gets it when that
-one leaves, or has left it waiting for longer than the lock lasts.
+One message of each key is in flight, and later ones wait until it is finished: a failed one is
+redelivered in its place, and all messages of its key wait for it, while other keys continue. A
+message without a key waits for no other. By queue, all messages have the same key, in effect, and
+the queue is locked for one consumer as long as that acknowledges: another one gets it when the
+first leaves, or does nothing for longer than the lock lasts.
 
-What the cursor has passed and is not finished stands among the stragglers, parked messages as such
-that were never delivered.  So the journal needs to know nothing of all this: after a restart the
-order is made anew of the stragglers, by offset.  How many may be parked is limited; then the cursor
-waits.  Deferred messages come at their time, in no order.
+Unfinished messages behind the cursor are pending messages, parked ones as such that were never
+delivered. So the journal has no entry for the order: a restart rebuilds it from the pending
+messages, by offset. The number of parked messages is limited; then the cursor waits. Deferred
+messages are delivered at their time, in no order.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from martlet.broker.queue.consumer import ChannelConsumer
 
 MAX_PARKED = 1000
-"""So many messages wait for others of their keys before the cursor does."""
+"""The maximum of parked messages; then the cursor waits."""
 _MAX_AT_ONCE = 1000
-"""So many messages are looked at before others have their turn."""
+"""Messages examined in one turn of the loop."""
 _ANY = b"\0"
-"""The key of all messages, by queue."""
+"""The key of all messages when ordered by queue."""
 
 
 class Ordering:
-    """Hands a channel's messages out in order.
+    """Delivers a channel's messages in order.
 
     Args:
         delivery: of the channel.
         by_key: by order key; else by queue.
-        lock_ns: how long a queue stays with a consumer that does not go on.
+        lock_ns: how long a queue stays locked for a consumer that does not acknowledge.
     """
 
     def __init__(self, delivery: Delivery, by_key: bool, lock_ns: int) -> None:
@@ -54,11 +54,11 @@ class Ordering:
         self._by_key = by_key
         self._lock_ns = lock_ns
         self._keys: dict[int, bytes] = {}
-        """Of each unfinished message that has to keep its order; by offset."""
+        """The key of each unfinished message that has one, by offset."""
         self._behind: dict[bytes, deque[int]] = {}
-        """By key the unfinished messages, the first of which may be delivered."""
+        """By key the unfinished messages; the first of each may be delivered."""
         self._free: list[int] = []
-        """A heap of those that may be delivered now, or could before."""
+        """A heap of the messages that may be delivered now, or could before."""
         self._holder: ChannelConsumer | None = None
         self._lent_until_ns = 0
         self._has_begun = False
@@ -66,30 +66,30 @@ class Ordering:
 
     @property
     def parked_count(self) -> int:
-        """How many messages wait for others of their key."""
+        """The number of messages waiting for others of their key."""
         return len(self._keys) - len(self._behind)
 
     def end(self) -> None:
-        """Deliver in no order from now on: what was parked is ready like all else."""
+        """Stop ordering: parked messages become ready like all others."""
         self._stragglers.on_removed = None
         self._stragglers.line_up_ready()
 
     def _begin(self) -> None:
-        """Learn of what is unfinished already."""
-        # Should it not be readable to the end, it is begun once more.
+        """Read the keys of the messages that are unfinished already."""
+        # If the index cannot be read to the end, this runs again from the start.
         for known in (self._keys, self._behind, self._free):
             known.clear()
         self._delivery.spread()
         stragglers = self._stragglers
         for offset, straggler in sorted(stragglers.by_offset.items()):
             is_waiting = straggler.owner is None and not stragglers.is_ready(offset)
-            if straggler.attempts or not is_waiting:  # or it is a deferred one
+            if straggler.attempts or not is_waiting:  # else deferred
                 self._enter(offset, self._delivery.cursor.properties(offset))
         stragglers.line_up_ready()
         self._has_begun = True
 
     def pump(self) -> None:
-        """Deliver what may be delivered. Raises OSError where the index can not be read."""
+        """Deliver what may be delivered. Raises OSError where the index cannot be read."""
         if not self._has_begun:
             self._begin()
         delivery = self._delivery
@@ -107,7 +107,9 @@ class Ordering:
         delivery.look_again_soon()
 
     def _taker(self) -> ChannelConsumer | None:
-        """Who gets the next message; None where nobody has room, or may."""
+        """Return the consumer for the next message; None where no consumer has capacity or the
+        lock.
+        """
         delivery = self._delivery
         if not self._by_key and self._holder is not None:
             now_ns = self._state.context.clock()
@@ -125,10 +127,10 @@ class Ordering:
             self._holder = consumer
             self._lent_until_ns = self._state.context.clock() + self._lock_ns
 
-    # what may be delivered
+    # the next message
 
     def _next_free(self) -> int | None:
-        """The lowest of the offsets that may be delivered now."""
+        """Return the lowest of the offsets that may be delivered now."""
         stragglers = self._stragglers
         while self._free:
             offset = self._free[0]
@@ -140,7 +142,7 @@ class Ordering:
         return None
 
     def _take_in_ready(self) -> None:
-        """Look at what has become ready since the last time."""
+        """Check the messages that have become ready since the last time."""
         for offset in self._stragglers.take_ready():
             self._offer(offset)
 
@@ -150,8 +152,8 @@ class Ordering:
             heappush(self._free, offset)
 
     def _read(self, consumer: ChannelConsumer) -> bool:
-        """Take the next fresh message in, and deliver it if it has not to wait. False where there
-        is none, or none may be.
+        """Read the next new message, and deliver it if it need not wait. Returns False where there
+        is none, or none may be read.
         """
         delivery = self._delivery
         if not self._by_key and self._keys:
@@ -180,7 +182,7 @@ class Ordering:
         return True
 
     def _enter(self, offset: int, properties: bytes) -> bool:
-        """Remember an unfinished message. Whether no other of its key stands before it."""
+        """Add an unfinished message. Returns whether it is the first of its key."""
         key = _ANY
         if self._by_key:
             key = _order_key(properties)
@@ -192,7 +194,7 @@ class Ordering:
         return len(behind) == 1
 
     def _removed(self, offset: int) -> None:
-        """A message is finished, or gone: the next one of its key may go."""
+        """Remove a finished or deleted message: the next one of its key may be delivered."""
         key = self._keys.pop(offset, None)
         if key is None:
             return
@@ -207,7 +209,7 @@ class Ordering:
 
 
 def _order_key(properties: bytes) -> bytes:
-    """The order key in properties; empty for none."""
+    """Return the order key in properties; empty for none."""
     if properties:
         for kind, _, value in fields(properties):
             if kind == Field.ORDER_KEY:

@@ -1,14 +1,14 @@
-"""A channel of several queues, seen as one.
+"""A channel over several queues.
 
-Each queue has a `Channel` of its own.  What clients subscribe to is all of them: an answer goes to
-the queue that it concerns, and the counts are sums.  A topic of one queue needs none of this.
+Each queue has a `Channel` of its own. Clients subscribe to all of them together: an answer goes to
+the queue of its message, and the counts are sums. A topic of one queue needs none of this.
 
 The ids of a topic's messages follow from the queue and the offset alone::
 
     id   =  id_base + (queue << 54) + offset          modulo 2^64
     place = id - id_base:   | queue 10 bits | offset 54 bits |
 
-so an id leads to both without a table, and a run of them by two operations on an array.
+so an id leads to both without a table, and a run of ids by two operations on an array.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _NO_PLACES: Offsets = np.empty(0, np.int64)
 class PartitionedChannel:
     """A channel at all queues of its topic.
 
-    Where a `Channel` says offset, this says place: the queue's number and the offset.
+    Its methods take a place, the queue's number and the offset, where those of `Channel` take an
+    offset.
 
     Args:
         parts: the channel at each queue, by number.
@@ -52,7 +53,7 @@ class PartitionedChannel:
         self.name = first.name
         self.ephemeral = first.ephemeral
         self.queue = first.queue
-        """Number 0: an id less its `id_base` is a place."""
+        """Of queue 0: an id minus its `id_base` is a place."""
 
     # consumers
 
@@ -80,23 +81,23 @@ class PartitionedChannel:
         return subscriber
 
     def remove_consumer(self, subscriber: Subscriber) -> None:
-        """The client has gone: what it held is delivered to others at once."""
+        """Unsubscribe a client: the messages that it held are redelivered to others at once."""
         subscriber.blocked = True
         charged = charged_of(list(zip(self.parts, subscriber.shares, strict=True)))
         for part, share, offsets in zip(self.parts, subscriber.shares, charged, strict=True):
             part.remove_consumer(share, offsets)
 
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
-        """RDY: the client takes up to so many messages at a time."""
+        """Handle RDY: the client takes up to `count` messages at a time."""
         subscriber.ready_count = count
         subscriber.go_on()
 
     def set_blocked(self, subscriber: Subscriber, blocked: bool) -> None:
-        """The client has stopped, or begun again, to read what it is sent."""
+        """Note whether the client has stopped reading from its socket."""
         subscriber.blocked = blocked
         subscriber.go_on()
 
-    # what they answer
+    # acknowledgements
 
     def finish(self, subscriber: Subscriber, place: int) -> None:
         """FIN. Raises NotInFlight."""
@@ -110,7 +111,7 @@ class PartitionedChannel:
         error: str = "",
         cause: Cause = Cause.REQUEUED,
     ) -> None:
-        """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
+        """Handle REQ: redeliver the message after a delay. Raises NotInFlight."""
         self._answer(
             subscriber,
             place,
@@ -120,7 +121,7 @@ class PartitionedChannel:
     def give_back(
         self, subscriber: Subscriber, places: Iterable[int], *, is_started: bool = False
     ) -> int:
-        """These go to others. Returns how many of them were in flight."""
+        """Redeliver these to others. Returns how many of them were in flight."""
         offsets: dict[int, list[int]] = {}
         for place in places:
             number = (place & ID_MASK) >> OFFSET_BITS
@@ -139,18 +140,18 @@ class PartitionedChannel:
     def reject(
         self, subscriber: Subscriber, place: int, reason: DeadLetterReason, error: str = ""
     ) -> None:
-        """The message becomes a dead letter. Raises NotInFlight."""
+        """Make the message a dead letter. Raises NotInFlight."""
         self._answer(
             subscriber, place, lambda part, share, offset: part.reject(share, offset, reason, error)
         )
 
     def touch(self, subscriber: Subscriber, place: int) -> None:
-        """TOUCH: the message's timeout begins anew. Raises NotInFlight."""
+        """Handle TOUCH: restart the message's timeout. Raises NotInFlight."""
         self._answer(subscriber, place, lambda part, share, offset: part.touch(share, offset))
 
     def started(self, subscriber: Subscriber, place: int) -> None:
-        """The client starts to handle this one, and all that was delivered to it before. Raises
-        NotInFlight.
+        """Handle STARTED: the client starts this message, and had started all delivered before it.
+        Raises NotInFlight.
         """
         self._answer(subscriber, place, lambda part, share, offset: part.started(share, offset))
 
@@ -168,7 +169,9 @@ class PartitionedChannel:
             subscriber.go_on()
 
     def finish_run(self, subscriber: Subscriber, places: Offsets) -> Offsets:
-        """FIN for many places, in any order. Returns those that must be finished one by one."""
+        """Handle FIN of many places, in any order. Returns those that must be finished one by
+        one.
+        """
         numbers = places.view(np.uint64) >> np.uint64(OFFSET_BITS)
         first = int(numbers[0])
         subscriber.held = True
@@ -185,7 +188,7 @@ class PartitionedChannel:
             subscriber.go_on()
 
     def _finish_some(self, subscriber: Subscriber, number: int, places: Offsets) -> Offsets:
-        """Those of one queue."""
+        """Finish the messages of one queue."""
         if number >= len(subscriber.shares):
             return places
         offsets = places & OFFSET_MASK
@@ -194,21 +197,21 @@ class PartitionedChannel:
             return _NO_PLACES
         return left if not number else places[np.isin(offsets, left)]
 
-    # what it looks like
+    # statistics
 
     @property
     def consumers(self) -> list[Subscriber]:
-        """The clients."""
+        """The subscribed clients."""
         return [share.subscriber for share in self.parts[0].consumers if isinstance(share, Share)]
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is delivered."""
+        """Whether delivery is paused."""
         return self.parts[0].paused
 
     @property
     def retries(self) -> bool:
-        """Whether the broker decides about messages that fail."""
+        """Whether the broker handles failed messages by a retry policy."""
         return self.parts[0].retries
 
     @property
@@ -218,60 +221,60 @@ class PartitionedChannel:
 
     @property
     def depth(self) -> int:
-        """How many messages wait to be delivered, deferred ones aside."""
+        """The number of messages waiting for delivery, deferred ones excluded."""
         return sum(part.depth for part in self.parts)
 
     @property
     def message_count(self) -> int:
-        """How many messages have come to it since the broker was started."""
+        """The number of messages received since the broker was started."""
         return sum(part.message_count for part in self.parts)
 
     @property
     def delivered_count(self) -> int:
-        """How many messages have gone to consumers since the start, those delivered again too."""
+        """The number of deliveries since the start, redeliveries included."""
         return sum(part.delivered_count for part in self.parts)
 
     @property
     def delivered_near_counts(self) -> list[int]:
-        """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
-        where near ones are not preferred.
+        """The numbers of deliveries to consumers in the broker's zone, in its region, and
+        elsewhere; empty if near consumers are not preferred.
         """
         rows = (part.delivered_near_counts for part in self.parts)
         return [sum(column) for column in zip(*rows, strict=True)]
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages are with consumers."""
+        """The number of messages with consumers."""
         return sum(part.in_flight_count for part in self.parts)
 
     @property
     def deferred_count(self) -> int:
-        """How many messages wait for a time."""
+        """The number of messages waiting for a time."""
         return sum(part.deferred_count for part in self.parts)
 
     @property
     def requeue_count(self) -> int:
-        """How many were given back."""
+        """The number of requeued messages."""
         return sum(part.requeue_count for part in self.parts)
 
     @property
     def timeout_count(self) -> int:
-        """How many were taken back because their timeout was over."""
+        """The number of timed-out messages."""
         return sum(part.timeout_count for part in self.parts)
 
     @property
     def dead_letter_count(self) -> int:
-        """How many went to the dead-letter topic since the broker was started."""
+        """The number of messages sent to the dead-letter topic since the broker was started."""
         return sum(part.dead_letter_count for part in self.parts)
 
     @property
     def dropped_count(self) -> int:
-        """How many were given up, to make room, before they were finished."""
+        """The number of unfinished messages dropped to free space."""
         return sum(part.dropped_count for part in self.parts)
 
     @property
     def latency(self) -> Latency | Together | None:
-        """From publish to finish, where percentiles of it are wanted."""
+        """Latencies from publish to finish, if percentiles are measured."""
         together = Together()
         for part in self.parts:
             if part.latency is not None:
@@ -280,13 +283,13 @@ class PartitionedChannel:
 
     @property
     def finishes(self) -> PartitionedFinishAges:
-        """How long finished messages had been stored."""
+        """The ages of finished messages."""
         return PartitionedFinishAges(self.parts)
 
 
 class PartitionedFinishAges:
-    """The counts of `martlet.broker.tracing.finish_ages` of several channels, added up as they are
-    now.
+    """The counts of `martlet.broker.tracing.finish_ages` of several channels, summed at this
+    moment.
     """
 
     def __init__(self, parts: list[Channel]) -> None:

@@ -1,8 +1,8 @@
-"""Redelivery: what a channel does with messages that are not finished in time.
+"""Redelivery: handles a channel's messages that are not finished in time.
 
-A consumer may give one back (REQ), or ask for more time (TOUCH).  What was not finished comes
-again, by NSQ's rules or by the channel's policy (see `martlet.broker.retry`), or becomes a dead
-letter.
+A consumer may requeue a message (REQ) or extend its timeout (TOUCH). An unfinished message is
+redelivered, by NSQ's rules or by the channel's retry policy (see `martlet.broker.retry`), or
+becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _STEPS = {
 
 
 class Redelivery:
-    """Deals with the messages of a channel that were not finished.
+    """Redelivers the messages of a channel that were not finished.
 
     Args:
         state: the channel.
-        delivery: hands its messages out.
+        delivery: delivers its messages.
     """
 
     __slots__ = ("_delivery", "_state")
@@ -44,7 +44,7 @@ class Redelivery:
         self._state = state
         self._delivery = delivery
 
-    # what consumers answer
+    # acknowledgements
 
     def requeue(
         self,
@@ -54,9 +54,8 @@ class Redelivery:
         error: str = "",
         cause: Cause = Cause.REQUEUED,
     ) -> None:
-        """REQ: the message has failed, and is delivered again after a delay, unless the channel's
-        policy has it otherwise (see `martlet.broker.retry`). What is given back has not
-        failed.
+        """Handle REQ: the message has failed and is redelivered after a delay, unless the channel's
+        retry policy decides otherwise (see `martlet.broker.retry`).
 
         Raises NotInFlight.
         """
@@ -80,8 +79,10 @@ class Redelivery:
     def give_back(
         self, consumer: ChannelConsumer, offsets: Iterable[int], *, is_started: bool = False
     ) -> int:
-        """A client does not go on with these: they come again at once, and have not failed. Where
-        it had not started them, their delivery is no attempt. Returns how many were in flight.
+        """Redeliver messages that a client returns, at once, without counting a failure.
+
+        Where the client had not started them, the delivery is no attempt. Returns how many were in
+        flight.
         """
         state = self._state
         now_ns, count = state.context.clock(), 0
@@ -89,10 +90,10 @@ class Redelivery:
             try:
                 held = self._take_out(consumer, offset)
             except NotInFlight:
-                continue  # Its time was over: others have it already.
+                continue  # It timed out: another consumer has it.
             held.attempts -= not is_started
             if not held.attempts:
-                state.retry_count += 1  # It shows no other way that it is delivered again.
+                state.retry_count += 1  # Its next attempt is number 1, and no retry.
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=False, consumer=consumer)
             count += 1
         consumer.in_flight_count -= count
@@ -106,7 +107,7 @@ class Redelivery:
     def reject(
         self, consumer: ChannelConsumer, offset: int, reason: DeadLetterReason, error: str = ""
     ) -> None:
-        """A consumer says that a message should not come again: it becomes a dead letter.
+        """Make a message that a consumer rejects a dead letter.
 
         Raises NotInFlight.
         """
@@ -120,7 +121,7 @@ class Redelivery:
         self._delivery.resume(consumer)
 
     def touch(self, consumer: ChannelConsumer, offset: int) -> None:
-        """TOUCH: the message's timeout begins anew, up to the maximum since it was delivered.
+        """Handle TOUCH: restart the message's timeout, up to the maximum since its delivery.
 
         Raises NotInFlight.
         """
@@ -146,8 +147,8 @@ class Redelivery:
         state.moved()
 
     def started(self, consumer: ChannelConsumer, offset: int) -> None:
-        """STARTED: the consumer handles this one from now on, and had begun with all that was
-        delivered to it before. Raises NotInFlight.
+        """Handle STARTED: the consumer starts this message, and had started all delivered before
+        it. Raises NotInFlight.
         """
         cursor = self._state.cursor
         if cursor.window.holds(consumer.number, offset):
@@ -159,8 +160,8 @@ class Redelivery:
         consumer.progress.started(rank, offset)
 
     def _take_out(self, consumer: ChannelConsumer, offset: int) -> PendingMessage[ChannelConsumer]:
-        """Take a message in flight out of the window; what it would be as a straggler. One that is
-        a straggler is left for the caller to put elsewhere.
+        """Remove a message in flight from the window and return it as a pending message. A pending
+        one is left for the caller to move.
         """
         cursor = self._state.cursor
         if cursor.window.holds(consumer.number, offset):
@@ -178,7 +179,7 @@ class Redelivery:
         consumer.progress.answered(held.asked_rank, offset)
 
     def not_in_flight(self, consumer: ChannelConsumer, offset: int) -> NotInFlight:
-        """Why an answer to a message does not count."""
+        """Return the error for an answer to a message that is not in flight."""
         state = self._state
         consumer.progress.answered_late(state.context.clock())
         straggler = state.cursor.stragglers.by_offset.get(offset)
@@ -187,14 +188,14 @@ class Redelivery:
             return NotInFlight("client does not own message")
         return NotInFlight("ID not in flight")
 
-    # what they do not answer
+    # timeouts and lost clients
 
     def charged(self, consumer: ChannelConsumer) -> Collection[int]:
-        """The offsets of what a client that is lost held and may have started to handle."""
+        """Return the offsets of messages that a lost client held and may have started."""
         return charged_of([(self._state, consumer)])[0]
 
     def take_back(self, consumer: ChannelConsumer, charged: Collection[int]) -> None:
-        """Redeliver what a consumer holds to others; what it is charged with has failed."""
+        """Redeliver what a consumer holds to others; the charged messages have failed."""
         cursor, now_ns = self._state.cursor, self._state.context.clock()
         lost = [
             (lease.rank, offset, _leased(consumer, lease))
@@ -208,7 +209,7 @@ class Redelivery:
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=failed, consumer=consumer)
 
     def time_out(self, now_ns: int) -> int:
-        """Redeliver what has timed out. Returns how many messages that were."""
+        """Redeliver timed-out messages. Returns their number."""
         state = self._state
         late: list[tuple[int, int, PendingMessage[ChannelConsumer]]] = []
         for consumer in state.consumers:
@@ -255,8 +256,9 @@ class Redelivery:
         consumer: ChannelConsumer,
         error: str = "",
     ) -> PendingMessage[ChannelConsumer] | None:
-        """Requeue a message that its consumer did not finish, or bury it. Returns what it is from
-        now on, where it comes again.
+        """Requeue a message whose consumer failed to finish it, or dead-letter it.
+
+        Returns the pending message, where it is redelivered.
         """
         state = self._state
         retry, attempts, failures = state.retry, held.attempts, held.failures + failed
@@ -281,17 +283,17 @@ class Redelivery:
         if error:
             self._state.cursor.stragglers.note_error(offset, error[:MAX_ERROR_LENGTH])
 
-    # messages that are taken out of the queue's order
+    # messages handled out of order
 
     def let_go(self, offset: int) -> None:
-        """Finish a message that no consumer has."""
+        """Finish a message that no consumer holds."""
         self._state.cursor.stragglers.remove(offset)
         self._state.moved()
         self._delivery.pump()
 
     def unroll(self, end: int) -> None:
-        """Make a straggler of every message below an offset, so that any of them may be taken; what
-        was never delivered is ready.
+        """Make every message below an offset a pending one, so that any of them may be taken; those
+        that were never delivered are ready.
         """
         state = self._state
         cursor, source = state.cursor, state.source
@@ -308,7 +310,7 @@ class Redelivery:
 
 
 def charged_of(held: Sequence[tuple[ChannelState, ChannelConsumer]]) -> list[set[int]]:
-    """The offsets that a client which is lost may have started to handle, by queue.
+    """Return the offsets that a lost client may have started to handle, by queue.
 
     Args:
         held: the channel at each queue, and the client's consumer there.
@@ -332,7 +334,7 @@ def charged_of(held: Sequence[tuple[ChannelState, ChannelConsumer]]) -> list[set
 
 
 def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank, int]]:
-    """What a consumer holds, and when it was delivered."""
+    """Return the messages that a consumer holds, and when each was delivered."""
     window, stragglers = channel.cursor.window, channel.cursor.stragglers
     ranks = [
         ((lease.rank, offset), lease.deadline_ns - consumer.timeout_ns)
@@ -344,7 +346,7 @@ def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank
 
 
 def _leased(consumer: ChannelConsumer, lease: Lease) -> PendingMessage[ChannelConsumer]:
-    """What a message under a lease would be as a straggler."""
+    """Return a message under a lease as a pending message."""
     delivered_at_ns = lease.deadline_ns - consumer.timeout_ns
     return PendingMessage(
         1, lease.deadline_ns, delivered_at_ns, consumer, rank=lease.rank, asked_rank=lease.rank

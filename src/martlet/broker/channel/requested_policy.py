@@ -1,17 +1,17 @@
-"""Wishes: what a consumer wants its channel to be, such as ordered, or of some tags alone.
+"""Requested policies: settings that a consumer requests of its channel, such as an order or tags.
 
 ===================================  =================================================
-the channel's policy has the field   a consumer that wants another value
+the channel's policy has the field   a consumer that requests another value
 ===================================  =================================================
-not set, nobody consumes             sets it
-not set, others consume              is refused
+not set, no other consumer            sets it
+not set, other consumers             is refused
 set by a consumer                    is refused; but tags change once no other consumes
 set by an operator                   is refused
 ===================================  =================================================
 
-Tags may change since an application that wants others is a new version of itself; a channel that
-was ordered in another way breaks an application that relies on it.  Folders of versions that did
-not note which fields consumers had set know of operators alone.
+Tags may change, since a new version of an application may filter by others; another order would
+break an application that relies on the first. In folders of versions that did not record which
+fields consumers had set, all fields count as set by an operator.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
 
 _CHANGEABLE = frozenset({"tags"})
-"""Fields that a consumer may set although another one had set them before."""
+"""Fields that a consumer may set although another consumer had set them before."""
 _DEFAULT = ChannelPolicy()
 
 
 def wished(channel: Channel, wish: Mapping[str, object]) -> ChannelPolicy:
-    """The policy of a channel as a consumer wants it; the same where there is nothing to change.
+    """Return a channel's policy with a consumer's requests; the same object if nothing changes.
 
     Raises:
-        BadPolicy: what it wants is none.
-        Conflict: it is not for a consumer to change.
+        BadPolicy: a requested value is invalid.
+        Conflict: a consumer may not change a field.
     """
     policy = channel.policy
     wanted = policy.changed(wish)

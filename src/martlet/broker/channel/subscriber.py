@@ -1,16 +1,15 @@
 """The subscriber: one client at all queues of a channel.
 
 A topic of several queues has a channel at each of them, and a client that subscribes is a consumer
-of each.  What it said of itself counts for all of them together: what it takes at a time, and
-whether it reads at all::
+of each.  Its ready count, and whether its socket is blocked, apply to all of them together::
 
     RDY 5            queue 0    queue 1    queue 2
-    in flight           2    +     0     +    3      = 5: there is no room at any of them
-    in the line         no         yes        no        where it would take the next message
+    in flight           2    +     0     +    3      = 5: no capacity at any of them
+    in the line         no         yes        no        the queues that may send the next message
 
-A share that has no room leaves its channel's line, and waits among those that are `out`.  When room
-comes, by an answer or otherwise, those are lined up again, the one first that is out for longest:
-so the queues take turns, and none waits for another to run dry.
+A share without capacity leaves its channel's ready line and waits in `out`. When capacity is freed,
+by an answer or otherwise, the shares join their lines again, the longest waiting first: so the
+queues take turns, and none waits until another is empty.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class Subscriber:
     """A client's consumers at the queues of a channel, by queue.
 
     Args:
-        client: takes the messages.
+        client: receives the messages.
         timeout_ns: how long a message may stay in flight.
-        sample_rate: the percentage of messages that it wants; 0 for all.
+        sample_rate: the percentage of messages to deliver; 0 for all.
         with_properties: whether it gets the properties of messages.
-        says_started: whether it says which messages it starts to handle.
-        nearness: where it is.
+        says_started: whether it announces the messages that it starts to handle.
+        nearness: its distance from the broker.
     """
 
     def __init__(
@@ -57,20 +56,20 @@ class Subscriber:
         self.nearness = nearness
         self.shares: list[Share] = []
         self.out: OrderedDict[Share, None] = OrderedDict()
-        """Those that stand in no line, the one first that left first."""
+        """The shares in no ready line, the longest waiting first."""
         self.ready_count = 0
         self.in_flight_count = 0
         self.blocked = False
         self.held = False
-        """An answer is being taken: what room it makes goes round before the same queue has it."""
+        """Whether an answer is being processed: other queues get the freed capacity first."""
 
     @property
     def room(self) -> int:
-        """How many more messages may be sent to the client now."""
+        """The number of further messages that may be sent to the client now."""
         return 0 if self.blocked or self.held else self.ready_count - self.in_flight_count
 
     def go_on(self) -> None:
-        """Line up again where it is out, in turn, as long as there is room."""
+        """Put the shares in `out` back into their lines, in turn, as long as there is capacity."""
         out = self.out
         for _ in range(len(out)):
             if not out or self.room <= 0:
@@ -80,25 +79,25 @@ class Subscriber:
 
     @property
     def message_count(self) -> int:
-        """How many messages were sent to it."""
+        """The number of messages sent to the client."""
         return sum(share.message_count for share in self.shares)
 
     @property
     def finish_count(self) -> int:
-        """How many it has finished."""
+        """The number of messages that it has finished."""
         return sum(share.finish_count for share in self.shares)
 
     @property
     def requeue_count(self) -> int:
-        """How many it has given back."""
+        """The number of messages that it has requeued."""
         return sum(share.requeue_count for share in self.shares)
 
 
 class Share(ChannelConsumer):
-    """A subscriber at one queue: what a channel sees of it.
+    """A subscriber at one queue, as a consumer of the channel there.
 
     Args:
-        subscriber: whose.
+        subscriber: the subscriber.
         channel: of the queue.
         number: its number in the channel's window, from 1.
     """
@@ -125,7 +124,7 @@ class Share(ChannelConsumer):
     def instead_of(
         cls, consumer: ChannelConsumer, subscriber: Subscriber, channel: Delivery
     ) -> Share:
-        """A share that goes on where a consumer was that had no subscriber."""
+        """Make a share that replaces a consumer without a subscriber."""
         share = cls(subscriber, channel, consumer.number)
         for name in ("message_count", "finish_count", "requeue_count", "leases", "answered"):
             setattr(share, name, getattr(consumer, name))
@@ -138,23 +137,23 @@ class Share(ChannelConsumer):
 
     @property
     def room(self) -> int:
-        """How many more messages may be sent to it now."""
+        """The number of further messages that may be sent to the client now."""
         return self.subscriber.room
 
     def offer_room(self) -> None:
-        """There may be room that no answer of the client has made: other queues may use it."""
+        """Offer capacity that no answer of the client has freed to the other queues."""
         self.subscriber.go_on()
 
     def settle_progress(self) -> None:
-        """Have `progress` know of all that was answered, on every queue."""
+        """Update `progress` with all answers, on every queue."""
         for share in self.subscriber.shares:
             super(Share, share).settle_progress()
 
-    # What the subscriber counts for all its shares; the base class has plain attributes.
+    # Properties over the subscriber's totals; the base class has plain attributes.
 
     @property
     def ready_count(self) -> int:
-        """How many messages the client takes at a time, from all queues."""
+        """The client's ready count, for all queues."""
         return self.subscriber.ready_count
 
     @ready_count.setter
@@ -163,7 +162,7 @@ class Share(ChannelConsumer):
 
     @property
     def blocked(self) -> bool:
-        """The client does not read what was sent to it."""
+        """Whether the client has stopped reading from its socket."""
         return self.subscriber.blocked
 
     @blocked.setter
@@ -172,7 +171,7 @@ class Share(ChannelConsumer):
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages of this queue the client has."""
+        """The number of this queue's messages that the client holds."""
         return self._in_flight_count
 
     @in_flight_count.setter
@@ -182,7 +181,7 @@ class Share(ChannelConsumer):
 
     @property
     def is_ready(self) -> bool:
-        """It stands in its channel's line."""
+        """Whether it is in its channel's ready line."""
         return self._is_ready
 
     @is_ready.setter

@@ -1,7 +1,7 @@
-"""Messages of a channel that are on their way to another topic.
+"""Messages of a channel that are moving to another topic.
 
-They stand among the stragglers, in flight to a consumer with the number 0 behind which there is
-nobody, so that no other one gets them.  A restart finds them due.
+They are pending messages in flight to an internal consumer of number 0, so that no other consumer
+gets them. A restart finds them due.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NEVER_NS = 1 << 62
 
 
 class AsideMessages:
-    """Those of a channel at one queue.
+    """The moving messages of a channel at one queue.
 
     Args:
         state: the channel.
-        pump: delivers what may be delivered once one of them has left.
+        pump: delivers other messages once one of these has left.
     """
 
     __slots__ = ("_pump", "_state", "consumer")
@@ -31,20 +31,20 @@ class AsideMessages:
         self._state = state
         self._pump = pump
         self.consumer = ChannelConsumer(NOBODY, 0, 0)
-        """Has them in flight."""
+        """The internal consumer that holds them."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of moving messages."""
         return self.consumer.in_flight_count
 
     def holds(self, offset: int) -> bool:
-        """Whether a message is set aside, and its channel still there."""
+        """Whether a message is moving, and its channel still exists."""
         state = self._state
         return not state.closed and state.cursor.stragglers.get(offset, self.consumer) is not None
 
     def add(self, offset: int, attempts: int, failures: int = 0) -> None:
-        """Keep a message that no consumer has from all of them."""
+        """Hold a message that no consumer holds, so that no consumer gets it."""
         if not self.holds(offset):
             self.consumer.in_flight_count += 1
         failures = max(failures, self._failures(offset))
@@ -54,12 +54,12 @@ class AsideMessages:
         self._state.moved()
 
     def finish(self, offset: int) -> None:
-        """Finish a message that has arrived, or is not there any more."""
+        """Finish a message that has been moved, or was deleted."""
         self._state.cursor.stragglers.remove(offset)
-        self._left()  # In order, the next one may have waited for it.
+        self._left()  # With ordering, the next of its key may be waiting.
 
     def put_back(self, offset: int, attempts: int) -> None:
-        """Keep a message in its channel after all, to be delivered as before."""
+        """Return a message to its channel, to be delivered as before."""
         now_ns = self._state.context.clock()
         failures = self._failures(offset)
         self._state.cursor.stragglers.wait(offset, attempts, now_ns, now_ns, failures)

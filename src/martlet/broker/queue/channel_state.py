@@ -1,6 +1,6 @@
-"""The state of a channel at one queue, which the parts of the channel share.
+"""The state of a channel at one queue, shared by the parts of the channel.
 
-It has no rules: those are the parts' (`martlet.broker.channel`), and those of a group
+It has no rules: those are in the parts (`martlet.broker.channel`), and in a group's
 (`martlet.broker.groups.group_queue`).
 """
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class ChannelContext(BrokerContext, Protocol):
-    """What a channel needs of its broker."""
+    """The broker's services for a channel."""
 
     def changed(self, channel: ChannelState) -> None:
-        """The channel's cursor moved: journal it before long."""
+        """Schedule a channel's moved cursor to be journaled."""
 
     def write_cursor(self, channel: ChannelState) -> None:
-        """Write down at once where a channel's cursor is. Raises WritesRefused."""
+        """Journal a channel's cursor at once. Raises WritesRefused."""
 
     def delayed_count(self, topic_number: int, /) -> int:
-        """How many messages wait until all channels of a topic get them."""
+        """Return the number of messages waiting until all channels of a topic get them."""
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
-        """The channel can not read its messages at the moment; it is tried again."""
+        """Report that a channel cannot read its messages at the moment; the read is retried."""
 
     def bury(
         self,
@@ -49,40 +49,42 @@ class ChannelContext(BrokerContext, Protocol):
         failures: int,
         reason: DeadLetterReason,
     ) -> None:
-        """Move a message that no consumer has to the channel's dead-letter topic."""
+        """Move a message that no consumer holds to the channel's dead-letter topic."""
 
     def append_again(self, channel: ChannelState, offset: int, attempts: int) -> None:
-        """Move a message that is due to the end of its queue, for its channel alone."""
+        """Move a due message to the end of its queue, for its channel alone."""
 
 
 class Waiting(Protocol):
-    """What is to be called when messages arrive in a queue."""
+    """A part to call when messages arrive in a queue."""
 
     def pump(self) -> None:
-        """Some have arrived."""
+        """Handle new messages."""
 
     def pump_lone(self, offset: int, frame: memoryview) -> None:
-        """One has arrived."""
+        """Handle one new message."""
 
 
 class Source(Protocol):
-    """What a channel reads: its topic, as far as the channel sees it."""
+    """The messages that a channel reads: its topic, as far as the channel sees it."""
 
     @property
     def limit(self) -> int:
-        """The offset up to which the channel sees it."""
+        """The offset up to which the channel sees the topic."""
 
     def limit_of(self, cursor: Cursor) -> int:
-        """The offset up to which a cursor may go from where it is."""
+        """Return the offset up to which a cursor may move from its position."""
 
     def count_from(self, offset: int) -> int:
-        """How many messages the channel sees from an offset on."""
+        """Count the messages that the channel sees from an offset on."""
 
     def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """What the channel sees of the offsets from `first` on, up to `end` or the limit."""
+        """Return the ranges that the channel sees of the offsets from `first` up to `end` or the
+        limit.
+        """
 
     def deferred_from(self, offset: int) -> int:
-        """How many of the messages that it sees from an offset on are deferred."""
+        """Count the deferred messages that it sees from an offset on."""
 
 
 class ChannelState:
@@ -93,14 +95,14 @@ class ChannelState:
         id: its number in the log.
         topic: the topic's name.
         name: its own.
-        cursor: where it stands.
-        source: what it reads.
+        cursor: its position in the queue.
+        source: the messages that it reads.
     """
 
     alarm: Alarm
-    """Rings when something is due, or times out."""
+    """Rings when a message is due, or times out."""
     aside: AsideMessages
-    """Messages on their way to another topic."""
+    """Messages that are moving to another topic."""
 
     def __init__(
         self,
@@ -122,12 +124,12 @@ class ChannelState:
         """The topic's number in the log, at this queue."""
         self.source = source
         self.voids: Sequence[Stretch] = ()
-        """Offsets of its topic that do not concern it."""
+        """Offsets of its topic that the channel skips."""
         self.policy = ChannelPolicy()
         self.retry: RetryPolicy | None = None
-        """What the policy says of messages that fail; None for NSQ's rules."""
+        """The retry policy for failed messages; None for NSQ's rules."""
         self.wanted: TagFilter | None = None
-        """Which messages it gets; None for all."""
+        """The filter of its messages; None for all."""
         self.consumers: list[ChannelConsumer] = []
         self.numbers: dict[int, ChannelConsumer] = {}
         """The consumers by their numbers."""
@@ -135,35 +137,35 @@ class ChannelState:
         self.closed = False
         """Whether it was deleted."""
         self.dirty = False
-        """Whether its cursor has moved since that was journaled."""
+        """Whether its cursor has moved since it was last journaled."""
         self.trail: TraceRecorder | None = None
-        """What becomes of its messages, where that is traced."""
+        """The history of its messages, if they are traced."""
         # Counts of messages, since the broker was started.
         self.retry_count = 0
-        """Delivered again."""
+        """Redelivered."""
         self.timeout_count = 0
         self.requeue_count = 0
         self.committed_count = 0
-        """Below an offset that was committed, where it is a group."""
+        """Committed, if it is a group."""
         self.dead_letter_count = 0
         self.dropped_count = 0
-        """Given up, to make room, before they were finished."""
+        """Dropped to free space, before they were finished."""
         self.delivered_before = 0
         """Delivered to consumers that have left."""
         self.delivered_near_before = [0] * len(TopologyPreference)
         self.counted_from = cursor.next
-        """Messages below this offset came before the broker was started."""
+        """Messages below this offset were stored before the broker was started."""
         self.finishes = FinishAges(cursor.queue.index, context.clock)
 
     def moved(self) -> None:
-        """The cursor has moved: have it journaled."""
+        """Schedule the moved cursor to be journaled."""
         if not self.dirty:
             self.dirty = True
             self.context.changed(self)
 
     @property
     def retries(self) -> bool:
-        """Whether the broker decides about messages that fail."""
+        """Whether the broker applies a retry policy to failed messages."""
         return self.retry is not None
 
     @property
@@ -173,12 +175,12 @@ class ChannelState:
 
     @property
     def own_mark(self) -> int:
-        """What batches have in place of a time that are for a group alone; 0 for a channel, whose
-        own are stragglers.
+        """The mark, in place of a time, of batches for this group alone; 0 for a channel, whose own
+        are pending messages.
         """
         return 0 if self.policy.kind == "shared" else -self.id
 
     @property
     def delivered_count(self) -> int:
-        """How many messages have gone to consumers since the start, those delivered again too."""
+        """The number of deliveries since the start, redeliveries included."""
         return self.delivered_before + sum(c.message_count for c in self.consumers)

@@ -13,40 +13,43 @@ from martlet.broker.queue.topology import TopologyPreference
 
 
 class MessageReceiver(Protocol):
-    """The other side of a consumer, behind a socket or in a test."""
+    """The receiver of a consumer's messages, over a socket or in a test."""
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
-        """Take these message frames. They stay valid and unchanged while they are referenced."""
+        """Send these message frames. They stay valid and unchanged while they are referenced."""
 
     def channel_closed(self) -> None:
-        """The channel or its topic was deleted: close the connection."""
+        """Close the connection, since the channel or its topic was deleted."""
 
     def failures_counted(self, max_attempts: int) -> None:
-        """So many failures a message may have from now on, -1 for any number; 0 where they are not
-        counted. Only a client that says what it starts is notified.
+        """Handle a change of the maximum number of failures: -1 for any, 0 where they are not
+        counted.
+
+        Only a client that announces started messages is notified.
         """
 
 
 class _Nobody:
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
-        """Nothing is ever sent to nobody."""
+        """Fail: the internal consumer never gets messages."""
         raise AssertionError("messages for nobody")
 
     def channel_closed(self) -> None:
-        """There is nobody to notify."""
+        """Do nothing."""
 
     def failures_counted(self, max_attempts: int) -> None:
-        """There is nobody to notify."""
+        """Do nothing."""
 
 
 NOBODY = _Nobody()
-"""Behind the consumer, number 0, that has what is kept from all others."""
+"""The client of the internal consumer, number 0, that holds messages back from all others."""
 
 
 class Lease(NamedTuple):
-    """The offsets from `first` up to `end` are in flight until a deadline, but for those that the
-    window does not show as held. They were delivered with a rank (see
-    `martlet.broker.queue.started`).
+    """A range of offsets in flight until a deadline.
+
+    Offsets that the window does not show as held are finished. All were delivered with one rank
+    (see `martlet.broker.queue.started`).
     """
 
     first: int
@@ -62,13 +65,13 @@ class ChannelConsumer:
     """A subscription.
 
     Args:
-        client: takes the messages.
+        client: receives the messages.
         number: its number in the channel's window, from 1.
         timeout_ns: how long a message may stay in flight.
-        sample_rate: the percentage of messages that it wants; 0 for all.
+        sample_rate: the percentage of messages to deliver; 0 for all.
         with_properties: whether it gets the properties of messages.
-        says_started: whether it says which messages it starts to handle.
-        nearness: where it is.
+        says_started: whether it announces the messages that it starts to handle.
+        nearness: its distance from the broker.
     """
 
     __slots__ = (
@@ -113,17 +116,17 @@ class ChannelConsumer:
         self.finish_count = 0
         self.requeue_count = 0
         self.blocked = False
-        """The client does not read what was sent to it."""
+        """Whether the client has stopped reading from its socket."""
         self.is_ready = False
-        """It stands in its channel's line."""
+        """Whether it is in its channel's ready line."""
         self.leases: deque[Lease] = deque()
         self.answered = -1
-        """The highest offset that it has answered under a lease, and `progress` may not know of."""
+        """The highest offset answered under a lease that `progress` may not have yet."""
         self.progress = StartedMessages(says_started=says_started)
 
     @property
     def room(self) -> int:
-        """How many more messages may be sent to it now."""
+        """The number of further messages that may be sent to it now."""
         return 0 if self.blocked else self.ready_count - self.in_flight_count
 
     @property
@@ -132,10 +135,10 @@ class ChannelConsumer:
         return getattr(self.client, "trace_name", "") or f"consumer {self.number}"
 
     def offer_room(self) -> None:
-        """Let other queues use room that no answer of the client has made."""
+        """Offer capacity that no answer of the client has freed to other queues."""
 
     def lease_of(self, offset: int) -> Lease:
-        """The lease under which it holds an offset."""
+        """Return the lease under which it holds an offset."""
         leases = self.leases
         number = bisect_right(leases, offset, key=_first_offset) - 1
         lease = leases[number]
@@ -143,14 +146,14 @@ class ChannelConsumer:
         return lease
 
     def settle_progress(self) -> None:
-        """Pass all that was answered on to `progress`."""
+        """Pass all answers on to `progress`."""
         offset = self.answered
         number = bisect_right(self.leases, offset, key=_first_offset) - 1
         if number >= 0 and offset < self.leases[number].end:
             self.progress.answered(self.leases[number].rank, offset)
 
     def cut_leases(self, end: int) -> None:
-        """Drop the newest leases, as far as they reach beyond an offset."""
+        """Remove the newest leases, as far as they reach beyond an offset."""
         self.settle_progress()
         self.answered = min(self.answered, end - 1)
         leases = self.leases
@@ -160,7 +163,7 @@ class ChannelConsumer:
             leases.append(leases.pop()._replace(end=end))
 
     def trim_leases(self, floor: int) -> None:
-        """Drop the oldest leases of which everything is finished."""
+        """Remove the oldest leases whose messages are all finished."""
         leases = self.leases
         while leases and leases[0].end <= floor:
             lease = leases.popleft()

@@ -1,16 +1,17 @@
-"""Charges: messages of a group in one queue that a member may have been lost by.
+"""Crash charges: messages of a group in one queue that may have crashed a member.
 
-Where a group has a retry policy, its members say what they start to handle before they do.  When
-one is lost, without having left, all that it had started and not committed has failed once more::
+If a group has a retry policy, its members announce the messages that they start to handle. When a
+member is lost without having left, every message that it had started and not committed gets one
+more failure::
 
     offset    100       103       110 ... 117      118 ...
               started   started   started          fetched
               charged   charged   charged          -
 
-Of several it cannot be known which one it was, so none of them is given up for that.  But a member
-starts a message that was charged before only while it handles nothing else, and says so: the next
-loss charges that one alone, and one that has failed ``max_attempts`` times then is over.  It is a
-member that moves it to the dead-letter topic, before any handler gets it (``group.dead``).
+Of several messages the broker cannot know which caused the loss, so none of them becomes a dead
+letter for it. But a member starts a charged message only while it handles nothing else, and says
+so: the next loss charges this one alone, and if it has failed ``max_attempts`` times then, it is
+over. A member moves it to the dead-letter topic, before any handler gets it (``group.dead``).
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from martlet.broker.retry import RetryPolicy
 
 MAX_CHARGES = 10_000
-"""Of one group in one queue; those with the lowest offsets are kept."""
+"""The maximum of charges of one group in one queue; those with the lowest offsets are kept."""
 MAX_RUNS = 1024
 MAX_STARTED = 100_000
-"""So many runs, and messages, one member may have started in one queue."""
+"""The maximum of runs, and of messages, that one member may have started in one queue."""
 
 
 @dataclass(slots=True)
 class Charge:
-    """What is known of one message.
+    """The failures of one message.
 
     Attributes:
-        failures: how often it was started by a member that was lost.
+        failures: how many lost members had started it.
         due_ns: when it may be handled again.
         is_over: whether it is to be a dead letter.
     """
@@ -47,10 +48,10 @@ class Charge:
 
 
 class StartedRange(NamedTuple):
-    """What a member has started in one queue, and not done.
+    """The messages that a member has started in one queue, and not finished.
 
     Attributes:
-        runs: first and end offsets.
+        runs: their offsets, as (first, end).
         alone: whether it handles nothing else, of any queue or broker.
     """
 
@@ -58,19 +59,19 @@ class StartedRange(NamedTuple):
     alone: bool
 
     def between(self, first: int, end: int) -> Iterator[int]:
-        """The offsets of these."""
+        """Yield the started offsets from `first` up to `end`."""
         for run_first, run_end in self.runs:
             yield from range(max(first, run_first), min(end, run_end))
 
 
 @dataclass(slots=True)
 class CrashCharges:
-    """Those of a group in one queue, by offset."""
+    """The charges of a group in one queue, by offset."""
 
     by_offset: dict[int, Charge] = field(default_factory=dict)
 
     def add(self, offsets: Iterable[int], *, alone: bool, retry: RetryPolicy, now_ns: int) -> None:
-        """A member was lost that had started these."""
+        """Charge messages that a lost member had started."""
         for offset in sorted(set(offsets)):
             charge = self.by_offset.setdefault(offset, Charge(0))
             charge.failures += 1
@@ -80,6 +81,6 @@ class CrashCharges:
             del self.by_offset[offset]
 
     def drop_below(self, offset: int) -> None:
-        """What is below an offset is done."""
+        """Remove the charges below a committed offset."""
         for known in [known for known in self.by_offset if known < offset]:
             del self.by_offset[known]

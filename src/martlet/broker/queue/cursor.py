@@ -1,13 +1,16 @@
-"""The cursor: a channel's place in a queue.
+"""The cursor: a channel's position in a queue.
 
-What was never delivered is the log itself, from `next` on, and is handed out as slices of it.
-What is in flight stands in the window, or among the stragglers once it needs a time of its own.
-Everything else below `next` is finished.
+New messages are in the log, from `next` on, and are delivered as slices of it. Messages in flight
+are in the window, or among the pending messages once one needs a time of its own. Everything else
+below `next` is finished::
 
-A deferred batch is not waited for: as soon as it is stored its messages become stragglers with
-their time, and the cursor passes over it when it comes there.  A batch for one channel alone, such
-as messages that are brought back to it, is one that is due at once there and never elsewhere: in
-place of the time it has the channel's number, negative.
+    offsets    | finished | in flight: window, or pending | never delivered      |
+               0          ^ lowest_needed                 ^ next                 ^ the queue's end
+
+The cursor does not wait for a deferred batch: as soon as the batch is stored, its messages become
+pending ones with their time, and the cursor skips it. A batch for a single channel, such as
+redriven messages, is due at once there and never elsewhere: in place of the time it has the
+channel's number, negated.
 """
 
 from __future__ import annotations
@@ -37,22 +40,24 @@ if TYPE_CHECKING:
     from martlet.log.index import Rows
 
 _ATTEMPTS_AT = 16
-"""Where the attempts stand in a frame."""
+"""The offset of the attempts in a frame."""
 MAX_ATTEMPTS = 0xFFFF
 _SCHEDULE_ROWS = 4096
 _NOTHING = memoryview(b"")
 MAX_LOOKED = 1024
-"""So many batches are searched at a time for messages that a filter lets through."""
+"""Batches searched at a time for messages that a filter accepts."""
 MAX_GRANT_BYTES = 1 << 19
-"""A grant ends with the batch that passes this, so that one consumer never gets all at once."""
+"""A grant ends with the batch that exceeds this size, so that one consumer does not get everything
+at once.
+"""
 
 
 class Cursor:
     """The state of one channel on one queue.
 
     Args:
-        log: where the messages are.
-        queue: whose messages.
+        log: holds the messages.
+        queue: the queue.
         start: the first offset that concerns the channel.
     """
 
@@ -62,13 +67,13 @@ class Cursor:
         self.window = InFlightWindow(start)
         self.stragglers: PendingMessages[ChannelConsumer] = PendingMessages()
         self.deferred_ahead = 0
-        """How many messages from `next` on are deferred, and so passed over."""
+        """The number of messages from `next` on that are deferred, and so skipped."""
         self.journal_number = 0
-        """The number of the last entry in the journal."""
+        """The number of the last journal entry."""
         self.charges: CrashCharges | None = None
-        """Of a group; None where there never were any."""
+        """The charges of a group; None if there never were any."""
         self.own_mark = 0
-        """Batches that have this in place of a time come from here."""
+        """Batches with this mark in place of a time are delivered by this cursor."""
         self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None
         self._row = -1
         self._entry: IndexEntry | None = None
@@ -78,20 +83,20 @@ class Cursor:
 
     @property
     def next(self) -> int:
-        """The first offset that was not yet delivered."""
+        """The first offset that was not delivered yet."""
         return self.window.next
 
     @property
     def lowest_needed(self) -> int:
-        """Below this offset everything is finished."""
+        """The offset below which everything is finished."""
         floor = self.window.floor
         return min(floor, min(self.stragglers.by_offset, default=floor))
 
     def schedule(self, first: int, end: int, now_ns: int, channel: int) -> int | None:
-        """Make stragglers of the deferred messages from offset `first` up to `end`, and of those
-        that are for that channel alone; those for another one are passed over.
+        """Make the deferred messages from offset `first` up to `end` pending, and those for that
+        channel alone; skip those for another one.
 
-        Returns the earliest time that came to be among them.
+        Returns the earliest time among them.
         """
         earliest: int | None = None
         index = self.queue.index
@@ -124,8 +129,8 @@ class Cursor:
     ) -> tuple[list[memoryview | bytes], int]:
         """Grant up to `max_count` messages below offset `limit` to a holder.
 
-        Returns their frames, as slices of the log, and how many they are.  Where they have
-        properties that are wanted, those come in a frame of their own before them.
+        Returns the frames, as slices of the log, and their number. If `with_properties`, properties
+        precede them in a frame of their own.
         """
         window = self.window
         parts: list[memoryview | bytes] = []
@@ -155,9 +160,9 @@ class Cursor:
     def take_matching(
         self, holder: int, max_count: int, limit: int, wanted: TagFilter, *, with_properties: bool
     ) -> tuple[list[memoryview | bytes], int]:
-        """The same of messages that a filter lets through; it goes over the others.
+        """Grant messages that a filter accepts, and skip the others.
 
-        It may return none though there are some: it looks at so many batches and no more.
+        May return none although there are some, since it examines a limited number of batches.
         """
         window = self.window
         parts: list[memoryview | bytes] = []
@@ -193,8 +198,10 @@ class Cursor:
         return parts, taken
 
     def take_one(self, limit: int) -> tuple[memoryview, bytes] | None:
-        """Pass one message below offset `limit`, which its caller keeps in mind. Returns its frame
-        and its properties, packed; None where there was no message, though `next` may have moved.
+        """Skip one message below offset `limit`; the caller keeps track of it.
+
+        Returns its frame and its packed properties, or None where there was no message, though
+        `next` may have moved.
         """
         offset = self.window.next
         entry = self._entry
@@ -224,16 +231,16 @@ class Cursor:
                 parts.append(frame(properties))
 
     def _let_record_go(self) -> None:
-        """Drop the bytes of a finished batch: an idle channel would keep its segment's space on the
-        disk, though the segment has gone.
+        """Release the record of a finished batch: otherwise an idle channel would keep the disk
+        space of a retired segment.
         """
         self._record, self._ends = _NOTHING, None
 
     def _move(self, offset: int, limit: int) -> bool:
         """Make the batch that holds `next` the current one.
 
-        Returns False where `next` was moved instead, over what is not to be delivered from here:
-        deferred messages, and those that have gone.
+        Returns False where `next` was moved instead, over messages that are not delivered from
+        here: deferred and deleted ones.
         """
         index = self.queue.index
         row = self._row + 1
@@ -261,9 +268,9 @@ class Cursor:
         return True
 
     def read(self, entry: IndexEntry) -> tuple[int, memoryview]:
-        """Where a batch's frames end in its record, and the record.
+        """Return the end of a batch's frames in its record, and the record.
 
-        What another run of the broker wrote is verified in full. Raises BadRecord.
+        A record of another run of the broker is verified in full. Raises BadRecord.
         """
         position = entry.position
         record = self._log.view(position, entry.length)
@@ -281,7 +288,7 @@ class Cursor:
         self.window.grant(0, end)
 
     def _slice(self, entry: IndexEntry, begin: int, end: int) -> memoryview:
-        """The frames of the current batch from number `begin` up to `end`."""
+        """Return the frames of the current batch from number `begin` up to `end`."""
         if end - begin == entry.count:
             return self._record[HEADER_BYTES : self._payload_end]
         if self._ends is None:
@@ -290,7 +297,7 @@ class Cursor:
         return self._record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
 
     def frame(self, offset: int, attempts: int) -> bytearray | None:
-        """Copy one message's frame, with its attempts; None where it has gone."""
+        """Copy one message's frame, with its attempts; None if it was deleted."""
         index = self.queue.index
         row = index.find(offset)
         entry = index.row(row) if row < index.end_row else None
@@ -308,7 +315,7 @@ class Cursor:
         return frame
 
     def properties(self, offset: int) -> bytes:
-        """The properties of one message, packed; empty where it has none, or has gone."""
+        """Return the packed properties of one message; empty where it has none, or was deleted."""
         index = self.queue.index
         row = index.find(offset)
         entry = index.row(row) if row < index.end_row else None
@@ -317,7 +324,7 @@ class Cursor:
         try:
             _, record = self.read(entry)
         except BadRecord:
-            return b""  # `frame` reports it.
+            return b""  # `frame` reports the loss.
         block = properties_of(record)
         return b"" if block is None else entry_of(block, offset - entry.first_offset)
 
@@ -325,15 +332,15 @@ class Cursor:
     def frame_of(
         entry: IndexEntry, payload_end: int, record: memoryview, offset: int
     ) -> memoryview:
-        """One message's frame in a batch that was read, as it lies there."""
+        """Return one message's frame in a batch that was read, in place."""
         number = offset - entry.first_offset
         ends = frame_ends(entry, payload_end, record)
         start = ends[number - 1] if number else 0
         return record[HEADER_BYTES + start : HEADER_BYTES + ends[number]]
 
     def go_back(self, offset: int) -> None:
-        """Go on at an offset up to `next`, as though nothing from there on had been delivered; none
-        of it is in flight. What is deferred is to be scheduled again.
+        """Move `next` back to an offset, as though nothing from there on had been delivered; none
+        of it may be in flight. The caller schedules deferred messages again.
         """
         assert offset <= self.next
         for known in [known for known in self.stragglers.by_offset if known >= offset]:
@@ -343,8 +350,10 @@ class Cursor:
         self._let_record_go()
 
     def skip_to(self, offset: int, deferred_ahead: int) -> None:
-        """Go on at an offset behind `next`, with so many deferred messages from there on."""
-        assert offset >= self.next
+        """Move `next` forward to an offset, with `deferred_ahead` deferred messages from there
+        on.
+        """
+        assert offset >= self.next and deferred_ahead >= 0
         self._skip(offset)
         self.deferred_ahead = deferred_ahead
         self._entry = None
@@ -352,6 +361,8 @@ class Cursor:
 
 
 def frame_ends(entry: IndexEntry, payload_end: int, record: memoryview) -> memoryview:
-    """Where each frame of a batch ends, from the first one's start: an array of u32, in place."""
+    """Return the end of each frame of a batch, from the first one's start: an array of u32, in
+    place.
+    """
     ends_at = align8(payload_end)
     return record[ends_at : ends_at + 4 * entry.count].cast("I")

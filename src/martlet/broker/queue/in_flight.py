@@ -1,4 +1,4 @@
-"""The window: who holds each of the offsets lately delivered.
+"""The in-flight window: the consumer that holds each of the recently delivered offsets.
 
 ::
 
@@ -6,10 +6,10 @@
       | finished ... | 7 7 7 0 7 9 9 0 0 9 ... |        the number of the consumer that holds it,
                                                         0 for one that is finished or has left
 
-An array over a stretch of offsets, so that a grant is one slice assignment and a run of FINs one
-gather, one compare and one scatter.  What is below `floor` is no longer held by anybody.  The
-stretch starts small and grows; where a few slow messages would make it grow without need, its
-owner lets them leave (see `crowd`).
+An array over a range of offsets, so that a grant is one slice assignment and a run of FINs one
+gather, one compare and one scatter. No offset below `floor` is held. The range starts small and
+grows; if a few slow messages would make it grow without need, delivery moves them to the pending
+messages (see `crowd`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_CAPACITY = 64
 COMFORTABLE_SPAN = 1 << 17
 """Up to this many offsets a window just grows."""
 _NEAR = 4
-"""So many places are looked at one by one, before it is done in bulk."""
+"""Up to this many elements are examined one by one, before numpy searches in bulk."""
 _SCAN = 1024
 _NO_RANGES = np.empty((0, 2), np.uint64)
 
@@ -42,7 +42,7 @@ class InFlightWindow:
     def grant(self, holder: int, end: int) -> None:
         """Give a holder the offsets from `next` up to `end`; 0 for none, which skips them."""
         assert self.floor <= self.next <= end
-        if holder == 0 and self.floor == self.next:
+        if holder == 0 and self.floor == self.next:  # Nothing is held: no array is needed.
             self.floor = self.next = self._origin = end
             return
         if end - self._origin > len(self._holders):
@@ -51,7 +51,7 @@ class InFlightWindow:
         self.next = end
 
     def grant_one(self, holder: int) -> None:
-        """The offset `next` goes to a holder."""
+        """Give a holder the offset `next`."""
         at = self.next - self._origin
         if at >= len(self._holders):
             self._make_room(self.next + 1)
@@ -81,13 +81,13 @@ class InFlightWindow:
         )
 
     def is_held(self, offset: int) -> bool:
-        """Whether anybody holds the offset."""
+        """Whether any consumer holds the offset."""
         if not self.floor <= offset < self.next:
             return False
         return self._holders.item(offset - self._origin) != 0
 
     def release(self, offset: int) -> None:
-        """Nobody holds the offset any more."""
+        """Release an offset, of any holder."""
         self._holders[offset - self._origin] = 0
         if offset == self.floor:
             self.advance()
@@ -121,13 +121,13 @@ class InFlightWindow:
         return True
 
     def held_of(self, holder: int, offsets: Offsets) -> npt.NDArray[np.bool_]:
-        """Which of some offsets, in any order, a holder holds."""
+        """Return which of some offsets, in any order, a holder holds."""
         inside = (offsets >= self.floor) & (offsets < self.next)
         inside[inside] = self._holders[offsets[inside] - self._origin] == holder
         return inside
 
     def release_range(self, holder: int, first: int, end: int) -> Offsets:
-        """Release what a holder holds of the offsets from `first` up to `end`, and return them."""
+        """Release and return the offsets from `first` up to `end` that a holder holds."""
         first = max(first, self.floor)
         end = min(end, self.next)
         if first >= end:
@@ -139,7 +139,7 @@ class InFlightWindow:
         return places + first
 
     def held_by(self, holder: int, first: int, end: int) -> list[int]:
-        """What a holder holds of the offsets from `first` up to `end`."""
+        """Return the offsets from `first` up to `end` that a holder holds."""
         first = max(first, self.floor)
         end = min(end, self.next)
         if first >= end:
@@ -149,9 +149,9 @@ class InFlightWindow:
         return offsets
 
     def release_all(self, first: int, end: int) -> dict[int, int]:
-        """Release the offsets from `first` up to `end`, whoever holds them.
+        """Release the offsets from `first` up to `end`, of any holder.
 
-        Returns how many each holder had.
+        Returns the number of each holder.
         """
         first = max(first, self.floor)
         end = min(end, self.next)
@@ -187,7 +187,9 @@ class InFlightWindow:
         return end
 
     def crowd(self) -> int:
-        """How many of the oldest offsets should leave, because few of so many are held."""
+        """Return how many of the oldest offsets should be moved out, because few of very many are
+        held.
+        """
         span = self.next - self.floor
         if span <= COMFORTABLE_SPAN:
             return 0
@@ -197,13 +199,13 @@ class InFlightWindow:
         return half if held < half // 8 else 0
 
     def held(self, first: int, end: int) -> list[tuple[int, int]]:
-        """The offsets held from `first` up to `end`, each with its holder."""
+        """Return the held offsets from `first` up to `end`, and their holders."""
         part = self._holders[first - self._origin : end - self._origin]
         places = np.flatnonzero(part)
         return list(zip((places + first).tolist(), part[places].tolist(), strict=True))
 
     def held_offsets(self, first: int, end: int) -> Offsets:
-        """What is held of the offsets from `first` up to `end`, whoever holds it."""
+        """Return the held offsets from `first` up to `end`, of any holder."""
         first = max(first, self.floor)
         end = min(end, self.next)
         if first >= end:
@@ -212,25 +214,25 @@ class InFlightWindow:
         return np.flatnonzero(part) + first
 
     def held_ranges(self) -> npt.NDArray[np.uint64]:
-        """What is held, whoever holds it, as rows of (first offset, end offset)."""
+        """Return the held offsets, of any holder, as rows of (first offset, end offset)."""
         if self.floor == self.next:
             return _NO_RANGES
         part = self._holders[self.floor - self._origin : self.next - self._origin]
-        if np.count_nonzero(part) == len(part):  # As a rule, and much quicker told.
+        if np.count_nonzero(part) == len(part):  # The usual case, and faster.
             return np.array([[self.floor, self.next]], np.uint64)
         part = part != 0
         edges = np.flatnonzero(np.diff(np.concatenate(([False], part, [False]))))
         return (edges + self.floor).astype(np.uint64).reshape(-1, 2)
 
     def go_back(self, offset: int) -> None:
-        """Go on at an offset below `next`, from which on nothing is held."""
-        assert offset <= self.next
+        """Move `next` back to an offset from which on nothing is held."""
+        assert offset <= self.next and not len(self.held_offsets(offset, self.next))
         if offset <= self.floor:
             self.reset(offset)
         else:
             self.next = offset
 
     def reset(self, offset: int) -> None:
-        """Nothing is held; go on at an offset."""
+        """Empty the window and move `next` to an offset."""
         self.floor = self.next = self._origin = offset
         self._holders = np.zeros(FIRST_CAPACITY, np.int32)

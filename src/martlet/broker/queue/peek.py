@@ -1,18 +1,18 @@
-"""Peek: what a channel has yet to finish, looked at without taking anything.
+"""Peek: read the unfinished messages of a channel without consuming them.
 
 ::
 
     state       where it is                                   due
     in_flight   with a consumer: in the window, or a           when it times out
-                straggler with an owner; or with nobody,
-                on its way to another topic
-    deferred    a straggler that waits for a time              when it may be delivered
-    due         a straggler: requeued, timed out, or its       at once
-                time has come
+                pending message with an owner; or without a
+                consumer, moving to another topic
+    deferred    a pending message that waits for a time        when it may be delivered
+    due         a pending message: requeued, timed out, or     at once
+                its time has come
     waiting     in the log, from the cursor on                 when it is its turn
 
-A look changes nothing: no attempts are counted, no cursor moves, and what can not be read is not
-reported as lost; that happens when it would be delivered.
+A peek changes nothing: it counts no attempts, moves no cursor, and does not report unreadable
+messages as lost; delivery does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 1 << 12
 
 
 class PeekState(StrEnum):
-    """Where a message is."""
+    """The state of a message."""
 
     IN_FLIGHT = "in_flight"
     DEFERRED = "deferred"
@@ -47,16 +47,16 @@ class PeekState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """A message that a channel has yet to finish.
+    """An unfinished message of a channel.
 
     Attributes:
         offset: its offset.
-        state: where it is.
-        attempts: how often it was delivered.
+        state: its state.
+        attempts: the number of deliveries.
         due_ns: when it times out, or may be delivered; 0 where it waits for no time.
         delivered_at_ns: when it was last delivered, where it is in flight.
-        owner: who has it in flight.
-        failures: how often it has failed.
+        owner: the consumer that holds it.
+        failures: the number of failures.
     """
 
     offset: int
@@ -71,7 +71,7 @@ class Peeked:
 def peek(
     channel: ChannelState, start: int, max_count: int, states: Collection[PeekState]
 ) -> list[Peeked]:
-    """The first messages in some states from an offset on, by offset."""
+    """Return the first messages in some states from an offset on, by offset."""
     found: list[Iterator[Peeked]] = []
     if PeekState.IN_FLIGHT in states:
         found.append(_in_window(channel, start))
@@ -154,7 +154,9 @@ class PeekedFrames:
         self._record = memoryview(b"")
 
     def read(self, offset: int) -> tuple[IndexEntry, memoryview] | None:
-        """The batch and the frame of the message at an offset; None where it can not be read."""
+        """Return the batch and the frame of the message at an offset; None where it cannot be
+        read.
+        """
         entry = self._entry
         if entry is None or not entry.first_offset <= offset < entry.end_offset:
             index = self._cursor.queue.index

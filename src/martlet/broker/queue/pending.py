@@ -1,8 +1,8 @@
-"""Stragglers: messages that left the window without being finished.
+"""Pending messages: unfinished messages that left the window.
 
-Requeued, timed out, touched, deferred, or left behind by all that came after.  Few as a rule, so
-each is an object: waiting until a time, ready to be delivered, or in flight until a deadline.
-A heap orders the times; an entry that no longer fits its straggler is passed over.
+They were requeued, timed out, touched or deferred, or are much slower than the messages after them.
+They are few as a rule, so each is an object: waiting until a time, ready for delivery, or in flight
+until a deadline. A heap orders the times; an outdated entry of the heap is ignored.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from martlet.broker.queue.started import StartedMessages
 OwnerT = TypeVar("OwnerT")
 _RISING_AT_ONCE = 1 << 8
 MAX_ERROR_BYTES = 1 << 20
-"""Of one channel: what consumers said of more failures than that is not kept."""
+"""Of one channel: the error texts of further failures are not kept."""
 
 
 @dataclass(slots=True)
 class PendingMessage(Generic[OwnerT]):
-    """One message.
+    """A pending message.
 
     Attributes:
-        attempts: how often it was delivered, but for what was given back before it was handled.
+        attempts: the number of deliveries, without those returned before they were handled.
         due_ns: when it may be delivered again, or times out where it is in flight.
         delivered_at_ns: when it was last delivered.
-        owner: who has it in flight.
-        failures: how often it has failed.
+        owner: the consumer that holds it.
+        failures: the number of failures.
         rank: of its last delivery (see `martlet.broker.queue.started`).
-        asked_rank: of the first of several deliveries to the same owner, who has not answered one;
-            an answer may be to that.
-        last_progress: of the owner who had it in flight when its time ran out, and may answer it
-            yet; not the owner, whose connection would be kept in memory.
-        is_suspect: whether its last failure was that the connection was lost: it may be what
-            brought the client down.
+        asked_rank: of the first of several deliveries to the same owner without an answer; an
+            answer may be to that one.
+        last_progress: the progress of the owner for which it timed out, and which may still answer;
+            a reference to the owner would keep its connection in memory.
+        is_suspect: whether its last failure was a lost connection: it may have crashed the client.
     """
 
     attempts: int
@@ -55,10 +54,10 @@ class PendingMessage(Generic[OwnerT]):
 
 
 class PendingMessages(Generic[OwnerT]):
-    """The stragglers of a cursor, by offset.
+    """The pending messages of a cursor, by offset.
 
-    `changed` and `removed` say what is new since the journal was last written; its writer clears
-    them.
+    `changed` and `removed` are the changes since the cursor was last journaled; the journal's
+    writer clears them.
     """
 
     def __init__(self) -> None:
@@ -68,13 +67,13 @@ class PendingMessages(Generic[OwnerT]):
         self.changed: set[int] = set()
         self.removed: set[int] = set()
         self.on_removed: Callable[[int], None] | None = None
-        """Called with each that is finished."""
+        """Called with each offset that is finished."""
         self.errors: dict[int, tuple[str, str]] = {}
-        """What was said when a message failed first and last, where anything was."""
+        """The error texts of the first and the last failure of a message, if any."""
         self._errors_length = 0
         self._rising: npt.NDArray[np.int64] | None = None
-        """All offsets, by offset, and perhaps some that were removed since; None where there are
-        others.
+        """All offsets, rising, and perhaps some that were removed since; None if others were
+        added.
         """
         self._times: list[tuple[int, int]] = []
         self._ready_set: set[int] = set()
@@ -84,23 +83,23 @@ class PendingMessages(Generic[OwnerT]):
 
     @property
     def ready_count(self) -> int:
-        """How many may be delivered now."""
+        """The number of messages ready for delivery."""
         return len(self._ready_set)
 
     def is_ready(self, offset: int) -> bool:
-        """Whether one may be delivered now."""
+        """Whether a message is ready for delivery."""
         return offset in self._ready_set
 
     @property
     def waiting_count(self) -> int:
-        """How many wait for a time."""
+        """The number of messages waiting for a time."""
         return len(self.by_offset) - self.in_flight_count - len(self._ready_set)
 
     def rising(self, start: int) -> Iterator[int]:
-        """Their offsets from one on, by offset, as long as none comes or goes meanwhile."""
+        """Yield the offsets from `start` on, rising; valid until the next change."""
         if self._rising is None:
             offsets = np.fromiter(self.by_offset, np.int64, len(self.by_offset))
-            self._rising = np.sort(offsets, kind="stable")  # They came nearly like that.
+            self._rising = np.sort(offsets, kind="stable")  # Nearly sorted.
         rising = self._rising
         for at in range(int(np.searchsorted(rising, start)), len(rising), _RISING_AT_ONCE):
             for offset in rising[at : at + _RISING_AT_ONCE].tolist():
@@ -110,7 +109,7 @@ class PendingMessages(Generic[OwnerT]):
     def wait(
         self, offset: int, attempts: int, due_ns: int, now_ns: int, failures: int = 0
     ) -> PendingMessage[OwnerT]:
-        """A message is to be delivered (again) at a time, which may be now."""
+        """Make a message wait for (re)delivery at a time, which may be now."""
         self._leave(offset)
         straggler = self.by_offset[offset] = PendingMessage(attempts, due_ns, failures=failures)
         self.changed.add(offset)
@@ -132,7 +131,7 @@ class PendingMessages(Generic[OwnerT]):
         rank: int = 0,
         asked_rank: int = 0,
     ) -> PendingMessage[OwnerT]:
-        """A message is in flight to an owner until a deadline."""
+        """Put a message in flight to an owner until a deadline."""
         self._leave(offset)
         straggler = self.by_offset[offset] = PendingMessage(
             attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
@@ -154,15 +153,15 @@ class PendingMessages(Generic[OwnerT]):
         heappush(self._times, (due_ns, offset))
 
     def _line_up(self, offset: int) -> None:
-        """One may be delivered from now on."""
+        """Add a message to the ready ones."""
         if len(self.ready) > 2 * len(self._ready_set) + 64:
-            # Without those that were removed from the middle of the line.
+            # Leave out entries that were removed from the middle.
             self.ready = deque(known for known in self.ready if known in self._ready_set)
         self._ready_set.add(offset)
         self.ready.append(offset)
 
     def next_ready(self) -> int | None:
-        """The offset of the next one to be delivered; it stays ready until it is held."""
+        """Return the offset of the next ready message; it stays ready until it is held."""
         while self.ready:
             offset = self.ready[0]
             if offset in self._ready_set:
@@ -171,12 +170,12 @@ class PendingMessages(Generic[OwnerT]):
         return None
 
     def get(self, offset: int, owner: OwnerT) -> PendingMessage[OwnerT] | None:
-        """The straggler that is in flight to an owner; None where there is no such one."""
+        """Return the message if it is in flight to an owner; else None."""
         straggler = self.by_offset.get(offset)
         return straggler if straggler is not None and straggler.owner is owner else None
 
     def remove(self, offset: int) -> None:
-        """The message is finished."""
+        """Remove a finished message."""
         self._leave(offset)
         del self.by_offset[offset]
         self.changed.discard(offset)
@@ -187,12 +186,12 @@ class PendingMessages(Generic[OwnerT]):
             self.on_removed(offset)
 
     def note_error(self, offset: int, error: str) -> None:
-        """Something was said of a message that has failed, and is or becomes a straggler."""
+        """Record the error text of a failed message that is or becomes pending."""
         first, _ = self.errors.get(offset, (error, ""))
         self.keep_errors(offset, first, error)
 
     def keep_errors(self, offset: int, first: str, last: str) -> None:
-        """What was said when a message failed first, and last."""
+        """Set the error texts of a message's first and last failure."""
         self._forget_errors(offset)
         length = len(first) + len(last)
         if self._errors_length + length <= MAX_ERROR_BYTES:
@@ -204,13 +203,13 @@ class PendingMessages(Generic[OwnerT]):
         self._errors_length -= len(first) + len(last)
 
     def take_ready(self) -> list[int]:
-        """Those that have become ready since the last time, for who orders them by himself."""
+        """Return the messages that have become ready since the last call, for an ordering."""
         offsets = [offset for offset in self.ready if offset in self._ready_set]
         self.ready.clear()
         return offsets
 
     def line_up_ready(self) -> None:
-        """All that are ready stand in line again, by offset."""
+        """Order all ready messages by offset again."""
         self.ready = deque(sorted(self._ready_set))
 
     def _leave(self, offset: int) -> None:
@@ -227,7 +226,7 @@ class PendingMessages(Generic[OwnerT]):
                 self.ready.popleft()
 
     def earliest_ns(self) -> int | None:
-        """The next time at which one is due or times out."""
+        """Return the next time at which a message is due or times out."""
         while self._times:
             due_ns, offset = self._times[0]
             straggler = self.by_offset.get(offset)
@@ -241,8 +240,8 @@ class PendingMessages(Generic[OwnerT]):
         return None
 
     def expire(self, now_ns: int) -> list[tuple[int, PendingMessage[OwnerT]]]:
-        """Those whose time has come: a waiting one becomes ready, those in flight are returned
-        and stay as they are.
+        """Make due messages ready, and return those in flight that time out; these stay
+        unchanged.
         """
         overdue: dict[int, PendingMessage[OwnerT]] = {}
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
@@ -256,5 +255,5 @@ class PendingMessages(Generic[OwnerT]):
         return list(overdue.items())
 
     def owned_by(self, owner: OwnerT) -> list[tuple[int, PendingMessage[OwnerT]]]:
-        """All that an owner has in flight."""
+        """Return all messages that an owner holds."""
         return [item for item in self.by_offset.items() if item[1].owner is owner]

@@ -1,7 +1,7 @@
-"""A queue: an ordered part of a topic, and what is staged for it in this turn.
+"""The queue log: an ordered part of a topic, and the messages staged for it in this turn.
 
-What arrives in one turn of the event loop for one queue becomes one batch.  Whoever stages
-messages gets the batch's receipt, which says after the commit where it was stored, or why not.
+The messages that arrive for one queue in one turn of the event loop become one batch. The caller
+that stages messages gets the batch's receipt, which has the position or the error after the commit.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _entry = partial(tuple.__new__, IndexEntry)
-"""Makes one of a tuple, without a call in Python."""
+"""Makes an index entry of a tuple, without a call in Python."""
 ID_MASK = (1 << 64) - 1
 OFFSET_BITS = 54
-"""So much of an id's distance from number 0's `id_base` is the offset; above it is the queue."""
+"""The bits of the offset in an id minus queue 0's `id_base`; the bits above are the queue's
+number.
+"""
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 MAX_QUEUES = 1 << (64 - OFFSET_BITS)
-"""Of one topic."""
+"""The maximum number of queues of a topic."""
 _ROWS_AT_ONCE = 1 << 16
 MAX_BATCH_BYTES = 1 << 20
-"""A batch that has grown this large is appended at once."""
+"""A batch of this size is appended at once."""
 
 
 class KeptHistory(Protocol):
-    """What is kept of a queue though every channel has finished it."""
+    """The history that is kept of a queue, finished by every channel."""
 
     tally: NeedCounter
 
     @property
     def retention(self) -> object:
-        """How much that is."""
+        """The limits of the history."""
 
     def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
-        """Count what is kept, some rows at a time."""
+        """Count the history, some rows at a time."""
 
 
 class Receipt:
-    """What became of staged messages.
+    """The outcome of staged messages.
 
     Attributes:
-        position: the log's position behind their batch, once it is stored; 0 until then.
-        error: why they were refused.
+        position: the log's position behind their batch once it is stored; 0 until then.
+        error: the error, if they were refused.
     """
 
     __slots__ = ("error", "position")
@@ -67,8 +69,8 @@ class QueueLog:
     """A queue of a topic.
 
     Args:
-        log: where batches go.
-        topic, number: its place.
+        log: stores the batches.
+        topic, number: the topic's number in the log, and the queue's.
         id_base: a message's id is its offset added to it: a random number of 64 bits, to which
             number times 2^54 was added.
         index: the queue's index.
@@ -85,29 +87,29 @@ class QueueLog:
         self.index = index
         self.end_offset = end_offset
         self.tally = NeedCounter(index)
-        """What channels need from the topic's floor on, as far as it was counted."""
+        """The messages that channels need from the topic's floor on, as far as counted."""
         self.history: KeptHistory | None = None
-        """What is kept of it beyond that, where anything is."""
+        """The history kept beyond that, if any."""
         self.message_bytes = 0
         self.batch: LogBatch | None = None
-        """What is staged."""
+        """The staged messages."""
         self.receipt = Receipt()
-        """Of what is staged."""
+        """The receipt of the staged messages."""
         self._start_row = index.first_row
         self._start_known = (-1, -1)
 
     @property
     def start_offset(self) -> int:
-        """From this offset on everything is stored; the end where nothing is.
+        """The offset from which on everything is stored; the end where nothing is.
 
-        What is stored of lower offsets is there for stragglers of some channel.
+        Lower offsets are stored only for a channel's pending messages.
         """
         row = self.start_row
         return self.end_offset if row >= self.index.end_row else self.index.row(row).first_offset
 
     @property
     def start_row(self) -> int:
-        """The number of the index's row that `start_offset` is of."""
+        """The number of the index row of `start_offset`."""
         known = (self._log.retired_count, self.index.first_row)
         if known != self._start_known:
             self._start_row = self._find_start_row()
@@ -115,8 +117,8 @@ class QueueLog:
         return self._start_row
 
     def _find_start_row(self) -> int:
-        """The number of the first row behind all those whose batches have gone, and all gaps: after
-        a power cut nothing may tell of a batch that had gone but that it is missing.
+        """Return the number of the first row behind all rows whose batches were deleted, and behind
+        all gaps: after a power cut a deleted batch may be known only by the gap.
         """
         index = self.index
         places = SegmentLocator(self._log.segments)
@@ -138,7 +140,7 @@ class QueueLog:
 
     @property
     def first_stored_offset(self) -> int:
-        """The first offset that is stored, whoever it is kept for; the end where none is."""
+        """The first stored offset, kept for any reason; the end where none is."""
         index = self.index
         places = SegmentLocator(self._log.segments)
         for start in range(index.first_row, index.end_row, _ROWS_AT_ONCE):
@@ -149,13 +151,13 @@ class QueueLog:
         return self.end_offset
 
     def message_id(self, offset: int) -> bytes:
-        """The id of the message at an offset: 16 hexadecimal digits."""
+        """Return the id of the message at an offset: 16 hexadecimal digits."""
         return b"%016x" % ((self.id_base + offset) & ID_MASK)
 
     def offset_of(self, message_id: bytes) -> int:
-        """The offset that an id stands for, which may be one that does not exist.
+        """Return the offset of an id, which may not exist.
 
-        Raises ValueError where it is no id at all.
+        Raises ValueError where it is not an id.
         """
         return (int.from_bytes(unhexlify(message_id)) - self.id_base) & ID_MASK
 
@@ -175,7 +177,7 @@ class QueueLog:
         return frame
 
     def begin(self, scratch: list[LogBatch], now_ns: int) -> LogBatch:
-        """Begin to stage. `scratch` holds batches that may be used again."""
+        """Begin to stage. `scratch` holds reusable batches."""
         assert self.batch is None
         self.batch = batch = scratch.pop() if scratch else LogBatch()
         batch.begin((self.id_base + self.end_offset) & ID_MASK, now_ns)
@@ -183,7 +185,9 @@ class QueueLog:
         return batch
 
     def commit(self, scratch: list[LogBatch], deliver_at_ns: int = 0) -> Receipt:
-        """Append what is staged. A refusal stands in the receipt; nothing is stored then."""
+        """Append the staged messages. If refused, the receipt has the error and nothing is
+        stored.
+        """
         batch, receipt = self.batch, self.receipt
         assert batch is not None
         self.batch = None

@@ -1,9 +1,9 @@
-"""The tag filter: which messages a channel gets, where it does not want all.
+"""The tag filter: selects the messages of a channel by their tags.
 
 A batch keeps the hashes of its messages' tags side by side, so a filter finds with one comparison
-those that may be wanted; of these the tag itself is compared, since different tags may have one
-hash (RocketMQ does the second step at the client).  What a filter does not let through is finished
-for the channel without having been sent; a message without a tag is never wanted.
+those that may be wanted; then it compares the tags themselves, since different tags may have one
+hash (RocketMQ does the second step at the client).  A rejected message is finished for the channel
+without being sent; a message without a tag is always rejected.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Numbers = list[int]
 
 
 class TagFilter:
-    """Lets messages with some tags through.
+    """Accepts messages with some tags.
 
     Args:
-        tags: which; not empty, and each one that a message may have.
+        tags: the tags; not empty, each valid.
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ class TagFilter:
         self._fields = tuple(Properties(tag=tag).pack() for tag in tags)
 
     def numbers(self, data: Bytes | None, begin: int, end: int) -> Numbers:
-        """Those of a batch's messages from number `begin` up to `end` that it lets through.
+        """Return the accepted messages of a batch from number `begin` up to `end`.
 
         Args:
             data: the block of the batch's properties; None where it has none.
@@ -51,12 +51,12 @@ class TagFilter:
         ]
 
     def lets(self, entry: Bytes) -> bool:
-        """Whether it lets a message with such properties, packed, through."""
+        """Whether it accepts a message with such packed properties."""
         return bytes(entry).startswith(self._fields)
 
 
 def runs(numbers: Numbers) -> list[tuple[int, int]]:
-    """Rising numbers as stretches of those that follow each other, (first, end)."""
+    """Return rising numbers as ranges of consecutive ones, (first, end)."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number:

@@ -1,15 +1,15 @@
-"""Nearness: consumers in the broker's zone are preferred, then those in its region.
+"""Topology: prefer consumers in the broker's zone, then those in its region.
 
-Messages that stay near cost less and arrive sooner.  So, where that is asked for, a message goes to
-a consumer farther away only while no nearer one has room::
+Local traffic costs less and is faster. So, if enabled, a message goes to a farther consumer only
+while no nearer one has capacity::
 
-    zone      A  B         A and B take turns while either has room,
+    zone      A  B         A and B take turns while either has capacity,
     region    C            then C,
     others    D  E         then D and E
 
-nsqd prefers near consumers only for a message that finds them waiting, and lets all compete for
-what has piled up; here they are preferred for that, too.  A broker that was given no zone is in
-nobody's zone, and the same goes for its region.
+nsqd prefers near consumers only for a message that finds them waiting, and lets all compete for a
+backlog; here they are preferred for that, too. A broker without a zone shares none with any client,
+and the same applies to its region.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TopologyPreference(IntEnum):
-    """Where a consumer is, as seen from the broker; the nearest first."""
+    """The distance of a consumer from the broker; the nearest first."""
 
     ZONE = 0
     REGION = 1
@@ -32,7 +32,7 @@ class TopologyPreference(IntEnum):
 
 
 def nearness(broker: tuple[str, str], client: tuple[str, str]) -> TopologyPreference:
-    """How near a client is to a broker, each given by its zone and its region."""
+    """Return a client's distance from a broker, each given by its zone and its region."""
     for near, here, there in zip(TopologyPreference, broker, client, strict=False):
         if here and here == there:
             return near
@@ -40,10 +40,10 @@ def nearness(broker: tuple[str, str], client: tuple[str, str]) -> TopologyPrefer
 
 
 class NearestFirst:
-    """A line in which the nearest consumers stand first, and take turns among themselves.
+    """A ready line with the nearest consumers first, which take turns among themselves.
 
-    Delivery uses it in the place of a deque; what it sees of it, the length too, is the nearest
-    consumers alone.
+    Delivery uses it in place of a deque; its elements and length are those of the nearest consumers
+    alone.
     """
 
     def __init__(self) -> None:
@@ -67,23 +67,23 @@ class NearestFirst:
             yield from line
 
     def rotate(self, count: int) -> None:
-        """Let the nearest consumers move by some places."""
+        """Rotate the nearest consumers."""
         self._first.rotate(count)
 
     def append(self, consumer: ChannelConsumer) -> None:
-        """Stand behind those that are as near."""
+        """Add a consumer behind those of the same distance."""
         self._lines[consumer.nearness].append(consumer)
 
     def extend(self, consumers: Iterable[ChannelConsumer]) -> None:
-        """Let some stand in line, in their order."""
+        """Add consumers, in their order."""
         for consumer in consumers:
             self.append(consumer)
 
     def clear(self) -> None:
-        """Let all leave."""
+        """Remove all consumers."""
         for line in self._lines:
             line.clear()
 
     def remove(self, consumer: ChannelConsumer) -> None:
-        """Leave. Raises ValueError where it does not stand in line."""
+        """Remove a consumer. Raises ValueError where it is not in the line."""
         self._lines[consumer.nearness].remove(consumer)
