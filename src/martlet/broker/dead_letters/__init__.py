@@ -1,5 +1,5 @@
-"""Dead letters: messages that failed too often, in a topic of their own.
+"""Dead letters: messages that failed too often, moved to a topic of their own.
 
-May import: `martlet.log`, `broker.topic` and what that may. Start with `dead_letter`, what such a
-message carries; `send` puts it there, `redrive` brings it back.
+May import: `martlet.log`, `broker.topic` and what that may. Start with `dead_letter`, the
+properties of such a message; `send` moves it there, `redrive` moves it back.
 """

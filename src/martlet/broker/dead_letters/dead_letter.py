@@ -1,20 +1,19 @@
-"""The dead-letter topic: where a channel's messages go that have failed too often.
+"""The dead-letter topic: receives the messages of a channel that have failed too often.
 
-It is a topic like any other, so that any consumer can work through it.  The broker makes it with
-the first dead letter, and in it a channel `CHANNEL`, which keeps what nobody has dealt with: who
-finishes a message there has done with it, and the channel's depth is how many are left.  A dead
-letter has the body and the properties of the message that it was, and among them, written by the
-broker::
+It is a topic like any other, so that any consumer can work through it.  The broker creates it with
+the first dead letter, and in it a channel `CHANNEL`, which keeps the unhandled ones: finishing a
+message there handles it, and the channel's depth is the number of messages left. A dead letter has
+the body and the properties of the original message, and these properties of the broker::
 
-    dead_reason        why: see `DeadLetterReason`
-    dead_attempts      how often it was delivered
-    dead_failures      how often it had failed, the last time included
-    dead_first_error   what its consumer said when it failed first and last, where it said
-    dead_last_error    anything: NSQ's REQ cannot, Martlet's own clients do
-    dead_topic, dead_channel, dead_queue, dead_offset, dead_id      which message it was
+    dead_reason        the reason: see `DeadLetterReason`
+    dead_attempts      the number of deliveries
+    dead_failures      the number of failures, the last one included
+    dead_first_error   the consumer's error text at the first and the last failure, if it
+    dead_last_error    sent any: NSQ's REQ cannot, Martlet's clients do
+    dead_topic, dead_channel, dead_queue, dead_offset, dead_id      the original message
     dead_stored_ms     when that was published, in ms since 1970
-    dead_at_ms         when it was given up
-    dead_redrives      how often it had been brought back before
+    dead_at_ms         when it became a dead letter, in ms since 1970
+    dead_redrives      the number of redrives before
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ if TYPE_CHECKING:
     from martlet.broker.retry import DeadLetterReason
 
 CHANNEL = "dead-letters"
-"""The channel of a dead-letter topic that holds what is yet to be dealt with."""
+"""The channel of a dead-letter topic that holds the unhandled messages."""
 _SUFFIX = ".dead"
 _PREFIX = "dead_"
 _MILLISECOND_NS = 1_000_000
 
 
 def default_name(topic: str, channel: str) -> str:
-    """The dead-letter topic of a channel that has none set: ``<topic>.<channel>.dead``.
+    """Return the default dead-letter topic of a channel: ``<topic>.<channel>.dead``.
 
-    No two channels have the same: where it would be too long, or could be another's because there
-    is a dot in the topic's name, or names are ephemeral, it is cut and says a hash of both names.
+    Unique for each channel: a name that would be too long, or ambiguous because the topic's name
+    contains a dot, or ephemeral, is shortened and gets a hash of both names.
     """
     plain = f"{topic}.{channel}{_SUFFIX}"
     ephemeral = is_ephemeral(topic) or is_ephemeral(channel)
@@ -55,14 +54,14 @@ def default_name(topic: str, channel: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterInfo:
-    """What is known of a message that is given up.
+    """The history of a message that becomes a dead letter.
 
     Attributes:
-        reason: why.
-        attempts: how often it was delivered.
-        errors: what was said when it failed first and last; empty for nothing.
-        at_ns: when.
-        failures: how often it had failed.
+        reason: the reason.
+        attempts: the number of deliveries.
+        errors: the error texts of the first and the last failure; empty for none.
+        at_ns: the time.
+        failures: the number of failures.
     """
 
     reason: DeadLetterReason
@@ -75,11 +74,11 @@ class DeadLetterInfo:
 def buried(
     entry: bytes, death: DeadLetterInfo, origin: Mapping[str, str | int], stored_at_ns: int
 ) -> bytes:
-    """The properties of a dead letter, packed.
+    """Pack the properties of a dead letter.
 
     Args:
-        entry: those of the message, packed.
-        death: how it came to that.
+        entry: the message's packed properties.
+        death: its history.
         origin: ``topic``, ``channel``, ``queue``, ``offset`` and ``id`` of the message.
         stored_at_ns: when it was published.
     """
@@ -99,8 +98,8 @@ def buried(
 
 
 def revived(entry: bytes) -> bytes:
-    """The properties of a dead letter that is brought back, packed: those that it had alive, and
-    how often that was done.
+    """Pack the properties of a redriven dead letter: those of the original message, and the number
+    of redrives.
     """
     known = _unpacked(entry)
     notes = {"dead_redrives": str(int(known.system.get("dead_redrives", "0")) + 1)}
@@ -110,13 +109,13 @@ def revived(entry: bytes) -> bytes:
 
 
 def _with_notes(entry: bytes, notes: Mapping[str, str]) -> bytes:
-    """Properties with other notes of a death, and no longer those of a send."""
+    """Replace the broker's notes in properties, and remove the mark of a send."""
     known = _unpacked(entry)
     system = {n: v for n, v in known.system.items() if not n.startswith(_PREFIX)}
     if "dead_redrives" in known.system:
         system["dead_redrives"] = known.system["dead_redrives"]
     own = replace(known, sent=None, system={}).pack()
-    # Apart: what a client may send fills the limit as it is.
+    # Packed apart: the client's own properties may fill the size limit already.
     return own + Properties(system={**system, **notes}).pack()
 
 

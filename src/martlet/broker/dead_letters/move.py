@@ -1,14 +1,14 @@
-"""Transfers: messages on their way from a channel to another topic.
+"""Moves: messages on their way from a channel to another topic, at least once.
 
-A message that is moved is appended to where it goes first, and finished in its channel when it is
-as safe there as a publish that was answered OK::
+A message is first appended to the target topic, and finished in its channel once it is as safe
+there as a publish that was answered OK::
 
-    in the channel        set aside, with nobody      -> appended, waits for a flush    -> finished
-    where it goes         not there                      there                             there
-    after a crash here    the channel has it             both have it, or the channel      moved
+    in the channel        held, without a consumer  -> appended, waits for a flush -> finished
+    in the target         not there                    there                          there
+    after a crash here    the channel has it           both have it, or the channel   moved
 
-So a crash may double it and never loses it.  Where it cannot be appended, because the disk is full
-or a limit is reached, it stays in its channel: set aside until that is possible, or put back.
+So a crash may duplicate it and never loses it. If it cannot be appended, because the disk is full
+or a limit is reached, it stays in its channel: held until the append succeeds, or put back.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 200
 _BYTES_AT_ONCE = 1 << 20
-"""So many are appended before others have their turn."""
+"""Messages appended in one turn of the loop."""
 _AGAIN_NS = 5_000_000_000
-"""After so long what was refused is tried again."""
+"""The interval between retries of a refused append."""
 _STORED_AT = 8
-"""Where the time stands in a frame."""
+"""The offset of the timestamp in a frame."""
 
 
 @dataclass(slots=True, eq=False)
 class MessageMove:
-    """One message on its way.
+    """A message on its way.
 
     Attributes:
-        channel: which has it.
+        channel: the source channel.
         offset: its offset there.
-        attempts: how often it was delivered there.
-        to: finds, or makes, the topic where it goes. Raises WritesRefused.
-        pack: makes the properties that it has there, of those that it had and of when it was
-            stored.
-        only: a channel of that topic that alone gets it; None for all.
-        insists: whether it is tried again where it was refused; else it is put back.
-        on_end: called when it has been finished in its channel, with None; with an error where it
-            stays there for good, or has gone from there meanwhile.
-        receipt: once it is staged.
-        failures: how often it had failed in its channel, where that is more than is known there.
+        attempts: the number of deliveries there.
+        to: returns the target topic, created if it is new. Raises WritesRefused.
+        pack: returns its new properties, from its former ones and the time when it was stored.
+        only: the only channel of that topic that gets it; None for all.
+        insists: whether a refused append is retried; else the message is put back.
+        on_end: called with None when it is finished in its channel; with an error if it stays
+            there, or was deleted from there meanwhile.
+        receipt: set when it is staged.
+        failures: the number of failures, if higher than the channel's own count.
     """
 
     channel: ChannelState
@@ -71,7 +70,7 @@ class MessageMove:
 
 @dataclass(slots=True)
 class _Load:
-    """What goes to one place at once: who, bodies, and properties by number."""
+    """Messages for one target: the moves, their bodies, and properties by number."""
 
     transfers: list[MessageMove]
     bodies: list[bytes]
@@ -79,19 +78,19 @@ class _Load:
 
 
 class MessageMover:
-    """All that is on its way.
+    """All messages on their way.
 
     Args:
-        topics: of the broker.
+        topics: the broker's topics.
     """
 
     def __init__(self, topics: TopicRegistry) -> None:
         self.waits_for_flush = False
         """Whether a publish is answered OK only when it is durable."""
         self.on_written: Callable[[], None] = lambda: None
-        """Called when something was appended that waits for a flush."""
+        """Called when messages were appended that wait for a flush."""
         self.on_refused: Callable[[MessageMove, WritesRefused], None] = lambda transfer, error: None
-        """Called with the first of those that were refused in a row."""
+        """Called with the first of several consecutive refusals."""
         self._topics = topics
         self._waiting: deque[MessageMove] = deque()
         self._written: deque[MessageMove] = deque()
@@ -102,13 +101,13 @@ class MessageMover:
         return len(self._waiting) + len(self._written)
 
     def begin(self, transfer: MessageMove) -> None:
-        """Move a message that nobody has in flight, as soon as the broker is at leisure."""
+        """Move a message that no consumer holds, in a later turn of the loop."""
         transfer.channel.aside.add(transfer.offset, transfer.attempts, transfer.failures)
         self._waiting.append(transfer)
         self._alarm.at(self._topics.clock())
 
     def _run(self, now_ns: int) -> int | None:
-        """Append some of what waits. Returns when to look again."""
+        """Append some of the waiting messages. Returns when to run again."""
         self.settle()
         failures: list[BaseException] = []
         blocked = self._append(failures)
@@ -123,8 +122,10 @@ class MessageMover:
         return now_ns + _AGAIN_NS if blocked or self._refused else now_ns
 
     def _append(self, failures: list[BaseException]) -> bool:
-        """Append what can be of the first that wait. Returns whether something can not be read at
-        the moment; what else went wrong is put to the failures, and what it was with comes again.
+        """Append the first waiting messages.
+
+        Returns whether some cannot be read at the moment. Other errors are added to `failures`, and
+        the messages concerned are retried.
         """
         loads: dict[tuple[Topic, ChannelState | None], _Load] = {}
         refused: list[tuple[MessageMove, WritesRefused]] = []
@@ -136,7 +137,7 @@ class MessageMover:
             try:
                 left_bytes -= self._load(transfer, loads)
             except OSError:
-                again.append(transfer)  # Of the index, as when too many files are open.
+                again.append(transfer)  # The index is unreadable, as with too many open files.
                 is_blocked = True
             except WritesRefused as error:
                 refused.append((transfer, error))
@@ -165,10 +166,10 @@ class MessageMover:
     def _load(
         self, transfer: MessageMove, loads: dict[tuple[Topic, ChannelState | None], _Load]
     ) -> int:
-        """Read a message, to go with the others that go to the same place. Returns its bytes."""
+        """Read a message, and add it to the others with the same target. Returns its size."""
         channel, offset = transfer.channel, transfer.offset
         if not channel.aside.holds(offset):
-            # Emptied, deleted, set back, or given up to make room.
+            # Emptied, deleted, set back, or dropped to free space.
             transfer.on_end(WritesRefused("the channel has it no more"))
             return 0
         cursor = channel.cursor
@@ -181,7 +182,7 @@ class MessageMover:
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)
         to, only = transfer.to(), transfer.only
         if self._topics.queues.get(to.id) is not to or (only is not None and only.closed):
-            # Nobody would get it there.
+            # No channel would get it there.
             channel.aside.put_back(offset, transfer.attempts)
             gone = f"the channel {only.name!r} of it" if only is not None else "it"
             why = f"it was to go to topic {to.name!r}, and {gone} was deleted meanwhile"
@@ -195,7 +196,7 @@ class MessageMover:
         return len(frame) + len(entry)
 
     def settle(self) -> None:
-        """Finish in their channels what is safe where it went."""
+        """Finish messages in their channels that are safe in their targets."""
         for _ in range(len(self._written)):
             transfer = self._written.popleft()
             receipt = transfer.receipt
@@ -240,7 +241,9 @@ def _queue_of(topics: TopicRegistry, channel: ChannelState) -> Topic:
 
 
 def _kept(entry: bytes, stored_at_ns: int) -> bytes:
-    """The properties of a message that is appended again: it is no producer's send any more."""
+    """Return the properties of a message that is appended again, without the mark of a producer's
+    send.
+    """
     if not entry:
         return entry
     try:

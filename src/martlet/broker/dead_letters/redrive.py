@@ -1,15 +1,15 @@
-"""Redrive: dead letters looked at, brought back, or thrown away.
+"""Redrive: dead letters listed, moved back, or deleted.
 
-A dead letter that is brought back is appended to its old topic, in a batch that is for one channel
-alone: the one that had given it up.  The others of the topic have had the message, and pass over it
-as over a deferred one whose time is somebody else's (see `martlet.broker.queue.cursor`).
-(RocketMQ does the same by a topic of its own for each group; here that would be a second queue of
-each channel, with a cursor of its own, and its messages would be in no history of the topic.)  It
-begins anew, with its first attempt, and knows how often it was brought back.  Brought to another
-topic, it is a message like all others there.
+A dead letter that is moved back is appended to its original topic, in a batch for a single channel:
+the one in which it failed. The topic's other channels have had the message, and skip it like a
+deferred message of another channel (see `martlet.broker.queue.cursor`). RocketMQ uses a retry topic
+for each group instead; here that would be a second queue for each channel, with a cursor of its
+own, and its messages would be missing in the topic's history. A redriven message starts again with
+its first attempt, and carries the number of redrives. Moved to another topic, it is a message like
+all others there.
 
-Dead letters are chosen one by one, in the channel that keeps them.  That has no holes in what it
-has yet to deliver, so everything up to the last one chosen becomes a straggler.
+Dead letters are selected one by one, in the channel that keeps them. Its cursor cannot have gaps
+ahead of it, so every message up to the last one selected becomes a pending message.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class DeadLetter:
     Attributes:
         keeper: the channel that keeps it, at its queue.
         offset: its offset there.
-        state: whether it waits there, or is with a consumer.
-        attempts: how often it was delivered there.
-        stored_at_ns: when it came there.
+        state: whether it waits there, or is in flight.
+        attempts: the number of deliveries there.
+        stored_at_ns: when it was stored there.
         body: its body.
-        properties: what is known of it.
+        properties: its properties, with the broker's notes.
     """
 
     keeper: Channel
@@ -57,7 +57,7 @@ class DeadLetter:
     properties: Properties
 
     def note(self, name: str) -> str:
-        """What the broker has noted of its death; empty for nothing."""
+        """Return a note of the broker on it; empty for none."""
         return self.properties.system.get(f"dead_{name}", "")
 
     @property
@@ -67,21 +67,21 @@ class DeadLetter:
 
     @property
     def at_ms(self) -> int:
-        """When it was given up, or came here, in milliseconds since 1970."""
+        """When it became a dead letter, or was stored here, in milliseconds since 1970."""
         at_ms = self.note("at_ms")
         return int(at_ms) if at_ms.isdecimal() else self.stored_at_ns // _MILLISECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSelection:
-    """Which dead letters are meant: those for which all that is given holds.
+    """A selection of dead letters: those that match all given conditions.
 
     Attributes:
-        ids: by the id that they have as dead letters, or had before.
-        reason: why they were given up.
-        error: a part of what was said when they failed first or last.
-        since_ms, until_ms: when they were given up, in milliseconds since 1970.
-        topic, channel: whose they were.
+        ids: their ids as dead letters, or their original ids.
+        reason: the reason of their failure.
+        error: a part of the error text of the first or the last failure.
+        since_ms, until_ms: when they became dead letters, in milliseconds since 1970.
+        topic, channel: the original ones.
     """
 
     ids: Collection[str] = ()
@@ -93,11 +93,11 @@ class DeadLetterSelection:
     channel: str = ""
 
     def ids_of(self, letter: DeadLetter) -> set[str]:
-        """Those of the ids by which one is meant."""
+        """Return the selected ids that match a dead letter."""
         return {letter.id, letter.note("id")}.intersection(self.ids)
 
     def wants(self, letter: DeadLetter) -> bool:
-        """Whether one is meant."""
+        """Whether a dead letter is selected."""
         note = letter.note
         return (
             (not self.ids or bool(self.ids_of(letter)))
@@ -110,9 +110,10 @@ class DeadLetterSelection:
 
 
 def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLetter], int | None]:
-    """The first dead letters from an offset on, and the offset of the next one, if there is one.
+    """Return the first dead letters from an offset on, and the offset of the next one, if there is
+    one.
 
-    What can not be read is left out.
+    Unreadable ones are left out.
     """
     found = peek(keeper, start, max_count + 1, list(PeekState))
     frames = PeekedFrames(keeper.cursor)
@@ -120,7 +121,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
     for peeked in found[:max_count]:
         read = frames.read(peeked.offset)
         if read is None or (peeked.state is PeekState.IN_FLIGHT and peeked.owner is None):
-            continue  # On its way elsewhere already.
+            continue  # It is moving to another topic.
         entry, frame = read
         try:
             properties = Properties.unpack(keeper.cursor.properties(peeked.offset))
@@ -141,9 +142,9 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
 
 
 def way_back(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
-    """Where a dead letter came from: the topic at its queue, and the channel.
+    """Return the origin of a dead letter: the topic at its queue, and the channel.
 
-    Raises NotFound, with the way out.
+    Raises NotFound, with a remedy.
     """
     name, channel = letter.note("topic"), letter.note("channel")
     if not name:
@@ -175,11 +176,11 @@ def redrive(
     """Begin to move a dead letter.
 
     Args:
-        mover: of the broker.
-        letter: which is not with a consumer.
-        to: finds the topic where it goes. Raises WritesRefused.
-        only: the channel there that alone gets it; None for all.
-        on_end: called when it has been moved, or with why it stays where it is.
+        mover: the broker's mover.
+        letter: the dead letter; must not be in flight.
+        to: returns the target topic. Raises WritesRefused.
+        only: the only channel there that gets it; None for all.
+        on_end: called with None when it has been moved, or with the error why it stays.
     """
     letter.keeper.redelivery.unroll(letter.offset + 1)
     mover.begin(
@@ -197,6 +198,6 @@ def redrive(
 
 
 def purge(letter: DeadLetter) -> None:
-    """Throw a dead letter away, which is not with a consumer."""
+    """Delete a dead letter, which must not be in flight."""
     letter.keeper.redelivery.unroll(letter.offset + 1)
     letter.keeper.redelivery.let_go(letter.offset)

@@ -1,8 +1,8 @@
-"""Sends a message that a channel gives up to the channel's dead-letter topic.
+"""Send a message that has failed for good to the channel's dead-letter topic.
 
-The body goes as it is, the properties with what became of the message beside them (see
-`martlet.broker.dead_letters.dead_letter`).  How it gets there without being lost is
-`martlet.broker.dead_letters.move`'s.
+The body is unchanged; its history is added to the properties (see
+`martlet.broker.dead_letters.dead_letter`). `martlet.broker.dead_letters.move` moves it without
+loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def dead_letter_topic(channel: ChannelState) -> str:
-    """The name of a channel's dead-letter topic."""
+    """Return the name of a channel's dead-letter topic."""
     return channel.policy.dead_letter_topic or default_name(channel.topic, channel.name)
 
 
@@ -37,7 +37,7 @@ def bury(
     failures: int,
     reason: DeadLetterReason,
 ) -> None:
-    """Begin to move a message that no consumer has to its channel's dead-letter topic."""
+    """Begin to move a message that no consumer holds to its channel's dead-letter topic."""
     now_ns = topics.clock()
     if channel.trail is not None:
         to = f"{reason} -> {dead_letter_topic(channel)}"
@@ -70,7 +70,7 @@ def bury(
 
 
 def _open(topics: TopicRegistry, channel: ChannelState) -> Topic:
-    """Where dead letters go, made if need be. Raises WritesRefused."""
+    """Return the dead-letter topic, created if necessary. Raises WritesRefused."""
     topic = topics.topic(dead_letter_topic(channel))
     topic.channel(CHANNEL)
     return topic.next_part()

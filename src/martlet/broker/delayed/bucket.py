@@ -1,18 +1,17 @@
-"""The bucket: messages of one topic that are due in one stretch of time.
+"""The bucket: delayed messages of one topic that are due in one span of time.
 
-A delayed message is appended to the log once, when it is published, to a bucket, which is a hidden
-topic.  When its time comes it is appended to the topic that it is for, as any other message is.
-That batch has the flag FORWARDED, and each of its messages tells in its properties which one it was
-before, so the batch itself is what says that they are done with: there is no moment at which a
-message is in both places, or in neither, and nothing else has to be written down.
+A delayed message is appended to the log when it is published, to a bucket, which is a hidden topic.
+When it is due it is appended to its target topic, like any other message. That batch has the flag
+FORWARDED, and the properties of its messages name their ids in the bucket. So the batch itself
+records that they are done: at no moment is a message in both topics or in neither, and no further
+journal entry is needed.
 
-Which of a bucket's messages are done with, forwarded or cancelled, stand as marks.  They are told
-in each checkpoint, and at the head of each segment but for those whose batches may not be durable:
-after a power cut the head may be there and the batch not.
+The messages of a bucket that are done, forwarded or cancelled, are marked in a bitmap. Each
+checkpoint contains the bitmap, and so does the head of each segment, except for marks whose batches
+may not be durable: after a power cut the head may survive and the batch not.
 
-There is a bucket for some minutes, for an hour or for a day, and it goes when its time is over.  So
-one message that waits for weeks keeps no index and no segment but those of the few it shares its
-day with.
+A bucket spans some minutes, an hour or a day, and is deleted when its time is over. So a message
+that waits for weeks keeps no index and no segments except those of the few that share its day.
 """
 
 from __future__ import annotations
@@ -58,24 +57,26 @@ if TYPE_CHECKING:
     from martlet.log.index import Index, Rows
 
 PROPERTY = "delayed"
-"""Names the property that tells the id that a message had while it was delayed."""
+"""The property with the id that a message had while it was delayed."""
 MAX_ROWS = 1024
 MAX_BYTES = 1 << 20
-"""So many are forwarded at once, then others have their turn."""
+"""Messages forwarded in one turn of the loop."""
 _AGAIN_NS = 1_000_000_000
 _MORE_BYTES = 128
-"""A forwarded message, and a batch, may be longer by so much than it was."""
+"""The maximum growth of a forwarded message, and of a batch, in bytes."""
 _LINGER_NS = 600 * 10**9
-"""So long a bucket stays after its time: a send that is repeated is known by what is in it."""
+"""How long a bucket stays after its time: a repeated send is recognised by its messages in the
+bucket.
+"""
 _SLACK = 1 << 20
-"""Marks may reach so many messages beyond a bucket's known end."""
+"""Marks may lie at most this many messages beyond a bucket's known end."""
 
 
 class Delayed(NamedTuple):
-    """A message of a bucket that waits for its time.
+    """A message of a bucket that is not due yet.
 
     Attributes:
-        id: by which it is cancelled, 16 hexadecimal digits.
+        id: 16 hexadecimal digits, used to cancel it.
         stored_at_ns, deliver_at_ns: since 1970.
         size_bytes: of its body.
         properties: packed.
@@ -89,16 +90,16 @@ class Delayed(NamedTuple):
 
 
 class Bucket(HiddenTopic):
-    """A bucket.
+    """A bucket: a hidden topic of delayed messages.
 
     Args:
         registry: all topics of the broker.
         delays: all delayed messages of the broker.
         id: its number in the log.
-        target: the topic that its messages are for.
+        target: the topic that gets its messages.
         start_ns, end_ns: when they are due.
-        queue: where they are.
-        marks: which are done with.
+        queue: stores them.
+        marks: the messages that are done.
     """
 
     def __init__(
@@ -123,14 +124,15 @@ class Bucket(HiddenTopic):
         self._delays = delays
         self._marks = marks
         self._doubtful: deque[tuple[int, Offsets]] = deque()
-        """What was marked because of a batch that may not be durable, and up to which position it
-        would have to be."""
+        """Marks for a batch that may not be durable yet, and the log position that must be durable
+        first.
+        """
         self._cursor = Cursor(registry.log, queue, 0)
         self._upcoming = DueQueue(queue.index, self._first_row, self.are_done)
         self._alarm = registry.schedule.alarm(self._run)
 
     def begin(self, forwarded: Offsets) -> None:
-        """Look at what is due of it, after a start that found some to be forwarded."""
+        """Schedule the due messages, after a start that found some already forwarded."""
         if len(forwarded):
             self._marks.add(forwarded)
             self._doubtful.append((self._registry.log.position, forwarded))
@@ -139,18 +141,18 @@ class Bucket(HiddenTopic):
 
     @property
     def loss_label(self) -> str:
-        """What lost messages are called."""
+        """The label of lost messages in the log."""
         return f"{self.target.name}/(delayed)"
 
     @property
     def pending_count(self) -> int:
-        """How many messages wait for their time."""
+        """The number of messages that are not due yet."""
         return self.queue.end_offset - self._marks.count
 
-    # what it keeps of the log
+    # needed messages
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
-        """The bucket as the journal writes it."""
+        """Describe the bucket for the journal."""
         return replace(
             self.record(self.lowest_needed, channels),
             delayed=BucketRecord(topic=self.target.id, start_ns=self.start_ns, end_ns=self.end_ns),
@@ -158,44 +160,44 @@ class Bucket(HiddenTopic):
 
     @property
     def lowest_needed(self) -> int:
-        """Below this offset all is done with."""
+        """The offset below which all messages are done."""
         return self._marks.front
 
     @property
     def floor(self) -> int:
-        """From this offset on, which does not go back, every message counts as needed."""
+        """The offset from which on every message counts as needed; it never decreases."""
         return self._marks.kept(self.queue.end_offset)[0]
 
     def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
-        """The offsets below a floor that are not done with, rising."""
+        """Return the offsets below a floor that are not done, rising."""
         below = self._marks.kept(self.queue.end_offset)[1]
         return below[below < floor].astype(np.uint64)
 
     @property
     def passed(self) -> int:
-        """No channel has to pass its voids."""
+        """The end: no channel has to pass its voids."""
         return self.queue.end_offset
 
     @property
     def lowest_unread(self) -> int:
-        """Where it began when it was made, or restored."""
+        """The first offset when it was created or restored."""
         return self._start_offset
 
     def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
-        """What is not done with of some stretches."""
+        """Return the messages of some ranges that are not done."""
         return {None: self._waiting(gone)}
 
     def _waiting(self, gone: Sequence[Stretch]) -> Offsets:
         return inside(gone, self._marks.unmarked(0, self.queue.end_offset))
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
-        """Some stretches have gone."""
+        """Drop messages whose records are gone."""
         self.target.dropped_count += self._mark(self._waiting(gone))
 
     # marks
 
     def journal_marks(self, *, certain: bool) -> bytes | None:
-        """What a journal entry says of what is done with: all, or what is certain to be."""
+        """Pack the marks for a journal entry: all, or only those that are certain to be durable."""
         if not self._marks.count:
             return None
         self._forget_doubts()
@@ -209,14 +211,15 @@ class Bucket(HiddenTopic):
             self._doubtful.popleft()
 
     def _mark(self, offsets: Offsets) -> int:
-        """They are done with. Returns how many were not."""
+        """Mark messages as done. Returns how many were not marked before."""
         fresh = len(self._marks.add(offsets))
         self._delays.pending_count -= fresh
         return fresh
 
     def cancel(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Give up messages by their ids, as numbers; those of others are passed over. Returns of
-        each whether it was here and waited. Raises WritesRefused.
+        """Cancel messages by numeric ids; ids of other topics are ignored.
+
+        Returns for each id whether its message was waiting here. Raises WritesRefused.
         """
         distances = ids - np.uint64(self.queue.id_base)
         known = np.unique(distances[distances < np.uint64(self.queue.end_offset)])
@@ -233,7 +236,7 @@ class Bucket(HiddenTopic):
         return np.isin(distances, offsets.astype(np.uint64))
 
     def cancel_all(self) -> None:
-        """Give up all that waits. Raises WritesRefused."""
+        """Cancel all waiting messages. Raises WritesRefused."""
         if self.pending_count:
             marks = DoneBitmap()
             marks.add(np.arange(self.queue.end_offset))
@@ -245,7 +248,7 @@ class Bucket(HiddenTopic):
     # messages
 
     def stored(self, first: int, deferred: bool) -> None:
-        """A batch has come."""
+        """Handle a new batch."""
         end = self.queue.end_offset
         self._delays.pending_count += end - first
         row = self.queue.index.row(self.queue.index.end_row - 1)
@@ -257,13 +260,13 @@ class Bucket(HiddenTopic):
         return self.queue.index.find(self._marks.front)
 
     def are_done(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of some rows need not be looked at any more."""
-        # Those of many messages are looked at when they are due.
+        """Return which rows have no waiting messages."""
+        # Batches of several messages are checked when they are due.
         alone: npt.NDArray[np.bool_] = rows["count"] == 1
         return alone & self._marks.has_each(rows["first_offset"])
 
     def _run(self, now_ns: int) -> int | None:
-        """Do what is due. Returns when to look again."""
+        """Forward what is due. Returns when to run again."""
         upcoming = self._upcoming
         upcoming.look(now_ns)
         keys = upcoming.take(now_ns, MAX_ROWS)
@@ -280,7 +283,9 @@ class Bucket(HiddenTopic):
         return None
 
     def _forward(self, keys: list[Key]) -> bool:
-        """Append what is due to its topic. False where that was refused: it is tried again."""
+        """Append due messages to their topic. Returns False where that was refused and will be
+        retried.
+        """
         entries = [entry for entry in self._take(keys) if self._left_of(entry)]
         if not entries:
             return True
@@ -325,10 +330,10 @@ class Bucket(HiddenTopic):
         return True
 
     def _take(self, keys: list[Key]) -> list[IndexEntry]:
-        """The first of some batches that are due, as many as are forwarded at once."""
+        """Take the first of some due batches, as many as are forwarded in one turn."""
         firsts = np.array(sorted(first for _, first in keys), np.uint64)
         by_first = {row[0]: row for row in self.queue.index.holding(firsts)[1].tolist()}
-        # What was cancelled may have left the index.
+        # The rows of cancelled messages may have left the index.
         rows = [by_first[first] for _, first in keys if first in by_first]
         ends = np.cumsum([row[3] for row in rows])
         count = int(np.searchsorted(ends, MAX_BYTES)) + 1
@@ -339,8 +344,8 @@ class Bucket(HiddenTopic):
         self._upcoming.put_back([(each.deliver_at_ns, each.first_offset) for each in entries])
 
     def _make_room(self, entries: list[IndexEntry]) -> None:
-        """See that what is forwarded will fit into the log, before it is read: room may be made by
-        giving up the oldest messages, which these may be. Raises WritesRefused.
+        """Make space in the log for the forwarded messages before they are read: freeing space may
+        drop the oldest messages, including these. Raises WritesRefused.
         """
         if self.target.queue.batch is not None:
             self._registry.commit_topic(self.target, 0)
@@ -348,10 +353,12 @@ class Bucket(HiddenTopic):
         self._registry.log.make_room(bytes_each + _MORE_BYTES, journal=False)
 
     def _read(self, entry: IndexEntry) -> list[tuple[int, bytes, bytes]]:
-        """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""
+        """Return the waiting messages of a batch: offset, body and packed properties. Raises
+        BadRecord.
+        """
         first, offsets = entry.first_offset, self._left_of(entry)
         if not offsets:
-            return []  # Its record may have gone.
+            return []  # Its segment may have been retired.
         payload_end, record = self._cursor.read(entry)
         block = properties_of(record)
         if entry.count == 1:
@@ -369,7 +376,7 @@ class Bucket(HiddenTopic):
         ]
 
     def _left_of(self, entry: IndexEntry) -> list[int]:
-        """The offsets of a batch that are not done with."""
+        """Return the offsets of a batch that are not done."""
         first = entry.first_offset
         if entry.count == 1:
             return [] if self._marks.has(first) else [first]
@@ -385,8 +392,8 @@ class Bucket(HiddenTopic):
         self._mark(self._marks.unmarked(first, end))
 
     def delayed(self, first_offset: int) -> list[Delayed]:
-        """What the batch that begins at an offset holds that waits; nothing where it can not be
-        read.
+        """Return the waiting messages of the batch that begins at an offset; nothing where it
+        cannot be read.
         """
         index = self.queue.index
         row = index.find(first_offset)
@@ -396,7 +403,7 @@ class Bucket(HiddenTopic):
         try:
             found = self._read(entry)
         except BadRecord:
-            return []  # It is reported when it is due.
+            return []  # The loss is reported when it is due.
         stored_at_ns, deliver_at_ns = entry.stored_at_ns, entry.deliver_at_ns
         return [
             Delayed(
@@ -410,13 +417,13 @@ class Bucket(HiddenTopic):
         ]
 
     def close(self) -> None:
-        """Ring no more, since it goes."""
+        """Cancel the bucket's alarm, since it is deleted."""
         self._alarm.cancel()
 
 
 def forwarded_ids(block: memoryview) -> list[int]:
-    """The ids that the messages of a forwarded batch had while they were delayed, by the block of
-    its properties.
+    """Return the ids that the messages of a forwarded batch had while they were delayed, from the
+    batch's properties block.
     """
     found = Block(block)
     values = (system_value(found.entry(at), PROPERTY) for at in range(len(found)))
@@ -433,16 +440,17 @@ def restore_bucket(
     marks: DoneBitmap,
     forwarded: Sequence[int],
 ) -> None:
-    """Make a bucket of what was read of the log.
+    """Restore a bucket from the log.
 
     Args:
-        registry, delays, target: whose it is.
+        registry, delays, target: as of `Bucket`.
         record: the bucket in the journal.
-        index, end_offset: what is known of its batches.
-        marks: what is done with, by the journal's entries.
-        forwarded: the ids of messages that came to its topic since, out of whichever bucket.
+        index, end_offset: the known batches.
+        marks: the done messages, by the journal's entries.
+        forwarded: the ids of messages forwarded to its topic since, from any bucket.
     """
-    # What was forwarded may be durable where the end of its bucket is not, so it may be behind it.
+    # A forwarded message may be durable although the end of its bucket is not: its offset may lie
+    # behind the known end.
     distances = np.array(forwarded, np.uint64) - np.uint64(record.id_base)
     offsets = np.unique(distances[distances < np.uint64(end_offset + _SLACK)]).astype(np.int64)
     end_offset = max(end_offset, marks.end, int(offsets.max(initial=-1)) + 1)

@@ -1,10 +1,10 @@
-"""Delays: all messages of a broker that wait for a time, however many and however long.
+"""Delayed messages: all messages of a broker that are not due yet.
 
-Each waits in a bucket (`martlet.broker.delayed.bucket`) of its topic, and is the topic's when its
-time comes: a channel that is made meanwhile gets it too.  A message deferred as NSQ does it, by
-DPUB, belongs to the channels that were there; those are stragglers of each of them
-(`straggler.py`), which takes memory, so only as many as `MAX_IN_CHANNELS`, and the others wait in
-buckets.
+Each waits in a bucket (`martlet.broker.delayed.bucket`) of its topic and is published to the topic
+when it is due, so a channel created meanwhile gets it too. A message deferred by NSQ's DPUB belongs
+to the channels that existed then: it is a pending message of each of them
+(`martlet.broker.queue.pending`). Those take memory, so only `MAX_IN_CHANNELS` are kept there, and
+further ones wait in buckets.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ MINUTE_NS = 60 * 10**9
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 WIDTHS_NS = ((HOUR_NS, 10 * MINUTE_NS), (DAY_NS, HOUR_NS))
-"""Delays up to the first go into buckets as wide as the second; longer ones into those of a day."""
+"""Bucket widths: delays up to the first value use buckets as wide as the second; longer ones use a
+day's.
+"""
 MAX_IN_CHANNELS = 100_000
-"""So many deferred messages may be stragglers, each in as many channels as its topic has."""
+"""The maximum of deferred messages kept as pending messages, counted in each channel of their
+topic.
+"""
 _COUNTED_AGAIN = 1000
 _PIECE_ROWS = 1 << 15
 
 
 class ListingPosition(NamedTuple):
-    """Where a listing goes on: behind this message.
+    """The position in a listing: behind this message.
 
     Attributes:
         deliver_at_ns: when it is due.
@@ -57,31 +61,32 @@ class DelayedMessages:
 
     Args:
         registry: all topics of the broker.
-        max_count: so many may wait; 0 for no limit.
+        max_count: maximum of waiting messages; 0 for no limit.
     """
 
     def __init__(self, registry: TopicRegistry, max_count: int) -> None:
         self._registry = registry
         self.max_count = max_count
         self.pending_count = 0
-        """How many wait for their time."""
+        """The number of messages that are not due yet."""
         self._buckets: dict[int, dict[tuple[int, int], Bucket]] = {}
-        """By topic, and by when theirs is due."""
+        """The buckets of each topic, by their time span."""
         self._room = 0
-        """For so many more messages in channels, until they are counted again."""
+        """How many more messages fit into channels, until they are counted again."""
         self._passed_by = 0
-        """So many go to buckets before room is looked for again."""
+        """How many messages go to buckets before the free capacity is counted again."""
         self._unseen: dict[Topic, int] = {}
-        """How many were deferred in a topic while no channel got to know of them, as far as that
-        was counted."""
+        """By topic, the number of messages deferred since it was last counted that no channel has
+        seen yet.
+        """
 
     def buckets_of(self, topic: Topic) -> Iterable[Bucket]:
-        """Its buckets, those of all its queues, in no order."""
+        """Return the buckets of a topic, of all its queues, in no order."""
         known = [self._buckets.get(part.id, {}) for part in topic.parts]
         return [bucket for some in known for bucket in some.values()]
 
     def pending_of(self, topic_number: int) -> int:
-        """How many messages of a topic, at one of its queues, wait in buckets."""
+        """Return the number of a topic's messages in buckets, at one of its queues."""
         buckets = self._buckets.get(topic_number)
         return sum(bucket.pending_count for bucket in buckets.values()) if buckets else 0
 
@@ -94,7 +99,7 @@ class DelayedMessages:
         deliver_at_ns: int,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> Receipt:
-        """Take messages as NSQ defers them: each channel that is there gets them at their time.
+        """Publish messages deferred as by NSQ: each existing channel gets them when they are due.
 
         Raises WritesRefused.
         """
@@ -109,7 +114,9 @@ class DelayedMessages:
         return self.publish(topic, bodies, deliver_at_ns, properties)[2]
 
     def _count_room(self) -> int:
-        """Room for more stragglers; not much of it at once, since there may be more channels."""
+        """Count the free capacity for deferred messages in channels; little at once, since channels
+        may be added.
+        """
         taken = 0
         for topic in list(self._unseen):
             if (topic.channels and not topic.paused) or topic.id not in self._registry.queues:
@@ -127,9 +134,9 @@ class DelayedMessages:
         deliver_at_ns: int,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> tuple[Bucket, int, Receipt]:
-        """Take messages that the topic gets at a time.
+        """Publish messages that the topic gets at a time.
 
-        Returns where they wait, and the first one's offset there.
+        Returns their bucket, and the offset of the first one there.
 
         Raises LimitReached and WritesRefused.
         """
@@ -138,12 +145,12 @@ class DelayedMessages:
         return bucket, first, bucket.stage(bodies, deliver_at_ns, properties)
 
     def bucket(self, topic: Topic, deliver_at_ns: int, count: int) -> Bucket:
-        """Where so many messages of a topic that are due at a time wait; they are to be staged
-        there, for that time.
+        """Return the bucket for `count` messages of a topic that are due at a time; the caller
+        stages them there, for that time.
 
         Raises:
             LimitReached: too many wait already.
-            WritesRefused: a new bucket could not be written down.
+            WritesRefused: a new bucket could not be journaled.
         """
         if self.max_count and self.pending_count + count > self.max_count:
             raise LimitReached(
@@ -167,22 +174,22 @@ class DelayedMessages:
         return bucket
 
     def adopt(self, bucket: Bucket) -> None:
-        """Put a bucket in place."""
+        """Add a bucket."""
         self._registry.by_id[bucket.id] = bucket
         known = self._buckets.setdefault(bucket.target.id, {})
         known[bucket.start_ns, bucket.end_ns] = bucket
         self.pending_count += bucket.pending_count
 
-    # what is there
+    # listing
 
     def look(
         self, topic: Topic, behind: ListingPosition | None, max_count: int
     ) -> Iterator[list[tuple[ListingPosition, Delayed]] | None]:
-        """List messages of a topic by when they are due, from a place on; at least `max_count`
-        where there are so many, since a batch is listed whole.
+        """List messages of a topic by due time, from a position on: at least `max_count` if there
+        are as many, in complete batches.
 
-        In turns, since there may be very many: yields None while it looks, and at last the list,
-        with the place of each.
+        Runs in turns, since there may be very many: yields None while it searches, and at last the
+        list, each message with its position.
         """
         keys: list[ListingPosition] = []
         for bucket in self.buckets_of(topic):
@@ -200,13 +207,13 @@ class DelayedMessages:
                 found += [(key, each) for each in bucket_there.delayed(key.first_offset)]
         yield found
 
-    # what is done with
+    # cancelling
 
     def cancel(self, topic: Topic, ids: Sequence[bytes]) -> set[bytes]:
-        """Give up delayed messages by their ids. Returns which of them waited.
+        """Cancel delayed messages by their ids. Returns which of them were waiting.
 
         Raises:
-            WritesRefused: it could not be written down.
+            WritesRefused: it could not be journaled.
         """
         numbers = np.fromiter((int(id, 16) for id in ids), np.uint64, len(ids))
         cancelled = np.zeros(len(ids), np.bool_)
@@ -215,12 +222,14 @@ class DelayedMessages:
         return {ids[place] for place in np.flatnonzero(cancelled).tolist()}
 
     def cancel_all(self, topic: Topic) -> None:
-        """Give up all delayed messages of a topic. Raises WritesRefused."""
+        """Cancel all delayed messages of a topic. Raises WritesRefused."""
         for bucket in self.buckets_of(topic):
             bucket.cancel_all()
 
     def drop(self, bucket: Bucket) -> bool:
-        """A bucket's time is over and nothing waits in it. False where it has to stay."""
+        """Delete a bucket whose time is over and that has no waiting messages. Returns False where
+        it must stay.
+        """
         try:
             self._registry.journal_topology(bucket.id, TopicDeletedEntry(bucket.id))
         except WritesRefused:
@@ -229,8 +238,8 @@ class DelayedMessages:
         return True
 
     def topic_deleted(self, topic: Topic) -> None:
-        """A topic has gone, at one of its queues, and that is written down: so does what was for
-        it.
+        """Delete the buckets of a deleted topic, at one of its queues; the deletion is journaled
+        already.
         """
         for bucket in list(self._buckets.get(topic.id, {}).values()):
             self.pending_count -= bucket.pending_count
@@ -249,7 +258,7 @@ class DelayedMessages:
 def _first(
     bucket: Bucket, row: int, behind: ListingPosition | None, max_count: int
 ) -> list[ListingPosition]:
-    """The first of a bucket's rows, from one row on, by when they are due, behind a place."""
+    """Return the first of a bucket's rows by due time, from row `row` on and behind a position."""
     rows = bucket.queue.index.array(row, row + _PIECE_ROWS)
     rows = rows[~bucket.are_done(rows)]
     if behind is not None:

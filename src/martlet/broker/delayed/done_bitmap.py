@@ -1,12 +1,12 @@
-"""The done bitmap: which messages of a queue are done with, one by one.
+"""The done bitmap: marks the messages of a queue that are done, one by one.
 
-A byte for each offset up to the last one that is marked.  In the journal they are a bit each::
+A byte for each offset up to the last marked one. In the journal one bit each, little-endian::
 
     0 kind u32 (0 = offsets, 1 = bits) | 4 reserved u32
-    8 offsets, u64 each
-    8 first u64 | bits, the lowest first   for kind 1: all below `first` are marked
+    8 offsets, u64 each                      kind 0
+    8 first u64 | 16 bits, lowest first      kind 1: all below `first` are marked
 
-Bits are never taken back, so entries may be read in any order, and each as often as one likes.
+Marks are never removed, so entries may be applied in any order, and repeatedly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KIND = struct.Struct("<II")
 _FIRST = struct.Struct("<Q")
 _OFFSETS, _BITS = 0, 1
 OLDEST = 1024
-"""So many of the lowest that are not marked are kept one by one."""
+"""The maximum of unmarked offsets kept one by one."""
 _PIECE = 1 << 16
 _NONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 
@@ -32,15 +32,15 @@ class DoneBitmap:
 
     def __init__(self) -> None:
         self.count = 0
-        """How many are marked."""
+        """The number of marked offsets."""
         self.front = 0
-        """The lowest that is not."""
+        """The lowest unmarked offset."""
         self.end = 0
-        """Behind the highest that is."""
+        """The offset behind the highest marked one."""
         self._marked = _NONE
 
     def add(self, offsets: Offsets) -> Offsets:
-        """Mark some, each given once. Returns those that were not yet marked."""
+        """Mark offsets, each given once. Returns those that were not marked before."""
         if not len(offsets):
             return offsets
         self._reach(int(offsets.max()) + 1)
@@ -67,20 +67,18 @@ class DoneBitmap:
             self.front += len(piece)
 
     def has(self, offset: int) -> bool:
-        """Whether one is marked."""
+        """Whether an offset is marked."""
         return offset < self.end and bool(self._marked[offset])
 
     def has_each(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Of some rising offsets, whether each is marked."""
+        """Return for each of some rising offsets whether it is marked."""
         known = int(np.searchsorted(offsets, np.uint64(self.end)))
         marked = np.zeros(len(offsets), np.bool_)
         marked[:known] = self._marked[offsets[:known]]
         return marked
 
     def unmarked(self, first: int, end: int, max_count: int | None = None) -> Offsets:
-        """Those of the offsets from `first` up to `end` that are not, `max_count` at most;
-        rising.
-        """
+        """Return the unmarked offsets from `first` up to `end`, at most `max_count`, rising."""
         first = max(first, self.front)
         parts: list[Offsets] = []
         left = end if max_count is None else max_count
@@ -96,8 +94,8 @@ class DoneBitmap:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def kept(self, end: int) -> tuple[int, Offsets]:
-        """What is needed of the offsets up to `end`: all from an offset on, which does not go back,
-        and below it some, one by one.
+        """Return the needed offsets up to `end`: all from one offset on, which never decreases, and
+        some single ones below it.
         """
         oldest = self.unmarked(self.front, end, OLDEST + 1)
         if len(oldest) <= OLDEST:
@@ -105,7 +103,7 @@ class DoneBitmap:
         return int(oldest[-1]), oldest[:-1]
 
     def pack(self, doubtful: Offsets | None = None) -> bytes:
-        """An entry that tells all but some."""
+        """Pack an entry with all marks except doubtful ones."""
         marked, front = self._marked[self.front : self.end], self.front
         if doubtful is not None and len(doubtful):
             front = min(front, int(doubtful.min()))
@@ -115,7 +113,7 @@ class DoneBitmap:
         return _KIND.pack(_BITS, 0) + _FIRST.pack(front) + bits.tobytes()
 
     def apply(self, entry: bytes) -> None:
-        """Mark what an entry tells."""
+        """Apply the marks of an entry."""
         kind, _ = _KIND.unpack_from(entry)
         if kind == _OFFSETS:
             self.add(np.unique(np.frombuffer(entry, "<u8", offset=_KIND.size)).astype(np.int64))
@@ -133,5 +131,5 @@ class DoneBitmap:
 
 
 def pack_offsets(offsets: Offsets) -> bytes:
-    """An entry that tells that some are marked."""
+    """Pack an entry that marks some offsets."""
     return _KIND.pack(_OFFSETS, 0) + offsets.astype("<u8").tobytes()

@@ -1,4 +1,4 @@
-"""What is due next: of an index whose rows are in no order of time, the earliest, in memory.
+"""The due queue: the rows of an unsorted index that are due next, in memory.
 
 ::
 
@@ -8,12 +8,12 @@
                 | the slice   |
                 | and `fresh` |
 
-The slice has all rows up to the horizon, in order of time, and no others.  When little is left of
-it a look through the index brings the next one: in pieces, so that nobody waits for it, and
-so many rows at once that each row is looked at a few dozen times in all however many there
-are.  A row that comes later and is due before the horizon is put in a heap, `fresh`; what is due
-behind it will be found.  Where there are many of those, they go to the slice.  So memory is bounded
-by what is due within a minute, 16 bytes a row, or is overdue, and not by all that waits.
+The slice has exactly the rows up to the horizon, ordered by time. When it is nearly used up, a scan
+of the index finds the next slice: in pieces, so that it does not block the loop, and with so many
+rows that each row is scanned a few dozen times in all, however many there are. A later row that is
+due before the horizon goes into a heap, `fresh`; one due behind it is found by a scan. A large heap
+is merged into the slice. So memory, 16 bytes a row, is bounded by the rows that are overdue or due
+within a minute, and not by all waiting ones.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from martlet.log.index import Index, Rows
 
 MIN_ROWS = 1 << 15
-"""A slice holds this many rows, where there are so many, or a part of all if that is more."""
+"""A slice holds this many rows if there are as many, or a fraction of all if that is more."""
 MAX_LOOKS = 64
-"""How often a row is looked at, about."""
+"""About how often a row is scanned."""
 AHEAD_NS = 60 * 10**9
-"""A slice goes no further than this."""
+"""The maximum time span of a slice."""
 _BEFORE_NS = AHEAD_NS // 2
-"""A look begins so long before what it is to find is due."""
+"""How long before its rows are due a scan begins."""
 _PIECE_ROWS = 1 << 15
 MAX_FRESH = 1 << 14
-"""So many rows are in the heap at most; there each takes a hundred bytes and more."""
+"""The maximum of rows in the heap; each takes a hundred bytes and more there."""
 _NEVER = 1 << 62
 _BEFORE_ALL = (-1, -1)
 
 Key = tuple[int, int]
-"""When a row is due, and its first offset."""
+"""The due time of a row, and its first offset."""
 
 
 class DueQueue:
     """The rows of an index that are due next.
 
     Args:
-        index: whose rows.
-        first_row: of which row on.
-        is_done: which of some rows need not be looked at any more.
+        index: the index.
+        first_row: the first row to consider.
+        is_done: returns which of some rows are done.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DueQueue:
         return len(self._due) + len(self._fresh)
 
     def add(self, due_ns: int, first_offset: int) -> int:
-        """A row has come. Returns when to look, or to take, because of it."""
+        """Add a row. Returns when to scan or to take because of it."""
         if (due_ns, first_offset) <= self._horizon:
             heappush(self._fresh, (due_ns, first_offset))
             if len(self._fresh) > MAX_FRESH:
@@ -87,12 +87,12 @@ class DueQueue:
         return due_ns - _BEFORE_NS
 
     def expect(self, due_ns: int) -> None:
-        """There are rows already, none of which is due before a time."""
+        """Note that rows exist already, none of which is due before a time."""
         self._beyond_ns = due_ns
 
     @property
     def next_ns(self) -> int | None:
-        """When to look, or to take; None for never."""
+        """When to scan or to take; None for never."""
         if self._looking is not None:
             return 0
         times = [due_ns for due_ns, _ in self._fresh[:1]] + self._due[:1].tolist()
@@ -110,7 +110,7 @@ class DueQueue:
         return len(self._due) > self._max_count // 2
 
     def look(self, now_ns: int) -> None:
-        """Look through a piece of the index, if it is time for that."""
+        """Scan a piece of the index, if it is time for that."""
         if self._looking is None:
             if self._is_full or self._beyond_ns - _BEFORE_NS > now_ns:
                 return
@@ -119,7 +119,7 @@ class DueQueue:
             self._looking = None
 
     def _look(self, until_ns: int, max_count: int) -> Iterator[None]:
-        """Find the next slice: what is due after the horizon and up to a time."""
+        """Find the next slice: rows due after the horizon and up to a time."""
         due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         first: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         new_horizon: Key = (until_ns, _NEVER)
@@ -142,7 +142,7 @@ class DueQueue:
             if len(due) > 2 * max_count:
                 due, first, left_ns = _earliest(due, first, max_count)
                 beyond_ns = min(beyond_ns, left_ns)
-                # What comes is behind in the index, so of one time it is later.
+                # Later rows have higher offsets, so among equal times they sort behind.
                 new_horizon = (int(due[-1]), int(first[-1]))
             if row < self._index.end_row:
                 yield
@@ -159,7 +159,7 @@ class DueQueue:
         self._beyond_ns = beyond_ns
 
     def take(self, now_ns: int, max_count: int) -> list[Key]:
-        """The rows that are due, the earliest first; they are not here any more."""
+        """Remove and return the due rows, the earliest first."""
         taken: list[Key] = []
         end = min(int(np.searchsorted(self._due, now_ns, "right")), max_count)
         if end:
@@ -172,7 +172,7 @@ class DueQueue:
         return taken
 
     def put_back(self, keys: list[Key]) -> None:
-        """Rows that were taken are to be taken again."""
+        """Put back rows that were taken."""
         if not keys:
             return
         keys.sort()
@@ -188,6 +188,6 @@ class DueQueue:
 def _earliest(
     due: npt.NDArray[np.int64], first: npt.NDArray[np.int64], max_count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """The first of some rows by time, in order, and the time of the first one left out."""
+    """Return the first of some rows by time, in order, and the time of the first one left out."""
     order = np.argsort(due, kind="stable")
     return due[order[:max_count]], first[order[:max_count]], int(due[order[max_count]])
