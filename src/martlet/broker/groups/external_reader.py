@@ -1,18 +1,18 @@
-"""The follower: a channel that stands for a reader which keeps its place elsewhere.
+"""The follower: a channel that represents a reader which stores its own position.
 
-Such a reader, a query of Spark for one, reads the log by offset, and its place is in a checkpoint
-of its own.  It tells the broker how far it is, so that people see it among the groups, with its
-lag; nothing depends on what is told but that::
+Such a reader, for example a Spark query, reads the log by offset and keeps its position in a
+checkpoint of its own. It reports the position to the broker, so that the broker lists it among the
+groups, with its lag; nothing else depends on the report::
 
-    kind      | who keeps the place   | what it has yet to read
+    kind      | position kept by      | unread messages
     ----------|-----------------------|----------------------------------------------------
-    shared    | the broker            | is kept
-    offsets   | the broker            | is kept
-    follower  | its reader            | is kept with retain=on; with off the topic lets go of
-              |                       | messages, and new channels begin, as if it were not there
+    shared    | the broker            | are kept
+    offsets   | the broker            | are kept
+    follower  | its reader            | are kept with retain=on; with off the topic deletes
+              |                       | messages, and starts new channels, as without it
 
-The place may go back as well as forward, since the reader may: it is told and not asked for.
-Deferred messages are read where they stand, at once, so none waits for a follower.
+The position may move back as well as forward, as the reader does: the broker only records it. The
+reader reads deferred messages at once, where they are stored, so none waits for a follower.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ class ExternalReader(GroupQueue):
 
     @property
     def own_ahead(self) -> int:
-        """Deferred messages are ahead of it like others."""
+        """All unread messages are ahead of it, deferred ones included."""
         return self._channel.cursor.deferred_ahead
 
     def pump(self) -> None:
-        """Nobody waits for anything."""
+        """Do nothing: no member waits for messages here."""
 
     def move(self, offset: int) -> None:
-        """Go on at an offset, before or behind the present one."""
+        """Set the position, before or behind the present one."""
         cursor = self._channel.cursor
         cursor.window.reset(offset)
         cursor.deferred_ahead = 0
         self._channel.moved()
 
     def report(self, offset: int) -> None:
-        """Its reader is at an offset now. It is written down at once, since who told it does not
-        tell it again: a kill would leave it behind for as long as nothing is published.
+        """Record the position of the reader.
+
+        Journaled at once, since the reader does not repeat a report: after a kill the position
+        would stay behind for as long as nothing is published.
         """
         before = self._channel.cursor.next
         self.move(offset)
-        with suppress(WritesRefused):  # Then it is written with all others.
+        with suppress(WritesRefused):  # Then the next journal write has it.
             self._context.write_cursor(self._channel)
         self._trace(TraceStep.COMMITTED, before, offset, None)
         self._trace(TraceStep.SET_BACK, offset, before, None)
 
 
 def group_queue(channel: ChannelState, kind: str) -> GroupQueue:
-    """What a channel of that kind is at one queue."""
+    """Return the group queue for a channel of that kind."""
     return (ExternalReader if kind == "follower" else GroupQueue)(channel)

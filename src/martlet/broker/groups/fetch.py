@@ -1,19 +1,19 @@
-"""Fetching: a queue's messages read from any offset on, by who keeps his place himself.
+"""Fetch: read a queue's messages from any offset on, for readers that keep their own position.
 
 ::
 
     offsets   0 .... 40 ......... 60 ........ 70 ......... 90
     queue     | gone | plain      | deferred   | plain      |
     fetch 20    OFFSET_MOVED: go on at 40
-    fetch 40           found ------ passed over  found -----> next offset 90
-    fetch 90                                                  NO_NEW: waits until something arrives
+    fetch 40           found ------ skipped ---- found -----> next offset 90
+    fetch 90                                                  NO_NEW: waits for new messages
     fetch 95                                                    OFFSET_MOVED: go on at 90
 
-Nothing is in flight and nothing is remembered: what was fetched is fetched again by whoever asks
-for it.  Messages come as the frames in which they lie in the log, with their properties before
-them, in pieces of batches.  What is passed over: voids, messages that a tag filter does not let
-through, batches for a channel alone that is not the one that fetches, and deferred batches.  Those
-are for channels; a group gets them at their time (see `martlet.broker.groups.group_queue`).
+Nothing is in flight and the broker keeps no state: messages may be fetched again at any time.
+Messages are returned as the frames stored in the log, with their properties before them, in pieces
+of batches. A fetch skips voids, messages that a tag filter rejects, batches for another single
+channel, and deferred batches. The latter are for channels; a group gets them when they are due (see
+`martlet.broker.groups.group_queue`).
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ if TYPE_CHECKING:
 
 MAX_FETCH_BYTES = 8 << 20
 MAX_FETCH_MESSAGES = 10_000
-"""So much may be asked for at once."""
+"""The maximum size of one fetch."""
 
 
 class Status(StrEnum):
-    """What a fetch found."""
+    """The status of a fetch."""
 
     FOUND = "FOUND"
     NO_NEW = "NO_NEW"
-    """Nothing, at the end of the queue."""
+    """No messages, at the end of the queue."""
     OFFSET_MOVED = "OFFSET_MOVED"
-    """The offset is not one of the queue: go on at the next offset."""
+    """The offset is outside of the queue: continue at the next offset."""
     NOT_HELD = "NOT_HELD"
-    """The member does not have the queue."""
+    """The member does not hold the queue."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """What a fetch found.
+    """The result of a fetch.
 
     Attributes:
-        parts: frames, as slices of the log, which are to be copied at once.
-        count: how many messages.
-        next_offset: where to go on.
-        is_end: whether there is no more for now.
-        runs: first and end offsets of what was found.
+        parts: frames, as slices of the log, which the caller must copy at once.
+        count: the number of messages.
+        next_offset: the offset of the next fetch.
+        is_end: whether the end of the queue was reached.
+        runs: the offsets of the messages, as (first, end).
     """
 
     parts: list[memoryview | bytes]
@@ -73,13 +73,13 @@ class Fetched:
 
 
 class Fetch(Cursor):
-    """One look at a queue from an offset on.
+    """A temporary cursor that reads a queue from an offset on.
 
     Args:
-        log: where the messages are.
-        queue: whose messages.
+        log: holds the messages.
+        queue: the queue.
         offset: of the first one.
-        own: the number of the channel whose own batches are read too; 0 for none.
+        own: the number of the channel whose single-channel batches are included; 0 for none.
     """
 
     def __init__(self, log: CommitLog, queue: QueueLog, offset: int, own: int = 0) -> None:
@@ -89,9 +89,9 @@ class Fetch(Cursor):
     def read_on(
         self, source: Source, max_count: int, max_bytes: int, wanted: TagFilter | None = None
     ) -> Fetched:
-        """Read up to so many messages and bytes, but one message at least, however large.
+        """Read up to `max_count` messages and `max_bytes`, but at least one message, however large.
 
-        It may find none though there are some, since it looks at a limited number of batches.
+        May return none although there are some, since it examines a limited number of batches.
         """
         parts: list[memoryview | bytes] = []
         runs: list[tuple[int, int]] = []
@@ -128,7 +128,9 @@ class Fetch(Cursor):
         return Fetched(parts, count, self.next, False, runs)
 
     def _stretches(self, entry: IndexEntry, wanted: TagFilter | None) -> Iterator[tuple[int, int]]:
-        """The current batch's messages that are wanted, by number, from the next one on."""
+        """Yield the wanted messages of the current batch, as ranges of numbers, from the next one
+        on.
+        """
         begin = self.next - entry.first_offset
         if wanted is None:
             yield begin, entry.count
@@ -136,7 +138,7 @@ class Fetch(Cursor):
             yield from runs(wanted.numbers(properties_of(self._record), begin, entry.count))
 
     def _fitting(self, entry: IndexEntry, begin: int, end: int, room: int) -> int:
-        """Up to which of the current batch's messages the frames fit into some bytes."""
+        """Return the end of the current batch's messages whose frames fit into `room` bytes."""
         if self._ends is None:
             self._ends = frame_ends(entry, self._payload_end, self._record)
         start = self._ends[begin - 1] if begin else 0

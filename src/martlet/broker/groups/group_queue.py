@@ -1,19 +1,19 @@
-"""The group queue: a channel at one queue whose consumers keep their places themselves.
+"""The group queue: a channel at one queue whose consumers keep their own positions.
 
-A group is a channel of the kind ``offsets``.  Nobody subscribes to it: its members (see
-`martlet.broker.groups.membership`) fetch from the queues that they have, and commit how far they
-have come.  That is the channel's cursor, so a group is kept, counted and restored like any channel,
-and sees all that other channels of its topic see.
+A group is a channel of the kind ``offsets``. Clients do not subscribe to it: its members (see
+`martlet.broker.groups.membership`) fetch from the queues assigned to them and commit offsets. The
+committed offset is the channel's cursor, so a group is kept, counted and restored like any channel,
+and sees the same messages as other channels of its topic.
 
-A deferred message has no place in the queue that would be read at its time.  As for any channel it
-is a straggler until then; when it is due it is appended again, as a batch for this channel alone,
-and gets an offset behind all others.  That it is a straggler no more is written down when the batch
-is as safe as a publish that was answered OK: a crash may double it and loses nothing.
+A deferred message has no position in the queue at which it could be fetched when it is due. As in
+any channel it is a pending message until then; when it is due it is appended again, as a batch for
+this channel alone, with an offset behind all others. The end of the pending one is journaled when
+the batch is as safe as a publish that was answered OK: a crash may duplicate it and loses nothing.
 
-Committed offsets only rise, but for a reset by the operator, and where a member says that it wants
-to go back, which is written down at once.  Else they are in the journal within its
-interval, as any cursor is; a commit is answered before that.  So after a broker was killed, what
-was committed within the journal's interval may come again (RocketMQ writes its offsets each 5 s).
+Committed offsets only increase, except for a reset by the operator, and for a member that goes back
+explicitly, which is journaled at once. Otherwise they are journaled at the journal's interval, like
+any cursor, after the commit was answered. So after a kill of the broker, the messages committed
+within that interval may be delivered again (RocketMQ persists its offsets every 5 s).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class GroupQueue:
         self._channel = channel
         self._context = context = channel.context
         self.members = Membership(channel.topic, context.clock, context.schedule)
-        """Those of all queues, at number 0."""
+        """The members and their queues, shared by all queues, at queue 0."""
         self.waiting: dict[Waiting, None] = {}
-        """Who waits until it is paused no more."""
+        """Called when the channel is unpaused."""
 
     def resize(self, count: int) -> None:
-        """The topic has so many queues."""
+        """Handle a new number of queues of the topic."""
         self.members.resize(replace(self.members.place, count=count))
 
     def pump(self) -> None:
-        """Bring what is due to where it is fetched, and wake those who wait."""
+        """Append due messages again where members fetch, and wake waiting members."""
         channel = self._channel
         for waiting in list(self.waiting):
             waiting.pump()
@@ -65,12 +65,12 @@ class GroupQueue:
             self._context.append_again(channel, offset, attempts)
 
     def end(self) -> None:
-        """The channel is deleted."""
+        """Handle the deletion of the channel."""
         self.members.dismiss()
 
     @property
     def own_ahead(self) -> int:
-        """How many of the messages that are for this channel alone are yet to be fetched."""
+        """The number of messages for this channel alone that are not fetched yet."""
         channel = self._channel
         if not channel.cursor.deferred_ahead:
             return 0
@@ -81,7 +81,7 @@ class GroupQueue:
         return found
 
     def count(self, found: Fetched, member: GroupConsumer) -> None:
-        """A member gets what was found."""
+        """Count a member's fetched messages."""
         self._channel.delivered_before += found.count
         for first, end in found.runs:
             self._trace(TraceStep.FETCHED, first, end, member)
@@ -90,11 +90,12 @@ class GroupQueue:
         channel = self._channel
         if channel.trail is not None and first < end:
             channel.trail.note(step, first, end, self._context.clock(), member)
-            channel.moved()  # What is written down with the journal is looked for there.
+            channel.moved()  # The journal writes the traces of moved channels.
 
     def commit(self, offset: int, member: GroupConsumer | None = None) -> int:
-        """Everything below an offset has been handled. Returns the offset that counts, which is
-        higher where a higher one was committed before.
+        """Commit that everything below an offset has been handled.
+
+        Returns the offset that counts, which is higher if a higher one was committed before.
         """
         channel = self._channel
         cursor = channel.cursor
@@ -115,8 +116,9 @@ class GroupQueue:
         return cursor.next
 
     def go_back(self, offset: int, member: GroupConsumer | None = None) -> int:
-        """Commit an offset that may be lower than what was committed; what has gone stays gone.
-        Returns the offset that counts. Raises WritesRefused, and nothing is done.
+        """Commit an offset that may be lower than the committed one; deleted messages stay deleted.
+
+        Returns the offset that counts. Raises WritesRefused, and nothing is changed.
         """
         channel = self._channel
         before = channel.cursor.next
@@ -127,8 +129,9 @@ class GroupQueue:
         return offset
 
     def set_to(self, offset: int, member: GroupConsumer | None = None) -> None:
-        """Go on at an offset, before or behind the present one, as a member or, where that is none,
-        an operator wants it. Raises WritesRefused, and nothing is done.
+        """Set the offset, forward or back, for a member or, without one, for an operator.
+
+        Raises WritesRefused, and nothing is changed.
         """
         channel = self._channel
         before = channel.cursor.next
@@ -143,11 +146,12 @@ class GroupQueue:
         self._trace(TraceStep.SET_BACK, offset, before, member)
         self._trace(TraceStep.SET_FORWARD, before, offset, member)
 
-    # members that are lost
+    # lost members
 
     def charge(self, started: StartedRange, member: GroupConsumer) -> None:
-        """What a member had started here, and not committed, has failed. It is written down at
-        once: losses are few, and a broker that is killed is to know of them.
+        """Charge a failure to the messages that a lost member had started here and not committed.
+
+        Journaled at once: losses are few, and they must survive a kill of the broker.
         """
         channel = self._channel
         cursor, retry = channel.cursor, RetryPolicy.of(channel.policy)
@@ -161,12 +165,12 @@ class GroupQueue:
         for offset in offsets:
             self._trace(TraceStep.GIVEN_BACK, offset, offset + 1, member)
         channel.moved()
-        with suppress(WritesRefused):  # Then it is written with all others.
+        with suppress(WritesRefused):  # Then the next journal write has it.
             self._context.write_cursor(channel)
 
     def charges_between(self, first: int, end: int) -> list[tuple[int, int, int, bool]]:
-        """Of messages that were charged: offset, failures, how many milliseconds it is to wait, and
-        whether it is to be a dead letter.
+        """Return the charged messages: offset, failures, remaining delay in milliseconds, and
+        whether the message is to be a dead letter.
         """
         charges = self._channel.cursor.charges
         if charges is None:
@@ -184,7 +188,7 @@ class GroupQueue:
         ]
 
     def move(self, offset: int) -> None:
-        """Go on at an offset, before or behind the present one. What is deferred stays so."""
+        """Set the cursor to an offset, forward or back. Deferred messages stay deferred."""
         channel = self._channel
         channel.cursor.window.reset(offset)
         channel.cursor.deferred_ahead = channel.source.deferred_from(offset)

@@ -1,4 +1,4 @@
-"""One consumer of a group, and that it has a queue: see `martlet.broker.groups.membership`."""
+"""A consumer of a group, and its hold on a queue: see `martlet.broker.groups.membership`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class GroupConsumer:
-    """One consumer of a group.
+    """A consumer of a group.
 
     Attributes:
-        id: its name in the group: its client's, and a number where another has that.
-        client_id: what it calls itself.
-        address: where it comes from.
-        room: the machine room it says it is in.
-        wanted: the queues that it wants, where the strategy asks.
-        lease_ns: after so long without a word it has gone.
-        owner: what its calls come by; None where anybody may speak for it.
+        id: its name in the group: its client id, with a number if that is not unique.
+        client_id: the name that it chose.
+        address: its network address.
+        room: the machine room that it declares.
+        wanted: the queues that it requests, for strategies that use them.
+        lease_ns: it is lost after this time without a call.
+        owner: the connection of its calls; None if any connection may use its id.
         since_ns: when it joined.
-        lease_until_ns: when it has gone, if nothing is heard of it.
-        changed: the generation in which what it has changed last.
+        lease_until_ns: when it is lost, without a further call.
+        changed: the generation in which its queues last changed.
         held: its queues.
-        watchers: called when what it has changes, or it is no member any more.
-        is_gone: whether that is so.
-        name: what it is called at all brokers; empty where it did not tell.
-        brokers: at how many it is, where it volunteers to lead; 0 where it does not.
-        started: what it has started to handle, by queue, where it says that.
+        watchers: called when its queues change, or it is removed.
+        is_gone: whether it was removed.
+        name: its name at all brokers; empty if it sent none.
+        brokers: the number of brokers that it is connected to, if it volunteers to lead; else 0.
+        started: the messages that it has started, by queue, if it announces them.
     """
 
     id: str
@@ -52,28 +52,28 @@ class GroupConsumer:
 
     @property
     def revoked(self) -> list[int]:
-        """The queues that it is to let go of."""
+        """The queues that it must release."""
         return sorted(queue for queue, one in self.held.items() if one.until_ns is not None)
 
     @property
     def trace_name(self) -> str:
-        """Who it is, in a trail."""
+        """Its name in a trace."""
         return f"{self.id} {self.address}"
 
     def notify(self) -> None:
-        """Call those who watch."""
+        """Call the watchers."""
         for watcher in list(self.watchers):
             watcher()
 
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """That a member has a queue.
+    """A member's hold on a queue.
 
     Attributes:
-        member: who.
-        since: the generation in which it got it.
-        until_ns: when it loses it at the latest, since another is to have it; None where not.
+        member: the member.
+        since: the generation in which it got the queue.
+        until_ns: when it loses a revoked queue at the latest; None if not revoked.
     """
 
     member: GroupConsumer

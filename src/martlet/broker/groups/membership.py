@@ -1,32 +1,33 @@
-"""Membership: who is in a group, and which of its topic's queues each member has.
+"""Membership: the members of a group, and the queues of its topic that each member holds.
 
-A strategy (`martlet.allocation`) says who is to have which queue.  A queue that is to change
-hands passes only when its holder has let go of it, so no two members have it at once::
+A strategy (`martlet.allocation`) assigns the queues. A queue that is assigned to another member
+moves only when its holder has released it, so no two members hold it at once::
 
-    nobody ---grant---> held ---another is to have it---> revoked ---released------------> nobody
-                          ^                                  |  ---holder's time is over--> nobody
-                          +----it is to keep it after all----+
+    free ---grant---> held ---assigned to another---> revoked ---released-----------> free
+                        ^                                |  ---holder's lease ends--> free
+                        +------assigned to it again------+
 
-A holder that does not let go of a revoked queue within its lease loses it, as does one of which
-nothing is heard for so long, with all that it has; who has lost a queue may not commit offsets in
-it any more.  What of it was handled and not committed goes to the next holder again.
+A holder that does not release a revoked queue within its lease loses it. A member without a call
+within its lease loses all its queues. A member that has lost a queue may no longer commit offsets
+in it. Messages that it handled and did not commit go to the next holder again.
 
-Brokers do not talk to each other, so where a topic's queues are at several, a member shares them
-out: the leader.  Members that are at several brokers, or have a strategy of their own, volunteer;
-each broker takes the one that is at most brokers, of these the one whose name sorts first, and so
-all of them take the same.  It is told when members come and go, sees at each broker which there
-are, and tells each broker its plan.  Queues pass from holder to holder as ever::
+Brokers do not communicate with each other, so for a topic with queues at several brokers one member
+assigns them all: the leader. Members that are connected to several brokers, or have a strategy of
+their own, volunteer; each broker chooses the one that is connected to the most brokers, of these
+the one whose name sorts first, and so all brokers choose the same. The leader is notified when
+members join or leave, reads the members at each broker, and sends each broker its plan. Queues move
+from holder to holder as above::
 
     no volunteers     the broker's own allocation
-    a leader          its plan, and what of that is left when members come and go
-                      queues whose member has gone wait for the next plan, ``ORPHAN_NS`` at most,
+    a leader          its plan, adapted when members join and leave
+                      queues whose member has left wait for the next plan, at most ``ORPHAN_NS``,
                       and are then allocated by the broker
                       a leader that makes no plan within ``PLAN_NS`` is passed over
 
-Each change has a number, the generation.  A member is told of those that concern it, and says with
-what it commits which one it knows of: so whoever lost a queue and got it again cannot be taken for
-the one that it was before.  Nothing of all this is in the journal: after a restart of the broker
-the members join again.  Generations begin with the time, so that no two runs have the same.
+Each change has a number, the generation. The broker notifies the members concerned, and a commit
+names the generation that its member knows: so a member that lost a queue and got it again cannot
+commit for its earlier hold. None of this is journaled: after a restart of the broker the members
+join again. Generations begin with the current time, so that no two runs have the same.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule
 
 MAX_MEMBERS = 1000
-"""Of one group."""
+"""The maximum number of members of a group."""
 CUSTOM = "custom:"
-"""What the name of a strategy begins with that only members know."""
+"""The prefix of a strategy that only members know."""
 PLAN_NS = 10_000_000_000
 ORPHAN_NS = 1_000_000_000
 _MILLISECOND_NS = 1_000_000
@@ -55,13 +56,13 @@ _MILLISECOND_NS = 1_000_000
 
 @dataclass(frozen=True)
 class AllocatedTopic:
-    """What is allocated.
+    """The queues to allocate.
 
     Attributes:
         topic: its name.
         broker: the broker, as ``host:port``.
         room: the broker's machine room.
-        count: how many queues there are.
+        count: the number of queues.
     """
 
     topic: str
@@ -71,7 +72,7 @@ class AllocatedTopic:
 
     @cached_property
     def queues(self) -> tuple[TopicQueue, ...]:
-        """All of them."""
+        """All queues."""
         return tuple(TopicQueue(self.broker, n, self.room) for n in range(self.count))
 
 
@@ -79,42 +80,42 @@ class Membership:
     """The members of one group.
 
     Args:
-        topic: the topic's name, which some strategies count in.
+        topic: the topic's name, which some strategies hash.
         clock: nanoseconds since 1970.
-        schedule: calls when a lease is over.
+        schedule: calls when a lease has ended.
     """
 
     def __init__(self, topic: str, clock: Callable[[], int], schedule: Schedule) -> None:
         self.members: dict[str, GroupConsumer] = {}
         self.holders: dict[int, Holding] = {}
-        """By queue."""
+        """The holds, by queue."""
         self.strategy = "sticky"
         self.place = AllocatedTopic(topic, "", "", 0)
         self.generation = clock() // _MILLISECOND_NS
         self.roster = self.generation
-        """The generation in which members came or went, or what is shared out changed."""
+        """The generation in which members joined or left, or the queues to allocate changed."""
         self.leader: GroupConsumer | None = None
         self.targets: dict[int, GroupConsumer] = {}
-        """Which member is to have which queue."""
+        """The member to which each queue is assigned."""
         self._plan: dict[int, GroupConsumer | None] | None = None
-        """Which member is to have it by the leader's plan, None for none; a queue of which it says
-        nothing waits for the next one.
+        """The member to which the leader's plan assigns each queue, None for none; a queue that is
+        missing waits for the next plan.
         """
         self._plan_due_ns: int | None = None
         """When the leader is passed over."""
         self._orphans_due_ns: int | None = None
         """When queues that wait for a plan are allocated."""
         self.on_lost: Callable[[GroupConsumer], None] = lambda member: None
-        """Told of a member that goes without leaving, while it still has its queues."""
+        """Called with a lost member while it still has its queues."""
         self._concerned: dict[GroupConsumer, None] = {}
-        """Those who are to be told of changes."""
+        """Members to notify of changes."""
         self._clock = clock
         self._alarm = schedule.alarm(self._expire)
 
     def __len__(self) -> int:
         return len(self.members)
 
-    # what members ask
+    # requests of members
 
     def join(
         self,
@@ -127,11 +128,11 @@ class Membership:
         address: str = "",
         owner: object = None,
     ) -> GroupConsumer:
-        """Take a member in; the queues are shared out anew.
+        """Add a member and reassign the queues.
 
         Raises:
-            TooMany: there are as many as may be.
-            Conflict: the others share their queues by another strategy.
+            TooMany: the group has the maximum number of members.
+            Conflict: the other members use another strategy.
         """
         if len(self.members) >= MAX_MEMBERS:
             raise TooMany(f"the group has {MAX_MEMBERS} members, and that is the limit")
@@ -157,12 +158,12 @@ class Membership:
         return member
 
     def volunteer(self, member: GroupConsumer, name: str, brokers: int) -> None:
-        """It would lead, unless ``brokers`` is 0.
+        """Register a member as a volunteer to lead, or unregister it if ``brokers`` is 0.
 
         Args:
-            member: which.
-            name: what it is called at all brokers.
-            brokers: at how many it is.
+            member: the member.
+            name: its name at all brokers.
+            brokers: the number of brokers that it is connected to.
         """
         before, member.brokers = member.brokers, brokers
         if name != member.name or (before != brokers and self._first_volunteer() != self.leader):
@@ -172,16 +173,16 @@ class Membership:
     def plan(
         self, member: GroupConsumer, roster: int, count: int, queues: Mapping[str, Iterable[int]]
     ) -> None:
-        """Share the queues out as the leader says.
+        """Assign the queues by the leader's plan.
 
         Args:
             member: the leader.
-            roster: the one by which it has planned.
-            count: how many queues there were then.
-            queues: those of each member, by its id; of the others none is to have them.
+            roster: the roster that it is based on.
+            count: the number of queues at that time.
+            queues: the queues of each member, by its id; the others are assigned to no member.
 
         Raises:
-            Conflict: another member leads, or none does; or a queue is named twice, or unknown.
+            Conflict: another member leads, or none; or a queue is named twice, or unknown.
         """
         if member is not self.leader:
             leader = f"{self.leader.id!r} does" if self.leader is not None else "no member does"
@@ -194,7 +195,7 @@ class Membership:
                     raise Conflict(f"queue {number} is planned twice, or is not there")
                 planned.add(number)
                 plan[number] = self.members.get(id)
-        # A member that has gone meanwhile leaves its queues to the next plan.
+        # The queues of a member that has left meanwhile wait for the next plan.
         gone = {number for number in planned if plan[number] is None}
         self._plan = {number: one for number, one in plan.items() if number not in gone}
         self._plan_due_ns = None
@@ -205,7 +206,7 @@ class Membership:
         self._share_out()
 
     def find(self, id: str, owner: object) -> GroupConsumer:
-        """The member of that name; that it is spoken of renews its lease. Raises NotAMember."""
+        """Return the member of that id and renew its lease. Raises NotAMember."""
         member = self.members.get(id)
         if member is None or (member.owner is not None and member.owner is not owner):
             raise NotAMember(
@@ -216,16 +217,16 @@ class Membership:
         return member
 
     def renew(self, member: GroupConsumer) -> None:
-        """It is there."""
+        """Renew a member's lease."""
         member.lease_until_ns = self._clock() + member.lease_ns
 
     def holds(self, member: GroupConsumer, queue: int, generation: int) -> bool:
-        """Whether a member that knows of a generation has a queue."""
+        """Whether a member that knows a generation holds a queue."""
         holding = member.held.get(queue)
         return holding is not None and holding.since <= generation
 
     def release(self, member: GroupConsumer, queues: Iterable[int]) -> None:
-        """It has let go of some queues; those that it did not have are passed over."""
+        """Release some queues of a member; queues that it does not hold are ignored."""
         freed = [queue for queue in queues if queue in member.held]
         if freed:
             self.generation += 1
@@ -233,26 +234,26 @@ class Membership:
             self._grant(freed)
 
     def leave(self, member: GroupConsumer) -> None:
-        """It has gone, and lets go of all that it had."""
+        """Remove a member and release its queues."""
         if self._remove(member):
             self._begin_roster()
 
     def lose(self, member: GroupConsumer) -> None:
-        """It has gone without leaving."""
+        """Remove a member that was lost without leaving."""
         if not member.is_gone:
             self.on_lost(member)
             self.leave(member)
 
-    # what happens to them
+    # changes of the group
 
     def resize(self, place: AllocatedTopic) -> None:
-        """What is shared out has changed: the topic has got more queues."""
+        """Handle a change of the queues to allocate: the topic has more."""
         if place != self.place:
             self.place = place
             self._begin_roster()
 
     def dismiss(self) -> None:
-        """None of them is a member any more."""
+        """Remove all members."""
         members = list(self.members.values())
         for member in members:
             self._remove(member)
@@ -260,7 +261,7 @@ class Membership:
         self._alarm.cancel()
 
     def _expire(self, now_ns: int) -> int | None:
-        """See whose time is over. Returns when to look again."""
+        """Handle ended leases. Returns when to run again."""
         gone = [m for m in self.members.values() if m.lease_until_ns <= now_ns]
         for member in gone:
             self.on_lost(member)
@@ -284,7 +285,7 @@ class Membership:
         times += [due for due in (self._plan_due_ns, self._orphans_due_ns) if due is not None]
         return min(times, default=None)
 
-    # who has what
+    # assignment
 
     def _remove(self, member: GroupConsumer) -> bool:
         if member.is_gone:
@@ -302,7 +303,7 @@ class Membership:
         return min(volunteers, key=lambda m: (-m.brokers, m.name, m.id), default=None)
 
     def _begin_roster(self) -> None:
-        """Members have come or gone, or what is shared out has changed: begin a generation."""
+        """Begin a generation, since members joined or left, or the queues to allocate changed."""
         self.generation += 1
         self.roster = self.generation
         before, self.leader = self.leader, self._first_volunteer()
@@ -320,7 +321,7 @@ class Membership:
         self._share_out()
 
     def _share_out(self) -> None:
-        """Have queues held by those who are to have them by the plan, or by the strategy."""
+        """Assign the queues by the plan, or by the strategy, and grant the free ones."""
         if self._plan is None:
             held: dict[str, list[TopicQueue]] = {}
             for queue, member in self.targets.items():
@@ -346,7 +347,7 @@ class Membership:
         held: Mapping[str, Sequence[TopicQueue]],
         elsewhere: Mapping[str, int],
     ) -> dict[int, GroupConsumer]:
-        """What the strategy says of some queues; ``sticky`` where only members know it."""
+        """Allocate some queues by the strategy; by ``sticky`` if only members know it."""
         candidates = [
             GroupMember(
                 m.id, m.room, m.wanted, held=held.get(m.id, ()), elsewhere=elsewhere.get(m.id, 0)
@@ -358,7 +359,9 @@ class Membership:
         return {q.number: self.members[id] for id, mine in assignment.items() for q in mine}
 
     def _planned(self, plan: dict[int, GroupConsumer | None]) -> dict[int, GroupConsumer]:
-        """What the plan says; a queue whose member has gone stays with its holder, or waits."""
+        """Return the assignment by the plan; a queue whose member has left stays with its holder,
+        or waits.
+        """
         orphans: list[int] = []
         for queue in range(self.place.count):
             if queue in plan:
@@ -392,8 +395,8 @@ class Membership:
             self._concern(member)
 
     def _grant(self, queues: Iterable[int]) -> None:
-        """Give those of some queues that nobody has to those who are to have them; tell all whom
-        the changes since the last time concern.
+        """Grant those of the queues that are free to the members assigned to them; notify all
+        members that changes since the last call concern.
         """
         for queue in queues:
             member = self.targets.get(queue)

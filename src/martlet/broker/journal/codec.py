@@ -1,4 +1,4 @@
-"""JSON objects from frozen dataclasses, and back: the types of the fields are the format.
+"""Encode frozen dataclasses as JSON, and decode them: the types of the fields are the format.
 
 ==========================  ========================================================
 a field of type             in JSON
@@ -10,12 +10,12 @@ a field of type             in JSON
 a `NamedTuple`              a list; those at its end that have a default may be missing
 ``Mapping[int | str, X]``   an object; the names of its fields are decimal numbers, or strings
 a dataclass                 an object
-a union of dataclasses      an object whose field `op` says which one it is
-`bytes`                     nothing: what stands behind the object and a zero byte
+a union of dataclasses      an object whose field `op` names the dataclass
+`bytes`                     nothing: the bytes behind the object and a zero byte
 ==========================  ========================================================
 
-A field with a default is left out where it has that value, so its absence is its default.  Fields
-that a dataclass does not know are passed over: a later version has added them.
+A field with a default is left out where it has that value, so its absence is its default.  Unknown
+fields are ignored: a later version has added them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Union, get_args, get_ori
 from martlet.log.record import BadRecord
 
 SEPARATOR = b"\0"
-"""Stands between the JSON of an entry and what is packed behind it; no JSON contains it."""
+"""Separates the JSON of an entry from the bytes behind it; no JSON contains it."""
 _MAX_SHOWN = 80
-"""How many characters of a wrong value an error shows."""
+"""The maximum length of a wrong value in an error text."""
 Reader = Callable[[Any], Any]
 
 
@@ -44,13 +44,13 @@ class Shaped(Protocol):
 
 
 class _Layout(NamedTuple):
-    """How a dataclass is written.
+    """The layout of a dataclass in JSON.
 
     Attributes:
         op: its op; empty where it has none.
         names: of the fields in JSON, in order.
-        defaults: of the same; `MISSING` where there is none.
-        values_of: of a record, the values of the same.
+        defaults: their defaults; `MISSING` for none.
+        values_of: returns their values of a record.
         tail: the name of the field behind the JSON; empty where there is none.
     """
 
@@ -62,7 +62,7 @@ class _Layout(NamedTuple):
 
 
 class _Wrong(Exception):
-    """A value is not of its field's type.
+    """A value has not its field's type.
 
     Attributes:
         path: the names of the fields that lead to it, the innermost first.
@@ -102,19 +102,19 @@ _encode_json = json.JSONEncoder(separators=(",", ":"), default=_as_object).encod
 
 
 def encode(record: Shaped) -> bytes:
-    """The bytes of a record."""
+    """Encode a record."""
     tail = _layout(type(record)).tail
     text = _encode_json(record).encode()
     return text + SEPARATOR + getattr(record, tail) if tail else text
 
 
 def decode(data: bytes, kind: Any, otherwise: type[Shaped] | None = None) -> Any:
-    """A record of a type, which is a dataclass or a union of some.
+    """Decode a record of a type, a dataclass or a union of dataclasses.
 
     Args:
         data: the bytes.
         kind: the type.
-        otherwise: the dataclass of a record whose op is none of the union's.
+        otherwise: the dataclass for records with an op unknown to the union.
 
     Raises:
         BadRecord: the bytes are no such record; the text names the op and the field.
@@ -149,7 +149,7 @@ def _by_op(union: Any) -> dict[str | None, type[Shaped]]:
 
 @cache
 def _reader(kind: Any) -> Reader:
-    """Makes a value of a type of what the JSON of that type is parsed to. Raises _Wrong."""
+    """Return a function that converts parsed JSON to a value of a type, and raises _Wrong."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value: value

@@ -4,23 +4,23 @@ It is binary, little-endian, since a busy broker writes many::
 
      0 channel u32 | 4 flags u32 (1 = full, 2 = charges) | 8 next u64 | 16 scheduled end u64
     24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
-    40 ranges x (first u64, end u64)      in flight: not finished, and below `next`
+    40 ranges x (first u64, end u64)      in flight: unfinished, and below `next`
      . changed x (offset u64, due i64 ns, attempts u32, failures u32)
-     .                                    failures: 31 bits, 1 more than it has; 1 bit, suspect
+     .                                    failures: 31 bits, count + 1; highest bit: suspect
      . removed x offset u64
      . with charges: count u64, count x (offset u64, due i64 ns, failures u32, is over u32)
-     . errors, up to the end: offset u64, lengths of first and last u32, u32, first, last
+     . errors, up to the end: offset u64 | first length u32 | last length u32 | first | last
 
-Changed and removed are stragglers: messages below `next` that wait for another delivery.  A full
-entry replaces the stragglers known before; another is laid over them.  Those are numbered, and a
-full one has the number of the last one before it: where one is missing, because the log was damaged
-there, those behind it count for nothing until a full one comes.  An older state costs messages that
-are delivered again; half of a newer one would cost messages.
+Changed and removed are pending messages: messages below `next` that wait for redelivery. A full
+entry replaces the pending messages known before; any other updates them. Partial entries are
+numbered, and a full one has the number of the last partial one: if one is missing because the log
+was damaged, the following ones are ignored up to the next full one. An older state causes
+redeliveries; an incomplete newer one would lose messages.
 
-Charges (see `martlet.broker.queue.crash_charges`), where there are any, replace those known
-before.  What is in flight to a consumer is written as due at once, since no flight outlives the
-broker.  Where failures are 0, as earlier versions wrote them, each delivery counts as one, but for
-the last one of what is due at once, which was in flight.
+Charges (see `martlet.broker.queue.crash_charges`), if any, replace those known before. A message in
+flight is written as due at once, since it is redelivered after a restart. Where failures are 0, as
+earlier versions wrote them, each delivery counts as one failure, except the last delivery of a
+message due at once, which was in flight.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SUSPECT = 1 << 31
 
 
 class ChargeRow(NamedTuple):
-    """A charge as an entry has it; the fields are those of `crash_charges.Charge`."""
+    """A charge in an entry; the fields are those of `crash_charges.Charge`."""
 
     failures: int
     due_ns: int
@@ -98,7 +98,7 @@ class _Charges(Protocol):
 
 
 class _Cursor(Protocol):
-    # What an entry is made of: a `martlet.broker.queue.cursor.Cursor`.
+    # The encoded fields of a `martlet.broker.queue.cursor.Cursor`.
     @property
     def next(self) -> int: ...
     @property
@@ -112,9 +112,9 @@ class _Cursor(Protocol):
 
 
 def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bool) -> bytes:
-    """An entry: all of a cursor, or what has changed since the last entry.
+    """Encode a cursor: all of it, or its changes since the last entry.
 
-    Deferred messages below offset `scheduled_end` are among the stragglers, or finished.
+    Deferred messages below offset `scheduled_end` are pending or finished.
     """
     stragglers = cursor.stragglers
     offsets = stragglers.by_offset.keys() if full else stragglers.changed
@@ -162,7 +162,7 @@ def _encode_charges(charges: _Charges) -> bytes:
 
 
 def _decode_charges(entry: bytes, at: int) -> tuple[dict[int, ChargeRow], int]:
-    """The charges of an entry, and where they end."""
+    """Return the charges of an entry, and their end."""
     (count,) = _COUNT.unpack_from(entry, at)
     at += _COUNT.size
     rows = np.frombuffer(entry, _CHARGES, count, at).tolist()
@@ -189,31 +189,31 @@ def _decode_errors(entry: bytes, at: int) -> Iterator[tuple[int, tuple[str, str]
 
 
 def channel_of(entry: bytes) -> tuple[int, bool]:
-    """The number of the channel that a cursor entry is of, and whether it is a full one."""
+    """Return the number of a cursor entry's channel, and whether the entry is a full one."""
     channel, flags, *_ = _CURSOR.unpack_from(entry)
     return channel, bool(flags & _FULL)
 
 
 def number_of(entry: bytes) -> int:
-    """The number of a cursor entry."""
+    """Return the number of a cursor entry."""
     number: int = _CURSOR.unpack_from(entry)[-1]
     return number
 
 
 @dataclass(slots=True)
 class CursorState:
-    """A cursor, by its entries up to one.
+    """A cursor as of an entry.
 
     Attributes:
-        next: the first offset that was not yet delivered.
-        scheduled_end: deferred messages below this offset are stragglers, or finished.
+        next: the first offset that was not delivered yet.
+        scheduled_end: deferred messages below this offset are pending or finished.
         ranges: the offsets in flight, as (first, end).
         stragglers: (attempts, due_ns, failures) by offset.
-        suspects: those of them whose last failure was a lost connection.
+        suspects: the pending ones whose last failure was a lost connection.
         errors: by offset, the texts of the first and the last failure.
         charges: by offset.
         number: of the last entry.
-        limit: up to where the channel saw its topic when that was written.
+        limit: the end of the topic as the channel saw it at that time.
     """
 
     next: int
@@ -227,7 +227,9 @@ class CursorState:
     limit: int = 0
 
     def apply(self, entry: bytes) -> bool:
-        """Apply a cursor entry. Returns False, with nothing done, where one before is missing."""
+        """Apply a cursor entry. Returns False, and changes nothing, where an earlier one is
+        missing.
+        """
         _, flags, next, scheduled_end, ranges, changed, removed, number = _CURSOR.unpack_from(entry)
         if not flags & _FULL and number != (self.number + 1) & _NUMBER_MASK:
             return False
@@ -258,9 +260,9 @@ class CursorState:
         return True
 
     def go_back(self, offset: int) -> None:
-        """Set it back to an offset, from which on nothing is known any more.
+        """Set it back to an offset, and forget everything from there on.
 
-        Of a state that is older than that, more messages are delivered again.
+        If the state is older than the entry that says so, more messages are redelivered.
         """
         self.next = min(self.next, offset)
         self.scheduled_end = min(self.scheduled_end, offset)

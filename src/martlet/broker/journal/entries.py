@@ -1,7 +1,7 @@
-"""The entries of the journal: the format of all that the log says beside messages.
+"""The entries of the journal: the format of everything in the log except messages.
 
-An entry is the payload of a record of the log (see `martlet.log.record`), whose kind says which of
-these it is:
+An entry is the payload of a record of the log (see `martlet.log.record`) whose kind is one of
+these:
 
 =============  ========================================================================
 `TOPOLOGY`     JSON, one of `TopologyEntry`: topics and channels
@@ -12,26 +12,26 @@ these it is:
                of the broker has passed over as damaged; empty where there are none
 `CURSOR`       binary: the state of a channel (`martlet.broker.journal.cursor_entry`)
 `MARKS`        binary: which delayed messages are done (`martlet.broker.delayed.done_bitmap`)
-`PRODUCERS`    binary: the sends that are known (`martlet.broker.idempotence`)
-`ACCOUNTS`     binary: what channels have done (`martlet.broker.tracing.counters`)
-`TRACE`        binary: what became of messages (`martlet.broker.tracing.recorder`)
+`PRODUCERS`    binary: the known sends of producers (`martlet.broker.idempotence`)
+`ACCOUNTS`     binary: the counters of channels (`martlet.broker.tracing.counters`)
+`TRACE`        binary: the history of messages (`martlet.broker.tracing.recorder`)
 =============  ========================================================================
 
 Topology and transactions are JSON, because they are few and people read them in a dump.  The fields
 of a dataclass here are the fields of its JSON, in this order; a field with a default is left out
-where it has that value (see `martlet.broker.journal.codec`).  A new field needs a default, and a
-reader of an earlier version passes it over.
+where it has that value (see `martlet.broker.journal.codec`).  A new field needs a default, and an
+earlier version ignores it.
 
 Two rules make a start possible after any crash:
 
-- A power cut may take any of the entries that are not yet durable, and leave later ones.  So each
-  entry says all that it stands for, and what must happen together is one entry.
+- A power cut may lose any of the entries that are not yet durable, and keep later ones. So each
+  entry is complete in itself, and changes that must happen together are one entry.
 - Each segment begins with the journal in full, and a checkpoint file holds nothing else: a
   `SnapshotEntry`, the cursor of each channel, the marks of each bucket, the known sends and an
-  `AllTransactionsEntry`.  So older segments may go.
+  `AllTransactionsEntry`.  So older segments can be retired.
 
 Numbers of topics and channels are u32, never 0, and never used again.  Offsets and positions are
-u64; a stretch (first, end) does not contain its end.  Times are nanoseconds since 1970.
+u64; a range (first, end) does not contain its end.  Times are nanoseconds since 1970.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from martlet.log.recovery import LogDamage
 HALF = "%half"
 """The name of the topic that holds half messages."""
 _MAX_PASSED = 1000
-"""How many damaged places the note of a start names; of more, the last ones."""
+"""The maximum of damaged ranges in the note of a start; of more, the last ones."""
 Stretches = tuple[tuple[int, int], ...]
-"""Rising and apart from each other, each as (first, end)."""
+"""Ranges as (first, end), rising and separate."""
 
 
 # topics and channels
@@ -59,11 +59,11 @@ Stretches = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRecord:
-    """What makes a topic a bucket, which holds delayed messages of another topic.
+    """The fields that make a topic a bucket of delayed messages of another topic.
 
     Attributes:
         topic: the number of that topic's queue.
-        start_ns, end_ns: its messages are due at or after the one and before the other.
+        start_ns, end_ns: its messages are due at or after `start_ns` and before `end_ns`.
     """
 
     topic: int
@@ -78,13 +78,13 @@ class ChannelRecord:
     Attributes:
         id: its number, the same at all queues of the topic.
         name: its name.
-        paused: whether it delivers nothing.
-        start: the channel needs nothing below this offset; counts where no cursor entry is known.
-            None in entries of early versions: then all that is stored is delivered.
-        voids: offsets that the channel passes over.
-        limit: up to this offset the channel saw its topic, also where an entry that says that the
-            topic is no longer paused was lost. None in entries of early versions, which is 0.
-        policy: what differs from the default of `martlet.broker.policy.ChannelPolicy`.
+        paused: whether delivery is paused.
+        start: the channel needs nothing below this offset; used if no cursor entry is known. None
+            in entries of early versions: then all stored messages are delivered.
+        voids: offsets that the channel skips.
+        limit: the channel saw its topic up to this offset, even if the entry that unpaused the
+            topic was lost. None in entries of early versions, which is 0.
+        policy: the values that differ from the default of `martlet.broker.policy.ChannelPolicy`.
     """
 
     id: int
@@ -98,18 +98,18 @@ class ChannelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord:
-    """A topic at one of its queues.  Each queue is a topic with a number of its own here.
+    """A topic at one of its queues. Here each queue is a topic with a number of its own.
 
     Attributes:
         id: the number of this queue.
         name: of the topic.
         queue: which of the topic's queues this is.
-        of: the number of the topic's queue 0, where this is another one; else 0.
-        id_base: what a message's id is above its offset, modulo 2**64.
+        of: the number of the topic's queue 0, if this is another one; else 0.
+        id_base: a message's id minus its offset, modulo 2**64.
         paused_at: channels see the topic end at this offset; None where it is not paused.
-        backlog_offset: the first channel begins here.
-        voids: offsets that were emptied before any channel got them.
-        policy: what differs from the default of `martlet.broker.policy.TopicPolicy`.
+        backlog_offset: the start of the topic's first channel.
+        voids: offsets emptied before any channel read them.
+        policy: the values that differ from the default of `martlet.broker.policy.TopicPolicy`.
         delayed: of a bucket; None of any other topic.
         end_offset: behind the last message; only in a `SnapshotEntry`.
         channels: those of this queue; only in a `SnapshotEntry`.
@@ -130,16 +130,16 @@ class TopicRecord:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of the topic's queue 0, and which of its queues this is."""
+        """The number of the topic's queue 0, and the number of this queue."""
         return self.of or self.id, self.queue
 
 
 class IndexRecord(NamedTuple):
-    """The part of a topic's index file that a checkpoint vouches for.
+    """The part of a topic's index file that a checkpoint covers.
 
     Attributes:
         first_row: the number of the file's first row, which is in its name.
-        row_count: so many rows are counted.
+        row_count: the number of valid rows.
         crc: the CRC-32C of their bytes.
     """
 
@@ -150,17 +150,17 @@ class IndexRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEntry:
-    """All topics and channels there are, in place of all that was said before.
+    """All topics and channels; replaces all entries before.
 
-    At the head of each segment, and as the first entry of a checkpoint file.
+    Written at the head of each segment, and as the first entry of a checkpoint file.
 
     Attributes:
-        topics: at all their queues, but for ephemeral ones.
+        topics: at all their queues, without ephemeral ones.
         last_id: the highest number that a topic or channel ever had.
-        position: of a checkpoint: the position of the log that this is the state at.
-        epoch: of a checkpoint: the number of the broker's start that has written it.
-        stored: the stretches of positions that are not let go by then, for audits; None in entries
-            of early versions.
+        position: of a checkpoint: the position of the log at this state.
+        epoch: of a checkpoint: the number of the broker's run that wrote it.
+        stored: the ranges of positions that were not retired then, for audits; None in entries of
+            early versions.
         indexes: of a checkpoint: by topic number, the index files.
     """
 
@@ -175,7 +175,7 @@ class SnapshotEntry:
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """A topic is made at a queue, or has changed."""
+    """A topic was created at a queue, or has changed."""
 
     op: ClassVar = "topic"
     topic: TopicRecord
@@ -183,7 +183,7 @@ class TopicEntry:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeletedEntry:
-    """A topic is deleted at a queue, with its channels there.
+    """A topic was deleted at a queue, with its channels there.
 
     Attributes:
         id: the queue's number.
@@ -195,7 +195,7 @@ class TopicDeletedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChannelEntry:
-    """A channel is made at a queue, or has changed.
+    """A channel was created at a queue, or has changed.
 
     Attributes:
         topic_id: the queue's number.
@@ -209,12 +209,12 @@ class ChannelEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChannelReplayedEntry:
-    """A channel is set back: it gets all messages from an offset on again.
+    """A channel was set back: it gets all messages from an offset on again.
 
     Attributes:
         topic_id: the queue's number.
         id: the channel's.
-        offset: where it goes on.
+        offset: its new position.
     """
 
     op: ClassVar = "channel_replayed"
@@ -225,7 +225,7 @@ class ChannelReplayedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDeletedEntry:
-    """A channel is deleted at a queue.
+    """A channel was deleted at a queue.
 
     Attributes:
         topic_id: the queue's number.
@@ -242,7 +242,9 @@ class ChannelDeletedEntry:
 
 @dataclass(frozen=True, slots=True)
 class TogetherEntry:
-    """Several at once: what concerns all queues of a topic, so that no start finds some of it."""
+    """Several entries at once: changes of all queues of a topic, so that a restart finds all or
+    none.
+    """
 
     op: ClassVar = "together"
     ops: tuple[TopologyEntry, ...]
@@ -263,16 +265,16 @@ TopologyEntry = (
 
 
 class HalfBatch(NamedTuple):
-    """Messages that were added to a transaction at once, where they lie hidden.
+    """A batch of hidden messages added to a transaction.
 
     Attributes:
         first_offset: of the batch in the topic of half messages; its first message is a
             `HalfBatchEntry`, and the others follow.
-        message_count: of the others.
-        topic: the name of the topic that they are for.
-        queue: at which of its queues; -1 for any.
+        message_count: the number of the others.
+        topic: the name of their target topic.
+        queue: the target queue; -1 for any.
         size_bytes: of the batch.
-        time_count: at how many times they are to be delivered; 0 for all at once.
+        time_count: the number of distinct delivery times; 0 for immediate delivery.
     """
 
     first_offset: int
@@ -284,12 +286,12 @@ class HalfBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """How many batches it becomes."""
+        """The number of batches that it becomes when it is committed."""
         return max(1, self.time_count)
 
 
 Series = tuple[str, int]
-"""A transaction's number in a series: the name of the series, and the number."""
+"""The name of a series, and the transaction's number in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,16 +300,16 @@ class TransactionRecord:
 
     Attributes:
         id: chosen by its producer.
-        group: of the producers that are asked about it; empty for none.
+        group: of the producers that answer check-backs; empty for none.
         begun_at_ns: when it began.
-        check_after_ns: how long it may be silent before they are asked.
-        series: its number in a series; None where it is in none.
-        disposable: whether it is rolled back when it is silent for too long, and not set aside.
+        check_after_ns: the inactivity before a check-back.
+        series: its number in a series; None for none.
+        disposable: whether it is rolled back, not set aside, after too long inactivity.
         state: a `TransactionState`.
-        checks: how often its producers were asked since it was last heard of.
-        gaps: the branches of which batches are lost.
-        chosen: the branches that it was prepared with, and how many messages each has.
-        branches: what was added, by the name of the branch, in the order in which it was.
+        checks: the number of check-backs since its last activity.
+        gaps: the branches with lost batches.
+        chosen: the branches that it was prepared with, and the message count of each.
+        branches: the batches of each branch, in order.
     """
 
     id: str
@@ -325,17 +327,18 @@ class TransactionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfBatchEntry:
-    """The first message of a batch of half messages: what the others are.
+    """The first message of a batch of half messages: describes the others.
 
     Attributes:
         transaction: the id of the transaction.
-        branch: of it.
+        branch: of the transaction.
         number: of the batch in the branch, from 0.
-        topic: the name of the topic that they are for.
-        queue: at which of its queues; -1 for any.
-        group, begun_at_ns, check_after_ns, series, disposable: as of `TransactionRecord`, should
-            the entry that it has begun be lost.
-        times: when they are to be delivered, and how many then, in order; nothing for all at once.
+        topic: the name of their target topic.
+        queue: the target queue; -1 for any.
+        group, begun_at_ns, check_after_ns, series, disposable: as of `TransactionRecord`, in case
+            its `BegunEntry` is lost.
+        times: the delivery times and the message count of each, in order; empty for immediate
+            delivery.
     """
 
     transaction: str
@@ -353,12 +356,12 @@ class HalfBatchEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllTransactionsEntry:
-    """All transactions that have not ended and how others did, in place of all said before.
+    """All open transactions, and the outcomes of ended ones; replaces all entries before.
 
     Attributes:
         transactions: those that have not ended.
-        outcomes_bytes: how long the outcomes are; None in entries of early versions: nothing
-            follows them.
+        outcomes_bytes: the size of the outcomes; None in entries of early versions: nothing follows
+            them.
         packed: outcomes (`martlet.broker.transactions.outcomes`), and behind them the last commit
             of each series (`martlet.broker.transactions.commit_sequence`).
     """
@@ -371,7 +374,9 @@ class AllTransactionsEntry:
 
 @dataclass(frozen=True, slots=True)
 class BegunEntry:
-    """A transaction has begun. It has no messages: each batch of half messages names its own."""
+    """A transaction has begun, without messages: each batch of half messages names its
+    transaction.
+    """
 
     op: ClassVar = "begun"
     transaction: TransactionRecord
@@ -383,7 +388,7 @@ class PreparedEntry:
 
     Attributes:
         id: the transaction's.
-        branches: those that belong to it, and how many messages each has; None for all.
+        branches: the branches that belong to it, and the message count of each; None for all.
     """
 
     op: ClassVar = "prepared"
@@ -393,7 +398,7 @@ class PreparedEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckedEntry:
-    """Producers are asked what has become of transactions.
+    """A check-back: producers are asked for the outcome of transactions.
 
     Attributes:
         ids: of the transactions.
@@ -405,11 +410,11 @@ class CheckedEntry:
 
 @dataclass(frozen=True, slots=True)
 class RolledBackEntry:
-    """A transaction is rolled back.
+    """A transaction was rolled back.
 
     Attributes:
         id: the transaction's.
-        at_ns: when.
+        at_ns: the time.
     """
 
     op: ClassVar = "rolled_back"
@@ -419,11 +424,11 @@ class RolledBackEntry:
 
 @dataclass(frozen=True, slots=True)
 class SetAsideEntry:
-    """A transaction is set aside for a person to decide.
+    """A transaction was set aside for an operator to decide.
 
     Attributes:
         id: the transaction's.
-        topics: in a bundle, the topics of its batches that a power cut may otherwise take.
+        topics: in a bundle, those topics of its batches whose entries a power cut may lose.
     """
 
     op: ClassVar = "set_aside"
@@ -433,13 +438,13 @@ class SetAsideEntry:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEntry:
-    """A transaction is committed: the batches of the same bundle are its messages.
+    """A transaction was committed: the batches of the same bundle are its messages.
 
     Attributes:
         id: the transaction's.
-        at_ns: when.
-        topics: the topics of its batches that a power cut may otherwise take.
-        series: its number in a series; None where it is in none.
+        at_ns: the time.
+        topics: those topics of its batches whose entries a power cut may lose.
+        series: its number in a series; None for none.
     """
 
     op: ClassVar = "committed"
@@ -451,7 +456,7 @@ class CommittedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnknownTransactionEntry:
-    """An entry whose op a later version has added: nothing of it counts but its topics."""
+    """An entry whose op a later version has added: only its topics are used."""
 
     topics: tuple[TopicRecord, ...] = ()
 
@@ -479,10 +484,10 @@ def decode(
 @overload
 def decode(kind: Literal[RecordKind.BATCH], entry: bytes) -> HalfBatchEntry: ...
 def decode(kind: RecordKind, entry: bytes) -> Any:
-    """The entry that the bytes of a record of a kind are.
+    """Decode the entry in a record of a kind.
 
     Raises:
-        BadRecord: they are none; the text names the op, the field and the wrong value.
+        BadRecord: the bytes are no entry; the text names the op, the field and the wrong value.
     """
     if kind is RecordKind.TOPOLOGY:
         return codec.decode(entry, TopologyEntry)
@@ -492,12 +497,12 @@ def decode(kind: RecordKind, entry: bytes) -> Any:
 
 
 def json_of(entry: bytes) -> Any:
-    """The JSON of an entry as it stands there, for people; without what is packed behind it."""
+    """Return the JSON of an entry as stored, for people; without the bytes behind it."""
     return json.loads(entry.partition(codec.SEPARATOR)[0])
 
 
 class CheckpointHead(NamedTuple):
-    """The first entry of a checkpoint file, and its fields that no other snapshot has."""
+    """The first entry of a checkpoint file, with the fields that no other snapshot has."""
 
     snapshot: SnapshotEntry
     position: int
@@ -506,7 +511,7 @@ class CheckpointHead(NamedTuple):
 
 
 def checkpoint_head(loaded: Checkpoint) -> CheckpointHead:
-    """The head of a checkpoint. Raises BadRecord."""
+    """Return the head of a checkpoint. Raises BadRecord."""
     entry = decode(RecordKind.TOPOLOGY, loaded.entries[0][2])
     match entry:
         case SnapshotEntry(position=int(position), epoch=int(epoch), indexes=Mapping() as indexes):
@@ -515,11 +520,11 @@ def checkpoint_head(loaded: Checkpoint) -> CheckpointHead:
 
 
 def encode_passed(damaged: Iterable[LogDamage]) -> bytes:
-    """The note of a start (EPOCH): what of the log it has passed over."""
+    """Encode the note of a start (EPOCH): the damaged ranges that it skipped."""
     stretches = [(damage.start, damage.end) for damage in damaged][-_MAX_PASSED:]
     return json.dumps(stretches, separators=(",", ":")).encode() if stretches else b""
 
 
 def decode_passed(entry: bytes) -> list[tuple[int, int]]:
-    """The positions that the note of a start names."""
+    """Decode the ranges in the note of a start."""
     return [(int(start), int(end)) for start, end in json.loads(entry)] if entry else []
