@@ -1,8 +1,8 @@
-"""Replay: the state of topics, channels and transactions by the journal up to a record.
+"""Replay of the journal: the state of topics, channels and transactions as of a record.
 
-Entries are applied in the order of the log: from a checkpoint, the heads of segments and what
-follows them.  A power cut may have taken any of those that were not durable, so a later entry
-counts where it contradicts an earlier one.
+Entries are applied in the order of the log: from a checkpoint, the heads of segments and the
+entries behind them. A power cut may have lost any entry that was not durable, so a later entry wins
+where it contradicts an earlier one.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class RecoveredTopic:
 
     Attributes:
         record: the topic itself.
-        index: where its batches are.
-        end_offset: behind the last batch that is known.
-        journaled_end: up to where it once was, by other entries: messages may have been lost since,
-            and no later one may get their offsets, which voids and cursors have passed.
+        index: its index.
+        end_offset: behind the last known batch.
+        journaled_end: its end by other entries: messages may have been lost since, and later ones
+            must not get their offsets, which voids and cursors have passed.
         channels: its channels, by number.
         cursors: their cursors.
     """
@@ -63,15 +63,15 @@ class RecoveredTopic:
     cursors: dict[int, CursorState] = field(default_factory=dict)
 
     def apply(self, record: TopicRecord) -> None:
-        """Replace the topic itself."""
+        """Replace the topic's record."""
         self.record = record
         ends = [end for _, end in record.voids]
         self._was_at(record.backlog_offset, record.paused_at or 0, *ends)
 
     def apply_channel(self, channel: ChannelRecord) -> None:
-        """Add or replace a channel. Its start counts where its cursor is not known.
+        """Add or replace a channel. Its start applies if its cursor is not known.
 
-        Of an older one of its name, the entry that says that it was deleted is lost.
+        An older channel of its name is dropped: the entry of its deletion is lost.
         """
         for id in [i for i, c in self.channels.items() if c.name == channel.name]:
             if id != channel.id:
@@ -94,7 +94,7 @@ class RecoveredTopic:
             self._was_at(cursor.next, cursor.scheduled_end)
 
     def add_batch(self, header: Header) -> None:
-        """Add a batch that was stored, or appended again."""
+        """Add a batch that was stored, or copied."""
         end_offset = header.first_offset + header.count
         if header.first_offset >= self.end_offset:
             self.index.add(
@@ -116,23 +116,23 @@ class RecoveredTopic:
 
 
 class RecoveredState:
-    """The state by the entries and batches that were applied so far.
+    """The state after the entries and batches applied so far.
 
     Attributes:
-        storage: where index files are.
+        storage: holds the index files.
         durable_position: the log is known to have been durable up to here.
-        producers: the sends that are known.
-        topics: by number, all at all their queues.
+        producers: the known sends of producers.
+        topics: all topics at all their queues, by number.
         last_id: the highest number of a topic or channel.
-        epoch: of the start of the broker that made the checkpoint.
-        indexes: by topic number: those the checkpoint vouches for, or that were made from the log.
-        transactions: those that have not ended, and the outcomes of others.
-        half_id: the number of the topic that holds half messages; 0 where there is none.
+        epoch: of the run of the broker that wrote the checkpoint.
+        indexes: by topic number: those that the checkpoint covers, or that were rebuilt from the
+            log.
+        transactions: the open ones, and the outcomes of others.
+        half_id: the number of the topic of half messages; 0 for none.
         marks: by bucket: its messages that are done.
-        forwarded: by topic number: the ids that messages had that came out of its buckets.
-        orphans: by topic number: batches of topics that are not known, since the entries that made
-            them, the head of their segment for one, are damaged.  A later head may have the topic,
-            but none of its batches.
+        forwarded: by topic number: the former ids of messages forwarded from its buckets.
+        orphans: by topic number: batches of unknown topics, whose entries (such as the head of
+            their segment) are damaged. A later head may have the topic, but not its batches.
     """
 
     def __init__(self, storage: Storage, segment_bytes: int) -> None:
@@ -152,8 +152,8 @@ class RecoveredState:
         self.orphans: dict[int, list[Header]] = {}
 
     def apply(self, kind: int, topic: int, entry: bytes) -> None:
-        """Apply an entry, of a record with a topic's number. Raises BadRecord."""
-        # A topic or channel may be unknown because its own entry was lost: its number is taken.
+        """Apply an entry of a record with a topic's number. Raises BadRecord."""
+        # Even if the entry of the topic or channel was lost, its number must not be used again.
         self.last_id = max(self.last_id, topic)
         if kind == RecordKind.CURSOR:
             channel, full = channel_of(entry)
@@ -175,7 +175,7 @@ class RecoveredState:
             self.producers.learn(entry, self.durable_position)
 
     def apply_topology(self, entry: TopologyEntry) -> None:
-        """Apply an entry of topics or channels."""
+        """Apply an entry about topics or channels."""
         match entry:
             case SnapshotEntry():
                 self._apply_snapshot(entry)
@@ -187,7 +187,7 @@ class RecoveredState:
             case TopicDeletedEntry(id):
                 self.topics.pop(id, None)
             case _:
-                # A topic is unknown where the entry that made it was lost.
+                # A topic is unknown if the entry that created it was lost.
                 state = self.topics.get(entry.topic_id)
                 if state is not None:
                     self._apply_to_channel(state, entry)
@@ -199,6 +199,7 @@ class RecoveredState:
             state = before.get(record.id) or self._begin(record)
             state.apply(record)
             state.end_offset = max(state.end_offset, record.end_offset or 0)
+            # The cursors' own entries follow the snapshot, but a power cut may have lost them.
             cursors, state.channels, state.cursors = state.cursors, {}, {}
             for channel in record.channels or ():
                 if channel.id in cursors:
@@ -229,8 +230,8 @@ class RecoveredState:
         self.topics[record.id].apply(record)
 
     def _forget_older(self, record: TopicRecord) -> None:
-        """Delete an older topic of a name: the entry that says that it was deleted is lost; or an
-        older one at its queue, which was never made, though that was written down.
+        """Drop an older topic of that name, whose deletion entry is lost; or one at the same queue
+        that was journaled but never created.
         """
         older = self.topics.get(self._ids.get((record.name, record.queue), 0))
         if older is None:
@@ -261,7 +262,7 @@ class RecoveredState:
                     state.cursors[id].go_back(offset)
 
     def apply_batch(self, header: Header, record: memoryview) -> None:
-        """Apply that a batch was stored."""
+        """Apply a stored batch."""
         self.last_id = max(self.last_id, header.topic)
         state = self.topics.get(header.topic)
         if state is None:
@@ -273,7 +274,7 @@ class RecoveredState:
             ids += forwarded_ids(properties(header, record))
 
     def learn_sends(self, header: Header, record: memoryview) -> None:
-        """Know the sends that a batch has stored; of a copy they were known before."""
+        """Record the sends that a batch contains; those of a copy are known already."""
         if header.flags & RecordFlag.RELOCATED:
             return
         state = self.topics.get(header.topic)
@@ -287,7 +288,7 @@ class RecoveredState:
             self.producers.add(sent, send, header.stored_at_ns)
 
     def learn_bundle(self, header: Header, record: memoryview) -> None:
-        """Apply the entry of a bundle, whose batches come behind it. Raises BadRecord."""
+        """Apply the entry of a bundle, whose batches follow it. Raises BadRecord."""
         entry = decode(RecordKind.BUNDLE, entry_of(header, record))
         if isinstance(entry, CommittedEntry | SetAsideEntry | UnknownTransactionEntry):
             for topic in entry.topics or ():
@@ -296,12 +297,12 @@ class RecoveredState:
         self.transactions.apply_bundle(entry, header)
 
     def learn_half(self, header: Header, record: memoryview) -> None:
-        """Know the half messages of a batch."""
+        """Record the half messages of a batch."""
         with suppress(BadRecord):
             self.transactions.apply_half(entry_in_record(header, record), header)
 
     def kept(self) -> list[RecoveredTopic]:
-        """Those that stay, each topic's queues by number behind one another."""
+        """Return the topics to restore, the queues of each in order."""
         places = sorted((topic.record.place, id) for id, topic in self.topics.items())
         return [
             self.topics[id]

@@ -1,4 +1,4 @@
-"""Needs: the messages that channels need, by a checkpoint or the head of a segment alone."""
+"""Needed messages: those that channels need, by a checkpoint or the head of a segment alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from martlet.log.record import BadRecord, RecordKind
 
 
 def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
-    """By topic number, what channels need as of a checkpoint, or of a segment's head.
+    """Return the messages that channels need as of a checkpoint or a segment's head, by topic
+    number.
 
     Raises BadRecord.
     """
@@ -48,7 +49,7 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
 
 
 def _held_by(entry: bytes) -> Iterator[int]:
-    """The first offsets of the batches that transactions hold."""
+    """Yield the first offsets of the batches that transactions hold."""
     found = decode(RecordKind.TRANSACTION, entry)
     if isinstance(found, AllTransactionsEntry):
         for transaction in found.transactions:

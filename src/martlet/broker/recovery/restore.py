@@ -1,8 +1,12 @@
-"""Restoring: a broker from its data folder.
+"""Restore a broker from its data folder.
 
-The checkpoint says how everything was at a position of the log; the records behind it say what
-has happened since.  Where there is no usable checkpoint the log is read from its first segment,
-which begins with the journal in full.
+The checkpoint is the state at a position of the log; the records behind it are the changes since.
+Without a usable checkpoint the log is read from its first segment, which begins with the full
+journal::
+
+    checkpoint         | state at P |
+    log       | retired | segment       | segment               | torn tail
+                               P ^ replay ----------------------> ^ appends go on here
 """
 
 from __future__ import annotations
@@ -40,13 +44,13 @@ from martlet.log.storage import Segment, Storage
 from martlet.names import is_ephemeral
 
 _NO_POSITION = 1 << 64
-"""Behind every position there is."""
+"""A position behind all others."""
 _PACK_ROWS = 1 << 16
 
 
 @dataclass
 class RestoredBroker:
-    """What was found, for the log lines of a start."""
+    """The results of a restore, for the log lines of a start."""
 
     report: RecoveryReport
     checkpoint_position: int | None
@@ -63,7 +67,7 @@ def restore(
 ) -> tuple[BrokerCore, RestoredBroker]:
     """Open a data folder. `options` are those of `BrokerSettings`.
 
-    What was found, and lost, stands in `RestoredBroker`; nothing that was answered OK is given up
+    `RestoredBroker` reports recovered and lost data; no message that was answered OK is dropped
     silently.
     """
     segments = storage.segments()
@@ -84,7 +88,7 @@ def restore(
         elif header.kind != RecordKind.EPOCH:
             state.apply(header.kind, header.topic, bytes(payload(header, record)))
     end = max(report.end_position, position or 0)
-    while segments and segments[-1].base > end:
+    while segments and segments[-1].base > end:  # begun, but without a good record
         storage.retire(segments.pop())
     if segments and end > segments[-1].base + segments[-1].capacity:
         notes.append(f"the log ends before the checkpoint's position {end}, where it goes on")
@@ -117,7 +121,7 @@ def restore(
         if position is None:
             broker.begin_segment()
     except WritesRefused as error:
-        # What is stored can be consumed all the same, and that makes room.
+        # Stored messages can still be consumed, which frees space.
         notes.append(f"nothing can be written yet: {error}")
     return broker, RestoredBroker(report, position, notes)
 
@@ -125,9 +129,10 @@ def restore(
 def _from_checkpoint(
     storage: Storage, segments: list[Segment], segment_bytes: int
 ) -> tuple[RecoveredState, int | None, list[str]]:
-    """The state by the checkpoint, the position behind which the log goes on, and what was found.
+    """Return the state by the checkpoint, the position from which to replay, and notes.
 
-    Without a usable checkpoint, the indexes are made from the whole log and there is no position.
+    Without a usable checkpoint, the indexes are rebuilt from the complete log and there is no
+    position.
     """
     state = RecoveredState(storage, segment_bytes)
     notes: list[str] = []
@@ -164,10 +169,10 @@ def _rebuild(
     end_position: int,
     ends: Mapping[int, int],
 ) -> None:
-    """Make indexes from the log below a position: those of some topics, or of all.
+    """Rebuild indexes from the log below a position: of some topics, or of all.
 
-    Copies behind the position count too, where a topic's end says that their batches were stored
-    before it: the segments that they were copied out of may have gone since.
+    Copies behind the position are included if a topic's end shows that their batches were stored
+    before it: the segments of the originals may have been retired since.
     """
     rows: dict[int, list[tuple[int, ...]]] = {}
     numbers: dict[int, int] = {}
@@ -205,7 +210,7 @@ def _rebuild(
 
 
 def _settle(broker: BrokerCore, state: RecoveredState) -> None:
-    """Make topics and channels of the recovered state."""
+    """Create topics and channels from the recovered state."""
     broker.last_id = state.last_id
     broker.producers = state.producers
     broker.producers.topics = broker.by_id
@@ -252,7 +257,7 @@ def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
     topic = Topic(broker, record.id, record.name, _queue(broker, known))
     topic.backlog_offset = record.backlog_offset
     if record.paused_at is not None:
-        # Where a channel saw more than that, the entry that ended the pause is lost.
+        # If a channel saw more than that, the entry that ended the pause is lost.
         seen = [cursor.limit for cursor in known.cursors.values()]
         seen += [channel.limit or 0 for channel in known.channels.values()]
         topic.paused_at = max(record.paused_at, topic.backlog_offset, *seen)
@@ -265,7 +270,7 @@ def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
 
 
 def _lets_go(channel: ChannelRecord) -> bool:
-    """Whether nothing is kept for a channel."""
+    """Whether the channel keeps no messages."""
     return ChannelPolicy.read(channel.policy or {}).retain == "off"
 
 
@@ -275,7 +280,7 @@ def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -
     for channel_id, record in known.channels.items():
         if is_ephemeral(record.name):
             continue
-        # Its cursor was lost with a damaged record: all that is stored is delivered again.
+        # If a damaged record has lost its cursor, everything stored is redelivered.
         start = queue.first_stored_offset if channel_id not in known.cursors else 0
         cursor = known.cursors.get(channel_id) or CursorState(start, start)
         kept_from = min(cursor.next, queue.start_offset)
@@ -288,7 +293,7 @@ def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -
 
 
 def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int) -> None:
-    """Bring a fresh cursor into a state."""
+    """Set a new cursor to a state."""
     cursor.window.reset(state.next)
     cursor.journal_number = state.number
     for first, end in state.ranges:
@@ -314,12 +319,12 @@ def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:
 
 
 def _harmonise(topic: Topic) -> None:
-    """See that each channel is at all queues.
+    """Make each channel exist at all queues.
 
-    One entry contains all of them, so a channel can be missing at one only where a power cut took
-    the entry of the growth, and left a later one with the new queues, as of a pause.  The channel
-    was there when they were made, so all that is stored in them is for it; some of it may be
-    delivered again.
+    One entry contains all of them, so a channel can be missing at a queue only if a power cut lost
+    the entry that added queues, and kept a later one with the new queues, such as a pause. The
+    channel existed when they were added, so it gets everything stored in them; some of it may be
+    redelivered.
     """
     channels = {name: channel for part in topic.parts for name, channel in part.channels.items()}
     for part in topic.parts:
@@ -335,7 +340,7 @@ def _harmonise(topic: Topic) -> None:
 def _settle_bucket(
     broker: BrokerCore, state: RecoveredState, known: RecoveredTopic, topic: int
 ) -> list[str]:
-    """Make a bucket, if the topic that its messages are for is there. Returns its index."""
+    """Restore a bucket if its target topic exists. Returns its index."""
     record, target = known.record, broker.queues.get(topic)
     if target is None:
         return []

@@ -1,4 +1,4 @@
-"""The search: messages found in the log by their id or by a key, with where they have been.
+"""The trace search: finds messages in the log by id or key, with their history.
 
 ::
 
@@ -6,15 +6,15 @@
                 ^ by the id, its offset and the index, or by a key in the properties
                                     ^ from there on, the trails of its topic
 
-An id leads to an offset of a queue, and a queue's index to the batch.  That of a delayed message
-leads to where it waits; what it has become says in its properties which one it was.  A key is
-looked for in the properties of all batches, which takes as long as there are batches, and may be
-limited to what was stored since a time.  What has become of a message stands in the trails
-(`martlet.broker.tracing.recorder`) behind it: all headers are gone through, and those of its topic
-read. Where each channel is now says the journal.
+An id leads to an offset of a queue, and the queue's index to the batch. The id of a delayed message
+leads to its bucket; the forwarded message names that id in its properties. A key is searched in the
+properties of all batches, which takes time for each batch, and may be limited to messages stored
+since a time. The history of a message is in the trace records (`martlet.broker.tracing.recorder`)
+behind it: the search scans all headers, and reads the trace records of its topic. The journal has
+each channel's current position.
 
-Everything is read from the data folder, of a broker that runs or does not; nothing is locked.  It
-takes at most the time that it is given, and says how far it came.
+The search only reads the data folder, with or without a running broker; nothing is locked. It ends
+at a time limit, and reports whether it was complete.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _NO_INDEX = IndexRecord(0, 0, 0)
 
 
 class TraceNotFound(Exception):
-    """There is no such message, or none any more; the text says which, and from when on there are
-    any.
+    """The message does not exist, or was deleted; the text says which, and since when messages are
+    stored.
     """
 
 
@@ -64,9 +64,9 @@ class Search:
     """A search in a data folder.
 
     Args:
-        folder: where.
-        is_over: whether the time is over.
-        topic: of which topic; empty for all.
+        folder: the data folder.
+        is_over: returns whether the time limit is reached.
+        topic: the topic; empty for all.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Search:
             raise TraceNotFound(f"there is no topic {topic!r}")
 
     def by_id(self, id: str) -> TraceResult:
-        """The message with an id, or those that say they had it before they were moved: what was
-        delayed, and dead letters. Raises TraceNotFound.
+        """Return the message with an id, and those that had it before they were moved: delayed
+        messages and dead letters. Raises TraceNotFound.
         """
         if len(id) != _ID_DIGITS or not set(id.lower()) <= set("0123456789abcdef"):
             raise TraceNotFound(f"{id[:80]!r} is no message id: those have {_ID_DIGITS} hex digits")
@@ -109,8 +109,8 @@ class Search:
         return self._completed(traces)
 
     def by_key(self, key: str, since_ns: int = 0, max_count: int = 20) -> TraceResult:
-        """The messages with a key, of those stored since a time, also those that are delayed.
-        Raises TraceNotFound.
+        """Return the messages with a key, stored since a time, delayed ones included. Raises
+        TraceNotFound.
         """
         wanted = {topic.record.id: topic for topic in self._topics()}
         buckets = {bucket.record.id: (bucket, topic) for bucket, topic in self._buckets()}
@@ -143,7 +143,7 @@ class Search:
                 f"no message with the key {key!r} is stored in {where}{since}{far}; the log goes"
                 f" back to {began}"
             )
-        # What became of a delayed message says which one it was.
+        # Leave out a delayed message if the forwarded one, which names its id, was found.
         new = {value for trace in traces.values() for value in trace.properties.system.values()}
         some = [one for one in traces.values() if not one.delayed or one.id not in new]
         return self._completed(some[:max_count])
@@ -151,7 +151,7 @@ class Search:
     # the journal
 
     def _read_journal(self) -> RecoveredState:
-        """Topics, channels and cursors as they are now."""
+        """Read the current topics, channels and cursors."""
         state = RecoveredState(cast(Storage, self._folder), 1 << 20)
         start = 0
         loaded = checkpoint.load(self._folder)
@@ -179,7 +179,7 @@ class Search:
                 yield topic
 
     def _buckets(self) -> Iterator[tuple[RecoveredTopic, RecoveredTopic]]:
-        """What waits for its time, with the topic that it is for."""
+        """Yield the buckets, with the topic of each."""
         for bucket in self._journal.topics.values():
             delayed = bucket.record.delayed
             topic = self._journal.topics.get(delayed.topic) if delayed else None
@@ -193,7 +193,7 @@ class Search:
     # messages
 
     def _delayed(self, id: int) -> Trace | None:
-        """A message that waits for its time, or did so, and is not in its topic."""
+        """Return a message that is delayed, or was and is not in its topic."""
         for bucket, topic in self._buckets():
             offset = (id - bucket.record.id_base) & ID_MASK
             if offset >= self._end(bucket):
@@ -207,7 +207,7 @@ class Search:
         return None
 
     def _add_delayed(self, trace: Trace, bucket: RecoveredTopic, topic: RecoveredTopic) -> None:
-        """What was found in a bucket is, or was, on its way to a topic."""
+        """Set the target topic of a message that was found in a bucket."""
         marks = self._journal.marks.get(bucket.record.id)
         is_done = marks is not None and marks.has(trace.offset)
         trace.delayed = "done" if is_done else "waiting"
@@ -226,7 +226,7 @@ class Search:
         return trace
 
     def _by_index(self, topic: RecoveredTopic, offset: int) -> tuple[Header, Segment] | None:
-        """The batch of an offset by the index of the last checkpoint, if that leads to it."""
+        """Return the batch of an offset by the index of the last checkpoint, if that has it."""
         number, queue = topic.record.id, topic.record.queue
         first_row, stored = self._indexes.get(number, _NO_INDEX)[:2]
         data = self._folder.map(index_name(number, queue, first_row)) if stored else None
@@ -249,7 +249,7 @@ class Search:
         return None
 
     def _by_scan(self, topic: int, offset: int) -> tuple[Header, Segment] | None:
-        """The same by the headers of all records; what was appended again counts."""
+        """Return the batch of an offset by the headers of all records; copies count."""
         found = None
         for header, segment in self._heads(self._segments, RecordKind.BATCH):
             if _holds(header, topic, offset):
@@ -294,7 +294,7 @@ class Search:
     def _trace(
         self, topic: RecoveredTopic, header: Header, segment: Segment, offset: int
     ) -> Trace | None:
-        """A message without what has become of it; None where it does not verify."""
+        """Return a message without its history; None where it does not verify."""
         record = _verified(header, segment)
         if record is None:
             return None
@@ -315,7 +315,7 @@ class Search:
             standing=list(_standing(topic, offset)),
         )
 
-    # what has become of them
+    # history
 
     def _completed(self, traces: list[Trace]) -> TraceResult:
         since_ns = min(trace.stored_at_ns for trace in traces)
@@ -359,7 +359,7 @@ class Search:
         return heads(segments, 0, kinds, self._ask)
 
     def _ask(self) -> bool:
-        """Whether the time is over, which leaves the search incomplete."""
+        """Whether the time limit is reached, which leaves the search incomplete."""
         if self._is_over():
             self._complete = False
         return not self._complete
@@ -371,7 +371,7 @@ def _holds(header: Header, topic: int, offset: int) -> bool:
 
 
 def _verified(header: Header, segment: Segment) -> memoryview | None:
-    """The record of a header, if it verifies and its segment is still there."""
+    """Return the record of a header, if it verifies and its segment still exists."""
     try:
         _, record = read_record(segment.view, header.position - segment.base, header.position)
     except BadRecord:
@@ -401,8 +401,8 @@ def _standing(topic: RecoveredTopic, offset: int) -> Iterator[Standing]:
 
 
 def _matters(trace: Trace, start_ns: int) -> bool:
-    """Whether a start of the broker has something to do with a message: some channel had it then,
-    and had not finished it.
+    """Whether a start of the broker affected a message: a channel had received it then, and not
+    finished it.
     """
     if start_ns <= trace.stored_at_ns:
         return False

@@ -1,15 +1,15 @@
-"""Replay of transactions: their state by the journal up to a record.
+"""Replay of transactions: their state as of a record of the journal.
 
-A power cut may have taken any record that was not durable, and left later ones:
+A power cut may have lost any record that was not durable, and kept later ones:
 
-- Batches of half messages are numbered within their branch.  Where one is missing, those behind it
-  do not count: in sync mode none of them was answered OK, and their client adds them again; in
-  async mode the commit fails, and says that they are lost.
-- A segment begins with all outcomes, and may be there without the records of what they are the
-  outcomes of, which stood before it.  So the bundle of a commit that is not known to be durable
-  must have been read; else the transaction is as it was before, and so is its series.
+- Batches of half messages are numbered within their branch. If one is missing, the later ones are
+  ignored: in sync mode none of them was answered OK, and the client adds them again; in async mode
+  the commit fails and reports them as lost.
+- A segment begins with all outcomes, and may survive without the earlier bundles of those commits.
+  So the bundle of a commit that is not known to be durable must have been read; otherwise the
+  transaction keeps its former state, and so does its series.
 - A segment is removed only when a later one, or a checkpoint, that contains its state is durable.
-  So a bundle that stood where there is no segment is known to have been there.
+  So a bundle in a missing segment is known to have been durable.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 class TransactionJournal:
-    """Transactions and outcomes by the entries and batches that were applied so far.
+    """Transactions and outcomes after the entries and batches applied so far.
 
     Attributes:
         durable_position: records before it are known to be durable; None for all.
-        segments: those that there are, by base.
+        segments: the existing segments, by base.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class TransactionJournal:
         self._series: dict[bytes, LastCommit] = {}
         """By the digest of the name, the one whose last commit is oldest first."""
         self._seen: set[int] = set()
-        """The positions behind the bundles that were read."""
+        """The end positions of the bundles that were read."""
 
     def apply(self, entry: TransactionEntry | UnknownTransactionEntry) -> None:
-        """Apply an entry of a record of its own."""
+        """Apply an entry that has a record of its own."""
         match entry:
             case AllTransactionsEntry():
                 self._all(entry)
@@ -105,13 +105,13 @@ class TransactionJournal:
         id = entry.transaction
         transaction = self._open.get(id)
         if transaction is not None and transaction.begun_at_ns != entry.begun_at_ns:
-            # The entries that it was rolled back, and begun anew, are lost.
+            # The entries of its rollback and of its new beginning are lost.
             transaction = None
         if transaction is None:
             outcome = self._outcomes.get(digest_of(id))
             if outcome is not None and outcome.state is TransactionState.COMMITTED:
                 return
-            # The entry that it has begun is lost, but for this.
+            # The entry of its beginning is lost; this batch repeats the fields.
             transaction = OpenTransaction.begun(id, entry)
             self._begun(transaction)
         branch, number = entry.branch, entry.number
@@ -160,11 +160,11 @@ class TransactionJournal:
                 self._outcomes[digest] = seen[digest]
 
     def _is_certain(self, outcome: EndedTransaction) -> bool:
-        """Whether the record that made it so is there."""
+        """Whether the record of an outcome exists."""
         return outcome.state is TransactionState.ROLLED_BACK or self._is_there(outcome.position)
 
     def _is_there(self, position: int) -> bool:
-        """Whether the bundle that ends at a position is."""
+        """Whether the bundle that ends at a position exists."""
         durable = self.durable_position
         if durable is None or position <= durable or position in self._seen:
             return True
@@ -177,7 +177,7 @@ class TransactionJournal:
         self._series[digest] = last
 
     def _all_series(self, packed: bytes) -> None:
-        """Replace the series, but not by those of a commit that is not there."""
+        """Replace the series, except by those of commits that do not exist."""
         seen, self._series = self._series, {}
         for digest, last in unpack_series(packed):
             if self._is_there(last.position):
@@ -186,7 +186,7 @@ class TransactionJournal:
                 self._series[digest] = seen[digest]
 
     def settle(self, transactions: Transactions, half: HalfTopic | None) -> None:
-        """Hand all of it to a broker's transactions."""
+        """Pass the recovered state to a broker's transactions."""
         for digest, outcome in self._outcomes.items():
             transactions.outcomes.read(digest, outcome)
         for digest, last in self._series.items():
@@ -199,7 +199,7 @@ class TransactionJournal:
 
     @staticmethod
     def _check(transaction: OpenTransaction, half: HalfTopic | None) -> None:
-        """Find out which of its messages are there."""
+        """Determine which messages of a transaction are stored."""
         for name, branch in list(transaction.branches.items()):
             for number, batch in enumerate(branch.batches):
                 if half is None or not half.holds(batch.first_offset):
@@ -207,7 +207,7 @@ class TransactionJournal:
                     break
 
     def _keep_apart(self, half: HalfTopic) -> None:
-        """See that no later batch gets an offset that a lost one had."""
+        """Prevent later batches from getting the offsets of lost ones."""
         ends = [
             batch.first_offset + batch.message_count + 1
             for transaction in self._open.values()

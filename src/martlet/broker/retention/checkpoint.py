@@ -1,8 +1,13 @@
-"""Checkpoints, and what can be let go after one.
+"""Checkpoints, and the retirement of segments after one.
 
-A checkpoint is begun by the broker, made durable by a job that may block, and ended by the broker
-again.  A segment is let go only after a checkpoint that no longer needs it is durable, so that a
-crash at any moment finds either the old state with its segments or the new one.
+The broker begins a checkpoint, a job that may block makes it durable, and the broker ends it::
+
+    loop      begin_checkpoint                                end_checkpoint: retire, clean
+    thread                     flush the log | save the file
+    on disk   old checkpoint                 | new checkpoint | unneeded segments retired
+
+A segment is retired only after a checkpoint that no longer needs it is durable, so that a crash at
+any moment finds either the old state with its segments or the new one.
 """
 
 from __future__ import annotations
@@ -29,52 +34,51 @@ if TYPE_CHECKING:
     from martlet.broker.topic.retained import Retained
 
 _DROP_ROWS = 1 << 14
-"""An index file is begun anew when so many of its rows, and half of all, are not needed."""
+"""An index file is rewritten when this many of its rows, and half of all, are not needed."""
 _WRITTEN_AT_ONCE = 8
 _ROWS_AT_ONCE = 1 << 16
 MAX_MORE_SPARES = 16
-"""How many segments a busy broker keeps to be written again, beside the usual ones."""
+"""The maximum number of extra segments that a busy broker keeps for reuse."""
 MAX_SYNCED = 64
-"""How many index files one checkpoint makes durable: flushes, and a stop, wait for that.
+"""The number of index files that one checkpoint makes durable: flushes, and a stop, wait for that.
 
-Those of which that was not done may be lost in a power cut; a start finds that out, and makes them
-from the log.
+The others may be lost in a power cut; a start detects that, and rebuilds them from the log.
 """
 _UNKNOWN = DiskUsage(0, 0)
 
 
 @dataclass
 class CheckpointJob:
-    """A checkpoint on its way. Run `flush`, then `save`; both may block and raise OSError."""
+    """A checkpoint in progress. Run `flush`, then `save`; both may block and raise OSError."""
 
     storage: Storage
     flush: FlushJob
     names: list[str]
     pack: Callable[[], bytes]
-    """Lays the file out, of what it is to say."""
+    """Lays out the checkpoint file."""
     free: list[Segment]
     to_clean: Segment | None
     forced: list[Segment] = field(default_factory=list)
-    """Those of `free` that hold history which is within its limits."""
+    """Those of `free` that hold history within its limits."""
     history: set[int] = field(default_factory=set)
-    """The bases of the segments that stay, and that hold nothing but history."""
+    """The bases of the segments that stay and hold only history."""
     fill: DiskUsage = _UNKNOWN
-    """How full the disk is, where history is kept."""
+    """The disk usage, if history is kept."""
     dropped: list[str] = field(default_factory=list)
     passed: dict[Retained, int] = field(default_factory=dict)
-    """Up to where each topic's channels are through what was emptied."""
+    """For each topic, its channels have passed the voids below this offset."""
     floors: dict[Retained, int] = field(default_factory=dict)
-    """What of each topic was taken to be needed."""
+    """The needs of each topic that the checkpoint is based on."""
 
     def save(self) -> None:
-        """Make the indexes and then the checkpoint durable, the log being so already."""
+        """Make the indexes and then the checkpoint durable; the log is durable already."""
         for name in self.names:
             self.storage.sync(name)
         self.storage.replace(checkpoint_file.NAME, self.pack())
 
 
 def count_needs(broker: RetentionContext) -> Iterator[None]:
-    """Count what is needed of the log from each topic's floor on, some rows at a time, so that
+    """Count the needed bytes from each topic's floor on, some rows at a time, so that
     `begin_checkpoint` has few left: there may be millions.
     """
     places = SegmentLocator(broker.log.segments)
@@ -90,7 +94,7 @@ def count_needs(broker: RetentionContext) -> Iterator[None]:
 
 
 def needs(broker: RetentionContext) -> list[Need]:
-    """What channels, and new ones, need of the log."""
+    """Return the messages that channels, and future ones, need of the log."""
     for _ in count_needs(broker):
         pass
     return [
@@ -105,7 +109,9 @@ def needs(broker: RetentionContext) -> list[Need]:
 
 
 def with_history(needed_by: list[Need]) -> list[Need]:
-    """The same with the history that is kept beside it; the same list where there is none."""
+    """Return the needs with the history that is kept beside them; the same list where there is
+    none.
+    """
     if all(need.other is None for need in needed_by):
         return needed_by
     return [
@@ -133,7 +139,7 @@ def write_some_indexes(broker: RetentionContext) -> Iterator[None]:
 
 
 def begin_checkpoint(broker: RetentionContext) -> CheckpointJob:
-    """Take the state down as it is now. Raises OSError where an index can't be written."""
+    """Capture the current state. Raises OSError where an index cannot be written."""
     log = broker.log
     choice = _choose(broker)
     free = choice.free
@@ -177,7 +183,7 @@ def begin_checkpoint(broker: RetentionContext) -> CheckpointJob:
 
 
 class _Choice(NamedTuple):
-    """Of the log's segments, which go, and which is cleaned; as in `CheckpointJob`."""
+    """The segments to retire and the one to clean; as in `CheckpointJob`."""
 
     free: list[Segment]
     to_clean: Segment | None
@@ -187,7 +193,7 @@ class _Choice(NamedTuple):
 
 
 def _choose(broker: RetentionContext) -> _Choice:
-    """Choose by what is needed, what is kept beside that, and how full the disk is."""
+    """Choose segments by needs, history and disk usage."""
     log = broker.log
     needed_by = needs(broker)
     needed = needed_bytes(log.segments, needed_by)
@@ -226,7 +232,7 @@ def keeps_history(broker: RetentionContext) -> bool:
 
 
 def history_makes_room(broker: RetentionContext) -> bool:
-    """Whether a checkpoint would let a segment go, of what is counted; only where history is kept.
+    """Whether a checkpoint would retire a segment, by the counted needs; only if history is kept.
 
     Raises OSError.
     """
@@ -234,7 +240,7 @@ def history_makes_room(broker: RetentionContext) -> bool:
 
 
 def makes_room(broker: RetentionContext) -> bool:
-    """Whether a checkpoint would let a segment go, as of what `count_needs` has counted.
+    """Whether a checkpoint would retire a segment, by the needs that `count_needs` has counted.
 
     Raises OSError.
     """
@@ -242,7 +248,7 @@ def makes_room(broker: RetentionContext) -> bool:
 
 
 def _is_full(log: CommitLog, segment: Segment) -> bool:
-    """Whether it is none that is written to."""
+    """Whether the segment is closed."""
     return segment.base + segment.capacity < log.position
 
 
@@ -260,7 +266,7 @@ def _write_indexes(broker: RetentionContext) -> list[str]:
 
 
 def _shorten_indexes(broker: RetentionContext, free: list[Segment]) -> list[str]:
-    """Begin index files anew that tell mostly of segments that go. Returns the old files."""
+    """Rewrite index files that mostly cover retired segments. Returns the old files."""
     going = {segment.base for segment in free}
     log = broker.log
     broker.shortened_at = log.retired_count + len(free)
@@ -282,7 +288,9 @@ def _shorten_indexes(broker: RetentionContext, free: list[Segment]) -> list[str]
 
 
 def _first_from(index: Index, row: int, position: int) -> int:
-    """The first of the rows before a row that are all at a position or behind it."""
+    """Return the first of the rows before `row` from which on all are at a position or behind
+    it.
+    """
     while row > index.first_row:
         start = max(index.first_row, row - _ROWS_AT_ONCE)
         below = np.flatnonzero(index.array(start, row)["position"] < position)
@@ -295,8 +303,8 @@ def _first_from(index: Index, row: int, position: int) -> int:
 def allow_spares(broker: RetentionContext) -> None:
     """Keep as many spares as were used lately, which is halved each time.
 
-    To write a file again costs a fraction of writing a fresh one: its blocks are there, and most
-    of its pages are in memory.
+    Rewriting a file costs a fraction of writing a new one: its blocks are allocated, and most of
+    its pages are in memory.
     """
     log = broker.log
     log.storage.allow_spares(min(log.begun_count, MAX_MORE_SPARES))
@@ -304,27 +312,29 @@ def allow_spares(broker: RetentionContext) -> None:
 
 
 def end_checkpoint(broker: RetentionContext, job: CheckpointJob) -> None:
-    """The job has run: let go what is not needed, and clean where that pays.
+    """End a checkpoint whose job has run: retire unneeded segments, and clean one if worthwhile.
 
-    Raises WritesRefused where cleaning found no room, or a flush has failed meanwhile: then the
-    log is kept whole.  Nothing is lost by that.
+    Raises WritesRefused if cleaning found no space, or a flush has failed meanwhile: then no
+    segment is retired. Nothing is lost by that.
     """
     for _ in end_some(broker, job):
         pass
 
 
 def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
-    """The same, in turns, since there may be very much to look at. The next checkpoint is not
+    """Run `end_checkpoint` in turns, since it may examine very much. The next checkpoint is not
     begun before this one has ended.
     """
     log = broker.log
     if log.failed is not None:
         raise WritesRefused(log.failed)
+    assert log.checkpointed_position <= job.flush.position
     log.flushed(job.flush)
     log.checkpointed_position = job.flush.position
     broker.history_bases = job.history
     allow_spares(broker)
-    # A channel made meanwhile may begin before what was needed then: the next one lets go.
+    # A channel created meanwhile may start below the captured floor: then only the next checkpoint
+    # retires segments.
     if all(
         topic.floor >= floor or broker.by_id.get(topic.id) is not topic
         for topic, floor in job.floors.items()
@@ -341,13 +351,13 @@ def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
                 if job.to_clean not in log.segments:  # evicted meanwhile
                     return
         except BadRecord as error:
-            # Who is to get it is told again. The segment goes when nobody needs it.
+            # Delivery reports the loss to each channel; the segment stays until nothing needs it.
             broker.not_cleanable.add(job.to_clean.base)
             broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
 
 
 def forget(broker: RetentionContext, segment: Segment) -> None:
-    """A segment has gone, though some of it was counted."""
+    """Forget a retired segment of which some batches are counted."""
     for topic in broker.by_id.values():
         queue = topic.queue
         queue.tally.forget(segment.base)
@@ -358,7 +368,8 @@ def forget(broker: RetentionContext, segment: Segment) -> None:
 def _let_go(broker: RetentionContext, job: CheckpointJob) -> None:
     log = broker.log
     for segment in job.free:
-        if segment in log.segments:  # and not evicted meanwhile
+        if segment in log.segments:  # else evicted meanwhile
+            assert segment.base + segment.capacity <= log.checkpointed_position
             log.retire(segment)
             if job.forced:
                 forget(broker, segment)
@@ -367,6 +378,6 @@ def _let_go(broker: RetentionContext, job: CheckpointJob) -> None:
         log.storage.remove(name)
         broker.dropped_names.remove(name)
     for topic, passed in job.passed.items():
-        # Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
-        # a cursor's that had passed a void more easily than what tells of the void.
+        # Only once a durable checkpoint has all cursors behind the void: of later entries a power
+        # cut may lose the cursor's that had passed it, and keep a topic's without it.
         topic.voids = [void for void in topic.voids if void[1] > passed]

@@ -1,4 +1,4 @@
-"""What retention needs of its broker."""
+"""The broker's services for retention."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class RetentionSettings(TopicSettings):
-    """What the operator has set of what is kept.
+    """The operator's settings of retention.
 
     Attributes:
-        retention: how much history of a topic is kept whose policy does not say.
-        watermarks: how full the disk may be before history is spared less.
+        retention: the history kept of a topic whose policy does not set it.
+        watermarks: the disk usage above which history is deleted earlier.
     """
 
     retention: Retention = field(default_factory=Retention)
@@ -30,18 +30,18 @@ class RetentionSettings(TopicSettings):
 
 
 class RetentionContext(TopicRegistry, Protocol):
-    """A broker, as far as checkpoints and what is let go after them concern it."""
+    """A broker as seen by checkpoints and the retirement of segments."""
 
     not_cleanable: set[int]
-    """Bases of segments that are not cleaned, since not all that is needed there verifies."""
+    """Bases of segments that are not cleaned, since some needed batches there do not verify."""
     history_bases: set[int]
-    """Bases of segments that held nothing but history when the last checkpoint was made."""
+    """Bases of segments that held only history when the last checkpoint was made."""
     shortened_at: int
-    """How many segments had gone when the indexes were last shortened."""
+    """The number of retired segments when the indexes were last shortened."""
 
     @property
     def settings(self) -> RetentionSettings:
-        """What the operator has set."""
+        """The operator's settings."""
 
     def snapshot(
         self,
@@ -51,4 +51,6 @@ class RetentionContext(TopicRegistry, Protocol):
         epoch: int | None = None,
         indexes: Mapping[int, IndexRecord] | None = None,
     ) -> list[JournalEntry]:
-        """The journal in full, in its shortest form. The arguments are as of `SnapshotEntry`."""
+        """Return the full journal, in its shortest form. The arguments are those of
+        `SnapshotEntry`.
+        """

@@ -1,24 +1,24 @@
-"""Eviction: the oldest segment goes, whoever still needs it, where the user has chosen that.
+"""Eviction: on a full disk delete the oldest segment, even if channels need it, if so configured.
 
-With ``--disk-full-policy=drop-oldest`` a full log makes room by itself: a batch that finds no room
-for another segment has one taken away.  It is one that nobody needs, if there is one; otherwise the
-oldest, and what is unfinished in it is given up for all channels at once::
+With ``--disk-full-policy=drop-oldest`` a full log frees space by itself: when a batch needs another
+segment, the broker deletes one. It is one that no channel needs, if there is one; otherwise the
+oldest, and its unfinished messages are dropped from all channels at once::
 
-    segments    | 1: given up | 2         | 3       | 4: written |
-    channel a          next -->|  next                              goes over what has gone
+    segments    | 1: deleted  | 2         | 3       | 4: written |
+    channel a          next -->|  next                              skips the deleted ones
     channel b                             | next                    had passed it: loses nothing
-    stragglers     x    x          x                                the first two are dropped
+    pending        x    x          x                                the first two are dropped
 
-This can not wait for a checkpoint, as all other room does.  So a segment goes only where another
-one behind it is durable that begins with the whole journal (`CommitLog.is_releasable`), and what
-was given up is written down nowhere by itself: that it is not there says it.  A start gives up in
-the same way whatever is needed and in no segment (`settle`).  So a crash at any moment finds the
-segment, and its messages, or neither.
+Unlike other retirements this cannot wait for a checkpoint. So a segment is deleted only if a later
+one is durable that begins with the full journal (`CommitLog.is_releasable`), and dropped messages
+have no journal entry: their absence says it. A start drops in the same way all needed messages that
+are in no segment (`settle`). So a crash at any moment finds both the segment and its messages, or
+neither.
 
-History goes first: a segment that no channel needs is taken before one that some channel does.
+History is deleted first: a segment that no channel needs before one that some channel does.
 
-In the middle of what a channel has yet to get there may be a gap then, since cleaning moves old
-batches to newer segments.  Such a gap is one of the topic's voids.
+A gap among the messages that a channel has yet to read is possible, since cleaning moves old
+batches to newer segments. Such a gap becomes one of the topic's voids.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _ROWS_AT_ONCE = 1 << 14
 
 @dataclass
 class EvictionLoss:
-    """What one topic loses.
+    """The messages that one topic loses.
 
     Attributes:
-        topic: whose messages.
-        gone: the stretches of offsets that have gone, finished ones among them.
-        unfinished: what each channel had not finished of them, rising; what waited for a first
-            channel stands under None.
+        topic: the topic.
+        gone: the deleted ranges of offsets, finished ones included.
+        unfinished: the offsets of them that each channel had not finished, rising; those that
+            waited for a first channel under None.
     """
 
     topic: Retained
@@ -67,16 +67,16 @@ class EvictionLoss:
 
     @cached_property
     def offsets(self) -> Offsets:
-        """The offsets of all messages that are lost to any channel."""
+        """The offsets of all messages lost to any channel."""
         return distinct(list(self.unfinished.values()))
 
     def name_of(self, channel: Channel | None) -> str:
-        """What to call the messages that a channel loses, or that no channel had."""
+        """Return the label of messages lost to a channel, or to none."""
         topic = self.topic
         return topic.loss_label if channel is None else f"{topic.name}/{channel.name}"
 
     def suffer(self) -> None:
-        """Give it up."""
+        """Drop the messages from all channels."""
         topic = self.topic
         topic.dropped_count += len(self.offsets)
         for channel, offsets in self.unfinished.items():
@@ -86,10 +86,10 @@ class EvictionLoss:
         topic.give_up(self.gone)
 
     def leave_voids(self) -> None:
-        """Make voids of what channels would still come to, its segment having gone.
+        """Make voids of the deleted messages that channels would still read.
 
-        That are channels before it, and where the index does not say that it was there, those that
-        are set back.
+        Those are channels before them and, if the index no longer has them, channels that are set
+        back.
         """
         topic = self.topic
         start, lowest = topic.queue.start_offset, topic.lowest_unread
@@ -100,19 +100,19 @@ class EvictionLoss:
 
 @dataclass
 class Evicted:
-    """A segment that went though it was needed, and what was lost with it."""
+    """A segment that was deleted although it was needed, and the losses."""
 
     segment_bytes: int
     losses: list[EvictionLoss]
 
 
 class Eviction(HistoryReclaimer):
-    """Makes room in a broker's log, of what channels need if it must be.
+    """Frees space in a broker's log, if necessary of messages that channels need.
 
     Args:
-        broker: whose log; its `on_full` is taken.
-        flush: makes the log durable at once, and tells it so; False where that failed.
-        on_evicted: told of each segment that went with unfinished messages.
+        broker: the broker; sets its log's `on_full`.
+        flush: makes the log durable at once and reports it to the log; returns False on failure.
+        on_evicted: called with each segment deleted with unfinished messages.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Eviction(HistoryReclaimer):
         self._on_evicted = on_evicted
 
     def make_room(self) -> bool:
-        """Take the segment away that costs least. False where none can go, which after a power
-        cut that has left damage may be so up to the next checkpoint.
+        """Delete the segment that costs least. Returns False where none may be deleted; after
+        damage by a power cut this may last until the next checkpoint.
         """
         broker = self._broker
         log = broker.log
@@ -156,8 +156,8 @@ class Eviction(HistoryReclaimer):
         return True
 
     def _may_go(self, victim: Segment) -> bool:
-        """Whether a power cut after it would find all that it told, and all that was moved from
-        there to another topic.
+        """Whether, after a power cut, everything that the segment journaled, and all messages moved
+        from it to another topic, would be found elsewhere.
         """
         log = self._broker.log
         return log.durable_position >= self._broker.moved_to and log.is_releasable(victim)
@@ -172,7 +172,7 @@ class Eviction(HistoryReclaimer):
 
 
 def _without(log: CommitLog, needed_by: list[Need]) -> list[Segment]:
-    """The segments of which nothing is needed."""
+    """Return the segments of which nothing is needed."""
     needed = needed_bytes(log.segments, needed_by)
     return [segment for segment, count in zip(log.segments, needed, strict=True) if not count]
 
@@ -183,9 +183,9 @@ def _stretches(rows: Rows) -> list[Stretch]:
 
 
 def settle(broker: RetentionContext) -> list[EvictionLoss]:
-    """After a start: give up what is needed and stored nowhere.
+    """Drop needed messages that are stored nowhere, after a start.
 
-    Returns what was lost by that.
+    Returns the losses.
     """
     places = SegmentLocator(broker.log.segments)
     losses = []
@@ -207,7 +207,7 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
 
 
 def _gone(topic: Retained, places: SegmentLocator) -> list[Stretch]:
-    """What of a topic is needed and stored nowhere."""
+    """Return the needed messages of a topic that are stored nowhere."""
     index, floor = topic.queue.index, topic.floor
     straggling = topic.stragglers_below(floor)
     held = inside(_stored(index.holding(straggling)[1], places), straggling.astype(np.int64))

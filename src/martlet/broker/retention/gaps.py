@@ -1,17 +1,17 @@
-"""Holes: what is missing in a queue though nothing around it was let go.
+"""Gaps: messages missing in a queue although the segments around them are kept.
 
 ::
 
     segments   | gone    | kept                        | kept
     batches      0 - 40    40 - 60   .......   80 - 90   90 - 120
-                                     ^ a hole            ^ start_offset
+                                     ^ a gap             ^ start_offset
 
-What is let go of goes with its segment.  So where two batches are stored one behind the other, with
-all segments between them and neither moved, and offsets are missing between them, those were there:
-their record was damaged, or a power cut took it, and a start has passed over it.
+Batches are deleted only with their segment. So if offsets are missing between two consecutive
+batches, neither was copied, and all segments between them exist, then the missing messages were
+stored: their record was damaged, or lost in a power cut, and a start has skipped it.
 
-A queue's `start_offset` lies behind all gaps, whatever their reason.  Who reads the log begins
-before its holes, to get what is there and to hear of what is not.
+A queue's `start_offset` lies behind all gaps, for any reason. A reader of the log starts before
+them, to get the stored messages and to report the missing ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from martlet.log.index import IndexEntry
 
 MAX_HOLES = 1000
-"""What lies before so many is not told of."""
+"""The maximum of gaps reported; earlier ones are left out."""
 _ROWS_AT_ONCE = 1 << 16
 _FLAGS = slice(14, 16)
-"""Of a record's header."""
+"""The offset of a field in a record's header."""
 
 
 def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:
-    """From where on a queue has all that was not let go of, and its holes from there on, rising."""
+    """Return the offset from which on a queue has everything that was not deleted, and its gaps
+    from there on, rising.
+    """
     index = queue.index
     start, row = queue.start_offset, queue.start_row
     found: list[Stretch] = []
@@ -71,7 +73,7 @@ def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:
 
 
 def _breaks(log: CommitLog) -> list[int]:
-    """How many times segments are missing before each one."""
+    """Return the number of missing segment ranges before each segment."""
     counts: list[int] = []
     behind = None
     for segment in log.segments:
@@ -88,7 +90,7 @@ def _is_one_stretch(
     before: IndexEntry,
     behind: IndexEntry,
 ) -> bool:
-    """Whether all that was stored between two batches would still be there."""
+    """Whether everything stored between two batches would still exist."""
     if before.position >= behind.position or _was_moved(log, before) or _was_moved(log, behind):
         return False
     positions = np.array([before.position, behind.position], np.uint64)
@@ -99,7 +101,7 @@ def _is_one_stretch(
 def _is_from_the_beginning(
     log: CommitLog, places: SegmentLocator, breaks: list[int], entry: IndexEntry
 ) -> bool:
-    """Whether all that was stored before a batch, from the log's beginning on, is still there."""
+    """Whether everything stored before a batch, from the log's beginning on, still exists."""
     if not log.segments or log.segments[0].base or _was_moved(log, entry):
         return False
     number = int(places.find(np.array([entry.position], np.uint64))[0])

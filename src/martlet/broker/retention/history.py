@@ -1,4 +1,4 @@
-"""History: what a topic keeps though every channel has finished it, so that it can be replayed.
+"""History: messages that a topic keeps for replay although every channel has finished them.
 
 ::
 
@@ -6,16 +6,16 @@
     stored       | expired | history    | needed     | fresh   |
                            first row    floor
 
-A topic keeps what was stored within a time, and of that no more than the newest so many bytes;
-what no channel has finished is kept beside that, whatever the limits say.  The limits say what
-holds a segment back from being let go.  So what is past them can still be read for a while, until
-nothing else holds the segment that it is in, and each batch goes with its segment as a whole.
+A topic keeps the messages stored within a time, up to a number of bytes, the newest. Unfinished
+messages are kept in addition, regardless of the limits. The limits determine which segments history
+holds. So older messages stay readable until nothing else holds their segment; batches are deleted
+only with their segment.
 
-The first row that is kept only rises while the limits stay as they are.  It never stands before
-what has gone: a channel can be set back only as far as everything is stored.  So a gap that a power
-cut has left in what was not yet durable ends the history before it.
+The first kept row only rises while the limits are unchanged. It is never before a deleted row,
+since a channel can be set back only as far as everything is stored. So a gap that a power cut has
+left ends the history before it.
 
-History never stands in the way of new messages.  The fuller the disk, the less it is spared:
+History never blocks new messages. The fuller the disk, the more of it is deleted:
 
 ====================  ==============================================================================
 above `clean` %       what is past its limits goes at once: what is left of the history around it is
@@ -24,7 +24,7 @@ above `force` %       history within its limits goes too, the oldest segment fir
 no room for a segment the same, at once, before a publisher is refused (`.retention.reclaim`)
 ====================  ==============================================================================
 
-What a channel has yet to finish is no history, and is not touched by any of this.
+Unfinished messages are no history; none of this affects them.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from martlet.log.storage import DiskUsage
 
 USUAL_TIME_NS = 72 * 3600 * 10**9
-"""How long history is kept where only its bytes are limited."""
+"""The time for which history is kept if only its bytes are limited."""
 _MILLISECOND_NS = 1_000_000
 
 
 class Retention(NamedTuple):
-    """How much history is kept.
+    """The limits of history.
 
     Attributes:
-        time_ns: how long; 0 for none.
-        bytes: how much at most, of the newest; 0 for no such limit.
+        time_ns: the maximum age; 0 for no history.
+        bytes: the maximum size, of the newest messages; 0 for no limit.
     """
 
     time_ns: int = 0
@@ -61,11 +61,13 @@ class Retention(NamedTuple):
 
     @classmethod
     def asked(cls, time_ns: int, bytes: int) -> Self:
-        """As a broker is told: who limits the bytes alone wants history, for the usual time."""
+        """Make the limits from a broker's flags: a limit of bytes alone keeps history for the
+        default time.
+        """
         return cls(time_ns or (USUAL_TIME_NS if bytes else 0), bytes)
 
     def of(self, policy: TopicPolicy) -> Retention:
-        """The same for a topic whose policy may say otherwise."""
+        """Return the limits for a topic, as far as its policy sets others."""
         time_ms, max_bytes = policy.retention_ms, policy.retention_bytes
         wanted = self.bytes if max_bytes is None else max_bytes
         if time_ms is not None:
@@ -73,22 +75,22 @@ class Retention(NamedTuple):
         return Retention(self.time_ns or (USUAL_TIME_NS if max_bytes else 0), wanted)
 
     def shared(self, queues: int) -> Retention:
-        """What each of some queues keeps of it: an equal share of the bytes, by its own end."""
+        """Return the limits of each of a topic's queues: an equal share of the bytes."""
         return self if queues == 1 else Retention(self.time_ns, -(-self.bytes // queues))
 
 
 class Watermarks(NamedTuple):
-    """How full the disk may be before history is spared less, in percent; 0 for never."""
+    """Disk usage, in percent, above which history is deleted earlier; 0 for never."""
 
     clean: int = 75
     force: int = 85
 
     def cleans(self, fill: DiskUsage) -> bool:
-        """Whether what is past its limits is to go at once."""
+        """Whether to delete history beyond its limits at once."""
         return self.clean > 0 and fill.percent > self.clean
 
     def excess_bytes(self, fill: DiskUsage) -> int:
-        """How many bytes of history are to go before their time; 0 for none."""
+        """Return how many bytes of history to delete before their time; 0 for none."""
         if not self.force or not fill.all:
             return 0
         return max(0, fill.used - fill.all * self.force // 100)
@@ -98,19 +100,19 @@ class History:
     """The history of one queue.
 
     Args:
-        queue: whose.
-        retention: what is kept.
+        queue: the queue.
+        retention: its limits.
     """
 
     def __init__(self, queue: QueueLog, retention: Retention) -> None:
         self.retention = retention
         self.tally = NeedCounter(queue.index)
-        """What is kept, and what is needed from there on."""
+        """Counts the kept messages, and the needed ones among them."""
         self._queue = queue
         self._row = 0
 
     def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
-        """Let go what is past the limits, and count what is kept, some rows at a time."""
+        """Drop rows beyond the limits, and count the kept ones, some rows at a time."""
         queue, retention = self._queue, self.retention
         in_time = queue.index.find_time(now_ns - retention.time_ns)
         self._row = max(self._row, queue.start_row, in_time)
@@ -121,9 +123,9 @@ class History:
 
 
 def history_of(topic: Retained, usual: Retention) -> KeptHistory | None:
-    """The history of a topic's queue as its policy is now; None where none is kept.
+    """Return the history of a topic's queue by its current policy; None where none is kept.
 
-    Nothing is kept of what the broker notes for itself, nor of what no restart looks for.
+    Internal and ephemeral topics keep none.
     """
     queue = topic.queue
     retention = usual.of(topic.policy).shared(len(topic.parts))

@@ -1,10 +1,10 @@
-"""Relief: history goes at once where a segment finds no room, so that nobody is refused for it.
+"""Reclaim: delete history at once when a segment cannot be allocated, before a publish is refused.
 
-As a rule a checkpoint lets history go, by its limits and by how full the disk is.  Publishers may
-be quicker than that.  So what stood in no channel's way when the last checkpoint was made durable,
-and does not now, may go at any time between two of them: the checkpoint does not need it, and
-whatever was written down since stands behind it.  What channels need is not touched, nor what
-nobody needed even then: that has gone already.
+As a rule a checkpoint deletes history, by its limits and the disk usage. Publishers may be faster.
+So a segment that held only history when the last checkpoint was made durable, and still does, may
+be deleted at any time between two checkpoints: the checkpoint does not need it, and later journal
+entries are behind it. Segments that channels need are not deleted; those that nothing needed at the
+checkpoint are gone already.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class HistoryReclaimer:
-    """Makes room in a broker's log, of history alone.
+    """Frees space in a broker's log by deleting history only.
 
     Args:
-        broker: whose log; its `on_full` is taken.
+        broker: the broker; sets its log's `on_full`.
     """
 
     def __init__(self, broker: RetentionContext) -> None:
         self._broker = broker
         self.evicted_count = 0
-        """How many segments went though channels needed them."""
+        """The number of segments deleted although channels needed them."""
         broker.log.on_full = self.make_room
 
     def make_room(self) -> bool:
-        """Take the oldest segment that holds nothing but history. False where there is none."""
+        """Delete the oldest segment that holds only history. Returns False where there is none."""
         broker = self._broker
         log = broker.log
         if not broker.history_bases:
@@ -49,7 +49,7 @@ class HistoryReclaimer:
         return False
 
     def relieve(self) -> None:
-        """Make room where a piece of the journal found none: nobody else may come to do it."""
+        """Free space when a journal write was refused: no publish may come to trigger it."""
         log = self._broker.log
         log.refresh_full()
         with suppress(StorageFull):
