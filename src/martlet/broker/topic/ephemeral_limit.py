@@ -1,14 +1,15 @@
-"""The bound of what is ephemeral: no more than so many messages wait, and the oldest go.
+"""The limit of ephemeral topics and channels: beyond a number of waiting messages the oldest are
+dropped.
 
 nsqd keeps ``#ephemeral`` topics and channels in memory alone, up to ``--mem-queue-size`` messages.
-Here they are in the log as all others are, and one whose consumer has stalled would hold segments
-back.  So with each batch that is stored their cursors go past what is too much::
+Here their messages are in the log like all others, and a stalled consumer would keep its segments.
+So with each stored batch their cursors skip the excess::
 
     in flight     oldest that wait   kept: `max_count` at most      the topic's end
     | 7 . 7 |     x x x x x x x x x | . . . . . . . . . . . . . . . |
 
-What waits to be delivered is bounded, and so is what waits for a time; what is in flight is not,
-but once the cursor is far ahead of it, it holds no more of the log than its own batches.
+The messages waiting for delivery are limited, and so are those waiting for a time. Those in flight
+are not, but once the cursor is far ahead, they keep only their own batches of the log.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 _AT_ONCE = 16
-"""Of stragglers a sixteenth of the bound goes beside what must, since to find them takes long."""
+"""Pending messages beyond the limit are dropped with a sixteenth of the limit more, since finding
+them is slow.
+"""
 _MIN_SPAN = 1024
 
 
 def keep_within(topic: Topic, max_count: int) -> None:
-    """See that what is ephemeral of a topic, at one of its queues, keeps so many at most."""
+    """Drop the excess of an ephemeral topic or of ephemeral channels, at one queue."""
     for channel in topic.channels.values():
         if channel.ephemeral:
             _bound_channel(channel, max_count)
@@ -38,7 +41,7 @@ def keep_within(topic: Topic, max_count: int) -> None:
 def _bound_channel(channel: Channel, max_count: int) -> None:
     cursor, source = channel.cursor, channel.source
     stragglers = cursor.stragglers
-    # A glance, since this comes with each batch.
+    # A cheap test first: this runs for each batch.
     waiting = len(stragglers) - stragglers.in_flight_count
     if source.limit - cursor.next + waiting <= max_count:
         return
@@ -57,7 +60,7 @@ def _bound_channel(channel: Channel, max_count: int) -> None:
 
 
 def _drop(channel: Channel, excess: int, max_count: int, *, ready: bool) -> None:
-    """Drop the oldest stragglers that are ready, or of those that wait for a time."""
+    """Drop the oldest pending messages that are ready, or that wait for a time."""
     if excess <= 0:
         return
     stragglers = channel.cursor.stragglers
@@ -71,7 +74,7 @@ def _drop(channel: Channel, excess: int, max_count: int, *, ready: bool) -> None
 
 
 def _bound_topic(topic: Topic, max_count: int) -> None:
-    """Without a channel the backlog begins later; in a pause what is hidden is passed over."""
+    """Without a channel, start the backlog later; in a pause, skip the hidden messages."""
     excess = topic.depth - max_count
     if excess <= 0:
         return

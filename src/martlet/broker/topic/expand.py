@@ -1,12 +1,11 @@
-"""Growth: a topic gets more queues.
+"""Expand a topic by more queues.
 
-All of it is one entry of the journal, which tells the topic at each queue, old and new, and its
-channels at each of them: whatever a power cut takes, a start finds the new queues with all their
-channels, or none of them.
+One journal entry contains the topic at each queue, old and new, and its channels at each of them:
+whatever a power cut loses, a start finds the new queues with all their channels, or none of them.
 
-A new queue is empty, so its channels begin at its start and skip nothing.  Consumers that are there
-go on: what they hold and may hold counts for all queues from now on.  A topic never gets fewer
-queues, since what is stored in a queue could neither be moved elsewhere in its order nor dropped.
+A new queue is empty, so its channels begin at its start and skip nothing. Existing consumers
+continue: their messages in flight and ready counts apply to all queues from now on. A topic never
+gets fewer queues, since the messages of a queue could neither be moved in order nor dropped.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 
 
 def check_count(count: int) -> None:
-    """Raise QueuesRefused where no topic can have so many queues."""
+    """Raise QueuesRefused if no topic can have that many queues."""
     if not 1 <= count <= MAX_QUEUES:
         raise QueuesRefused(f"a topic has 1 to {MAX_QUEUES} queues, not {count}")
 
 
 def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
-    """Give a topic more queues, up to a count.
+    """Increase a topic's queues to `count`.
 
     Raises:
         QueuesRefused: it has more already.
-        WritesRefused: it could not be written down, and nothing is done.
+        WritesRefused: it could not be journaled, and nothing is changed.
     """
     if count < len(topic.parts):
         raise QueuesRefused(
@@ -58,7 +57,7 @@ def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
             ChannelEntry(part.id, part.describe_channel(part.channels[name]))
             for part in topic.parts
         ]
-        # The channel has not begun at the new queues.
+        # At the new queues the channel starts at their beginning.
         entries += [
             ChannelEntry(
                 part.id, replace(part.describe_channel(channel), start=0, limit=0, voids=())

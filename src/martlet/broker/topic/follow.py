@@ -1,6 +1,6 @@
-"""Where an external reader says that it is: its channel is made, or moved there.
+"""Create a follower, the channel of an external reader, or move it to the reader's position.
 
-What such a channel is stands in `martlet.broker.groups.external_reader`.
+`martlet.broker.groups.external_reader` describes such channels.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:
-    """Let a follower be where its reader says that it is, by the queue's number; it is made, at the
-    first offset that is stored, where it is missing.
+    """Move a follower to its reader's offsets, by queue number; create it at the first stored
+    offset if it is missing.
 
     Raises:
-        Conflict: there is another channel of that name.
-        BadPolicy: an ephemeral channel can not be one.
-        OutOfReach: an offset is behind the end of its queue; nothing is done.
-        NotFound: there is no such queue; nothing is done.
+        Conflict: another kind of channel has that name.
+        BadPolicy: an ephemeral channel cannot be a follower.
+        OutOfReach: an offset is behind the end of its queue; nothing is changed.
+        NotFound: there is no such queue; nothing is changed.
         InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
     """
     for number, offset in offsets.items():

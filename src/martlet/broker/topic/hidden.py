@@ -1,6 +1,6 @@
-"""Hidden topics: messages of the broker's own in the log, of which clients see nothing.
+"""Hidden topics: internal messages of the broker in the log, invisible to clients.
 
-They have no channels; whoever keeps them says how much of them is needed.
+They have no channels; their subclass determines which messages are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HiddenTopic(StagedQueue):
-    """What all hidden topics have in common; each of them is `Retained`.
+    """The base of hidden topics; each of them is `Retained`.
 
     Args:
         context: the broker.
@@ -39,14 +39,14 @@ class HiddenTopic(StagedQueue):
 
     @property
     def parts(self) -> Sequence[Self]:
-        """It has one queue."""
+        """Itself, since it has one queue."""
         return (self,)
 
     def go_on(self) -> None:
-        """Nobody waits for what was given up."""
+        """Do nothing: no consumer waits for dropped messages."""
 
     def record(self, backlog_offset: int, channels: Sequence[Channel] | None) -> TopicRecord:
-        """It as the journal writes it; in a snapshot with its end, and no channels."""
+        """Describe it for the journal; in a snapshot with its end, and no channels."""
         return TopicRecord(
             id=self.id,
             name=self.name,

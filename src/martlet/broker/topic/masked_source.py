@@ -1,4 +1,4 @@
-"""A view: a topic as a channel sees it that passes over some of its messages.
+"""A masked source: a topic for a channel that skips some of its messages.
 
 ::
 
@@ -8,10 +8,9 @@
     channel b  | before its | its own   | both have these
                | start      |           |
 
-A channel that came from another broker may lack messages that others of its topic have.  They are
-voids to it: stretches that its cursor is taken over, so that nothing is held for each message.
-The voids lie below the topic's end from the beginning, begin and end where batches do, and hold no
-deferred messages.
+A channel imported from another broker may lack messages that other channels of its topic have. They
+are voids to it: ranges that its cursor skips, without state for each message. The voids lie below
+the topic's end from the beginning, begin and end at batches, and contain no deferred messages.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
 
 
 class MaskedSource:
-    """What a channel with voids of its own reads.
+    """The source of a channel with voids of its own.
 
     Args:
-        topic: what is looked at.
-        voids: as (first, end) offsets, rising and apart from each other.
+        topic: the topic.
+        voids: as (first, end) offsets, rising and separate.
     """
 
     def __init__(self, topic: Source, voids: Sequence[Stretch]) -> None:
         self._topic = topic
         self._voids = voids
         self._passed = 0
-        """So many of the voids were behind the cursor."""
+        """The number of voids that the cursor has passed."""
 
     @property
     def limit(self) -> int:
@@ -50,7 +49,9 @@ class MaskedSource:
         return self._topic.limit
 
     def limit_of(self, cursor: Cursor) -> int:
-        """The offset up to which the cursor may go from where it is; it is taken over a void."""
+        """Return the offset up to which the cursor may move from its position; moves it over a
+        void.
+        """
         limit = self._topic.limit_of(cursor)
         while self._passed and cursor.next < self._voids[self._passed - 1][1]:
             self._passed -= 1
@@ -65,15 +66,17 @@ class MaskedSource:
         return limit
 
     def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """What the channel gets of the offsets from `first` on, up to `end` or the limit."""
+        """Yield the ranges that the channel gets of the offsets from `first` up to `end` or the
+        limit.
+        """
         near = bisect_right(self._voids, first, key=itemgetter(1))
         for start, stop in self._topic.stretches(first, end):
             yield from apart_from(self._voids[near:], start, stop)
 
     def count_from(self, offset: int) -> int:
-        """How many messages there are to be seen from an offset on."""
+        """Count the visible messages from an offset on."""
         return sum(end - first for first, end in self.stretches(offset))
 
     def deferred_from(self, offset: int) -> int:
-        """How many of them are deferred ones."""
+        """Count the deferred ones of them."""
         return self._topic.deferred_from(offset)

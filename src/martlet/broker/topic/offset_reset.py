@@ -1,4 +1,4 @@
-"""Reset: where a group begins, or begins anew.
+"""Offset reset: the start of a new group, or the new offsets of an existing one.
 
 ::
 
@@ -6,10 +6,10 @@
                      ^ first      ^ time             ^ last
     deferred             x     x  keep their time, wherever the group is set
 
-A group begins ``last`` as a rule, with what comes from now on; but the first reader of a topic
-begins with what has waited for one.  What is asked for by a time, and has gone, begins with the
-first that is there.  Unlike a channel a group may be set forward as well as back: who asks for that
-knows that what lies between is not handled.
+A group starts at ``last`` as a rule, with new messages; but the first reader of a topic starts with
+the backlog. A start by time whose messages were deleted begins at the first stored one. Unlike a
+channel a group may be set forward as well as back: the caller accepts that the messages between are
+not handled.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ _MILLISECOND_NS = 1_000_000
 def begin_group(
     topic: Topic, name: str, start: str, time_ms: int, offset: int, policy: Mapping[str, object]
 ) -> Channel:
-    """The group of that name, made to begin somewhere if it is new, with some of its policy set.
+    """Return the group of that name, created at a start position if it is new, with some policy
+    set.
 
-    A channel that was made only because other brokers have it becomes a group, and goes on where
-    it is; any other is refused, as is what changes a group that has members.
+    A channel that was created only because lookup daemons name it becomes a group and keeps its
+    position; any other channel is refused.
 
     Raises:
         BadPolicy: it cannot be a group.
-        Conflict: it is a channel, or what is wanted of its policy is not for a member to change.
+        Conflict: it is a channel, or a member may not change that part of its policy.
         InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
-        OutOfReach: it cannot begin at that offset.
+        OutOfReach: it cannot start at that offset.
     """
     channel = topic.channels.get(name)
     if channel is None:
-        # Refused before it is there, where its policy can not be.
+        # Refuse an invalid policy before the channel is created.
         if is_ephemeral(name):
             raise BadPolicy(f"a group is there to keep its offsets, and {name!r} is ephemeral")
         wanted = ChannelPolicy(from_consumers=tuple(policy))
@@ -78,7 +79,7 @@ def begin_group(
 
 
 def place(part: Topic, where: str, time_ms: int, offset: int) -> int:
-    """The offset in a queue that is meant. Raises OutOfReach."""
+    """Return the offset of a start position in a queue. Raises OutOfReach."""
     limit = part.limit
     start = min(part.queue.start_offset, limit)
     if where == "first":
@@ -108,11 +109,11 @@ def reset_group(
     time_ms: int,
     offset: int,
 ) -> None:
-    """Set a group to other offsets, at some queues; who is a member has to join again.
+    """Set a group to other offsets at some queues; its members have to join again.
 
     Raises:
-        OutOfReach: an offset is not there, and nothing is done.
-        WritesRefused: it could not be written down for all queues; those for which it was are set.
+        OutOfReach: an offset is not stored, and nothing is changed.
+        WritesRefused: it could not be journaled for all queues; the others are set.
     """
     places = {number: place(topic.parts[number], where, time_ms, offset) for number in numbers}
     assert channel.group is not None

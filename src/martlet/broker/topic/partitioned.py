@@ -1,4 +1,4 @@
-"""A topic of several queues, seen as one (see `martlet.broker.channel.partitioned`)."""
+"""A topic over all its queues (see `martlet.broker.channel.partitioned`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PartitionedTopic:
-    """A topic over all its queues, for those who look at it.
+    """A topic over all its queues, for statistics.
 
     Args:
         parts: the topic at each queue, by number.
@@ -29,12 +29,12 @@ class PartitionedTopic:
 
     @property
     def paused(self) -> bool:
-        """Whether messages are kept from the channels."""
+        """Whether the topic is paused."""
         return self.parts[0].paused
 
     @property
     def depth(self) -> int:
-        """How many messages wait for a channel, or for the topic to go on."""
+        """The number of messages waiting for a first channel, or for the topic to be unpaused."""
         return sum(part.depth for part in self.parts)
 
     @property
@@ -49,10 +49,10 @@ class PartitionedTopic:
 
     @property
     def dropped_count(self) -> int:
-        """Messages given up, to make room, before every channel had finished them."""
+        """Messages dropped to free space before every channel had finished them."""
         return sum(part.dropped_count for part in self.parts)
 
     @property
     def refused_count(self) -> int:
-        """Messages that were published and not taken."""
+        """Messages whose publish was refused."""
         return sum(part.refused_count for part in self.parts)

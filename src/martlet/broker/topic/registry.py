@@ -1,4 +1,4 @@
-"""All topics of a broker, as the parts that stand above topics see them."""
+"""All topics of a broker, for the packages above topics."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ if TYPE_CHECKING:
 
 
 class TopicRegistry(TopicContext, Protocol):
-    """What is needed of a broker to find topics and to store messages in them."""
+    """The broker's services to find topics and to store messages in them."""
 
     by_id: dict[int, Retained]
     """By number in the log: all topics at all their queues, and the hidden ones."""
     queues: dict[int, Topic]
     """By number in the log: all topics at all their queues."""
     dropped_names: list[str]
-    """Files that are not needed once the next checkpoint is durable."""
+    """Files to delete once the next checkpoint is durable."""
     moved_to: int
-    """The log's position behind what was lately appended in place of older messages."""
+    """The log position behind the last message that was moved or appended again."""
     stored_count: int
     """Messages stored since the start."""
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, made if it is new. Raises BrokerError and WritesRefused."""
+        """Return the topic of that name, created if it is new. Raises BrokerError and
+        WritesRefused.
+        """
 
     def find_topic(self, name: str) -> Topic:
-        """The topic of that name. Raises NotFound."""
+        """Return the topic of that name. Raises NotFound."""
 
     def adopt(self, topic: Topic) -> None:
-        """Put a topic in place, at one of its queues."""
+        """Add a topic at one of its queues."""
 
     def commit(self) -> None:
-        """Append everything that is staged and hand it to the channels."""
+        """Append everything staged and deliver it to the channels."""
 
     def lend_scratch(self) -> LogBatch:
-        """A batch to lay something out in; it is to be given back."""
+        """Lend a scratch batch; return it by `take_scratch`."""
 
     def take_scratch(self, batch: LogBatch) -> None:
-        """Take a batch back."""
+        """Take back a batch that was lent."""
 
     def stored_at_ns(self) -> int:
-        """When what is stored now is stored, which is never before anything earlier."""
+        """Return the timestamp of messages stored now, never before that of an earlier one."""

@@ -1,4 +1,4 @@
-"""What keeps messages in the log: topics, half messages, and delayed messages until their time."""
+"""Queues whose messages the log keeps: topics, half messages, and delayed messages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class Retained(Protocol):
-    """Messages in one queue of the log, and how much of them is needed.
+    """The messages of one queue of the log, and which of them are needed.
 
-    A topic at one of its queues is one; others are hidden, as no client can name them
-    (`martlet.broker.topic.hidden`).
+    A topic at one of its queues is one; hidden topics (`martlet.broker.topic.hidden`) are others.
     """
 
     id: int
@@ -30,59 +29,59 @@ class Retained(Protocol):
     queue: QueueLog
     policy: TopicPolicy
     voids: list[Stretch]
-    """Offsets that nothing needs any more, and that may be missing in the log. By offset."""
+    """Offsets that nothing needs any more, and that may be missing in the log; rising."""
     dropped_count: int
-    """Messages that were given up, to make room, before they were finished."""
+    """Messages dropped to free space before they were finished."""
 
     @property
     def target(self) -> Topic | None:
-        """The topic at the queue that its messages are for; None where each says that itself."""
+        """The topic at the queue that gets its messages; None where each names its own."""
 
     @property
     def parts(self) -> Sequence[Retained]:
-        """It at each of its queues, by number."""
+        """The topic at each of its queues, by number."""
 
     @property
     def loss_label(self) -> str:
-        """What lost messages are called that no channel had."""
+        """The label of lost messages that no channel had."""
 
     @property
     def lowest_needed(self) -> int:
-        """Below this offset nothing is needed, nor will be."""
+        """The offset below which nothing is needed, now or later."""
 
     @property
     def floor(self) -> int:
-        """From this offset on, every message counts as needed."""
+        """The offset from which on every message counts as needed."""
 
     @property
     def passed(self) -> int:
-        """Nothing comes to a void below this offset any more."""
+        """The offset below which nothing reads a void any more."""
 
     @property
     def lowest_unread(self) -> int:
-        """The lowest offset that something has yet to come to."""
+        """The lowest offset that is still to be read."""
 
     def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
-        """The offsets below a floor that are needed, rising."""
+        """Return the needed offsets below a floor, rising."""
 
     def unfinished(self, gone: Sequence[Stretch]) -> Mapping[Channel | None, Offsets]:
-        """What each channel has not finished of some stretches, rising; what no channel has under
-        None.
+        """Return the unfinished messages of each channel in some ranges, rising; those without a
+        channel under None.
         """
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
-        """Some stretches have gone: need nothing of them."""
+        """Drop the messages of some deleted ranges."""
 
     def go_on(self) -> None:
         """Deliver what may be delivered after that."""
 
     def stored(self, first: int, deferred: bool) -> None:
-        """A batch was appended that begins at offset `first`."""
+        """Handle a new batch that begins at offset `first`."""
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
-        """It as the journal writes it; in a snapshot with its end and some channels."""
+        """Describe it for the journal; in a snapshot with its end and some channels."""
 
     def journal_marks(self, *, certain: bool) -> bytes | None:
-        """What a journal entry says of messages that are done with, which are no channel's: all, or
-        what is certain to be; None for nothing.
+        """Pack the marks of messages that are done, if not tracked by channels: all, or only those
+        that are certain to be durable; None for none.
         """

@@ -1,4 +1,4 @@
-"""Replay: a channel set back, or a new channel that begins in the past.
+"""Rewind: set a channel back, or start a new channel in the past.
 
 ::
 
@@ -8,19 +8,18 @@
     set back           |    | fresh                          |
     to 60                   60
 
-A channel may be set back to any offset up to where it has come, as far as everything from there on
-is still in the log.  From that offset on it is as though nothing had been delivered:
+A channel may be set back to any offset up to its cursor, as long as everything from there on is
+still stored. From that offset on it is as though nothing had been delivered:
 
-- What is in flight is taken from its consumers, who are told "not in flight" if they finish it
-  later, as after a timeout.
-- What was requeued, timed out or finished comes again in its order, and its attempts begin anew.
-  A deferred message waits for its time if that has not come yet.
-- What was emptied out of the channel comes again, since for the channel that is the same as being
-  finished.  What was emptied out of the topic never belonged to a channel, and does not come.
+- Messages in flight are revoked; a later FIN is answered "not in flight", as after a timeout.
+- Requeued, timed-out and finished messages are redelivered in order, with new attempts. A deferred
+  message waits for its time if it is not due yet.
+- Messages emptied from the channel are redelivered, since they count as finished. Messages emptied
+  from the topic never belonged to a channel, and are not.
 
-What is below the offset stays as it is, in flight or not.  Nothing is ever skipped: to go forward
-is `Channel.advance`'s.  The journal tells of it before it is done, in an entry of its own, so it is
-done wholly or not at all, and a restart finds it done.
+Messages below the offset stay unchanged, in flight or not. Nothing is ever skipped:
+`Channel.advance` moves forward. The change is journaled first, in one entry, so a restart finds it
+done or not done.
 """
 
 from __future__ import annotations
@@ -40,16 +39,17 @@ if TYPE_CHECKING:
 
 
 def first_entry(queue: QueueLog) -> IndexEntry | None:
-    """The oldest batch from which on everything is stored; None where nothing is."""
+    """Return the oldest batch from which on everything is stored; None where nothing is."""
     start = queue.start_offset
     return None if start >= queue.end_offset else queue.index.row(queue.index.find(start))
 
 
 def offset_at(topic: Topic, time_ns: int) -> int:
-    """The first offset stored at or after a time; the queue's end where nothing was stored since.
+    """Return the first offset stored at or after a time; the queue's end where nothing was stored
+    since.
 
     Raises:
-        OutOfReach: messages stored since then may have gone.
+        OutOfReach: messages stored since then may have been deleted.
     """
     queue = topic.queue
     first = first_entry(queue)
@@ -68,12 +68,12 @@ def offset_at(topic: Topic, time_ns: int) -> int:
 
 
 def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
-    """Set a channel back to an offset at some queues of a topic, by their numbers.
+    """Set a channel back to an offset at some queues of a topic, by queue number.
 
     Raises:
         NotFound: there is no such channel, or queue.
-        OutOfReach: an offset has gone, or the channel has not come so far yet.
-        WritesRefused: it could not be written down, and nothing is done.
+        OutOfReach: an offset was deleted, or is ahead of the channel's cursor.
+        WritesRefused: it could not be journaled, and nothing is changed.
     """
     parts = [(topic.part(number), offset) for number, offset in offsets.items()]
     for part, offset in parts:
@@ -103,15 +103,15 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
 
 
 def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:
-    """A new channel that begins at an offset of some queues, by their numbers; at the others it
-    begins as any new channel does.
+    """Create a channel that starts at an offset of some queues, by number, and at the others as any
+    new channel.
 
     Raises:
-        InvalidName: no channel can have that name.
+        InvalidName: the name is not valid for a channel.
         NotFound: there is no such queue.
-        OutOfReach: there is such a channel already, an offset has gone or is yet to come, or the
+        OutOfReach: the channel exists already, an offset was deleted or does not exist yet, or the
             topic's backlog, which waits for its first channel, begins before it.
-        WritesRefused: it could not be written down.
+        WritesRefused: it could not be journaled.
     """
     if name in topic.channels:
         raise OutOfReach(f"there is a channel {name!r} of topic {topic.name!r} already")

@@ -1,4 +1,4 @@
-"""Staging: messages for one queue, gathered to be appended with all that a turn brings."""
+"""Staging: collects the messages for one queue that arrive in one turn of the loop."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class StagingContext(Protocol):
-    """What staging needs of its broker."""
+    """The broker's services for staging."""
 
     def staged(self, topic: Retained) -> LogBatch:
-        """A new batch that takes a topic's messages; what it had before is appended."""
+        """Return a new batch for a topic's messages; the former one is appended."""
 
     def commit_topic(self, topic: Retained, deliver_at_ns: int) -> Receipt:
-        """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
+        """Append the staged messages of a topic, for delivery at a time, 0 for at once."""
 
 
 class StagedQueue:
-    """One queue that messages are staged for; what is `Retained` extends it.
+    """A queue that messages are staged for; the base of implementations of `Retained`.
 
     Args:
         context: the broker.
-        queue: where they go.
+        queue: the queue.
     """
 
     def __init__(self, context: StagingContext, queue: QueueLog) -> None:
@@ -40,11 +40,11 @@ class StagedQueue:
         deliver_at_ns: int = 0,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> Receipt:
-        """Take messages, to be appended with all that this turn brings.
+        """Stage messages, to be appended at the end of this turn.
 
         Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
-        holds n of one size.  `properties` has the number, rising, of each message that has any,
-        and those, packed (see `martlet.properties.model`).
+        holds n of one size.  `properties` has the number, rising, and the packed properties (see
+        `martlet.properties.model`) of each message that has any.
         """
         queue = self.queue
         batch = queue.batch
@@ -65,6 +65,6 @@ class StagedQueue:
 
     @property
     def next_offset(self) -> int:
-        """The offset of the message that is staged next."""
+        """The offset of the next staged message."""
         batch = self.queue.batch
         return self.queue.end_offset + (0 if batch is None else batch.count)

@@ -1,12 +1,12 @@
-"""The topic: where messages are published, and the channels that read it.
+"""The topic: the target of publishes, and the channels that read it.
 
-While a topic has no channel, its messages wait for the first one, which begins where the backlog
-does.  While it is paused, messages are stored and handed to no channel: each channel sees the
-topic end at the offset where it was paused.
+While a topic has no channel, its messages wait for the first one, which starts at the backlog.
+While it is paused, messages are stored but not delivered to channels: they see the topic end at the
+offset where it was paused.
 
-A topic of several queues is a `Topic` for each, its parts.  The first, number 0, is the one that
-has the name in the broker; what concerns the topic (channels, pauses, being emptied) it does for
-all parts, by one entry of the journal.  Offsets and messages are each part's own.
+A topic of several queues has a `Topic` for each, its parts. The broker registers the first, number
+0, by name; it applies operations on the topic (channels, pauses, emptying) to all parts, in one
+journal entry. Each part has its own offsets and messages.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 
 
 class TopicContext(ChannelContext, StagingContext, Protocol):
-    """What a topic needs of its broker."""
+    """The broker's services for a topic."""
 
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
-        """A channel was made or deleted."""
+        """Handle that a channel was created or deleted."""
 
     def next_id(self) -> int:
-        """A number that no topic or channel ever had."""
+        """Return a number that no topic or channel ever had."""
 
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
-        """Write an entry of a topic. Raises WritesRefused."""
+        """Journal an entry of a topic. Raises WritesRefused."""
 
     def lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
-        """Messages of a channel can not be read any more."""
+        """Report messages of a channel that are no longer readable."""
 
 
 class Topic(SingleQueueTopic):
@@ -82,26 +82,26 @@ class Topic(SingleQueueTopic):
         self.parts: list[Topic] = [self]
         """The topic at each of its queues, by number."""
         self.several = False
-        """Whether it has more queues than one."""
+        """Whether it has more than one queue."""
         self._turn = self
         self.message_count = 0
         self.dropped_count = 0
-        """Messages that were given up, to make room, before every channel had finished them."""
+        """Messages dropped to free space before every channel had finished them."""
         self.refused_count = 0
-        """Messages that were published and not taken, the log being full or failed."""
+        """Messages refused because the log was full or had failed."""
         self.policy = TopicPolicy()
         self._context = context
         self.awaiting: dict[Waiting, None] = {}
-        """What is called when messages arrive."""
+        """The channels to wake when messages arrive."""
 
     @property
     def target(self) -> Topic:
-        """The topic that its messages are for: itself."""
+        """The topic itself."""
         return self
 
     @property
     def loss_label(self) -> str:
-        """What lost messages are called that no channel had."""
+        """The label of lost messages that no channel had."""
         return f"{self.name}/(no channel)"
 
     @property
@@ -110,10 +110,10 @@ class Topic(SingleQueueTopic):
         return PartitionedTopic(self.parts) if self.several else self
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
-        """The topic as the journal writes it; in a snapshot with its end and some channels.
+        """Describe the topic for the journal; in a snapshot with its end and some channels.
 
-        A snapshot leaves ephemeral channels out: where there are no others, what they have got is
-        no backlog for the first channel that comes after a restart.
+        A snapshot leaves ephemeral channels out: without others, the messages that they received
+        are no backlog for the first channel after a restart.
         """
         backlog_offset = self.backlog_offset
         if (holders := self.holders) and all(channel.ephemeral for channel in holders):
@@ -144,7 +144,7 @@ class Topic(SingleQueueTopic):
                 part.trace(channel)
 
     def trace(self, channel: Channel) -> None:
-        """Trace a channel's messages, or no longer, as the policy has it."""
+        """Start or stop tracing a channel's messages, by the policy."""
         is_traced = traced(self.name, self.policy, self._context.settings.traces)
         channel.trail = (channel.trail or TraceRecorder()) if is_traced else None
 
@@ -164,9 +164,7 @@ class Topic(SingleQueueTopic):
                     consumer.client.failures_counted(channel.max_attempts)
 
     def _change(self, changes: Sequence[dict[str, Any]]) -> None:
-        """Write down what changes of each part, and then change it: all stays as it is where that
-        is refused.
-        """
+        """Journal a change of each part, and then apply it: nothing changes if that is refused."""
         parts = list(zip(self.parts, changes, strict=True))
         self.journal([TopicEntry(replace(part.describe(), **some)) for part, some in parts])
         for part, some in parts:
@@ -174,14 +172,14 @@ class Topic(SingleQueueTopic):
                 setattr(part, name, value)
 
     def journal(self, entries: Sequence[TopologyEntry]) -> None:
-        """Write down what happens at once, an entry for each part. Raises WritesRefused."""
+        """Journal simultaneous changes, an entry for each part. Raises WritesRefused."""
         entry = entries[0] if len(entries) == 1 else TogetherEntry(tuple(entries))
         self._context.journal_topology(self.id, entry)
 
     # queues
 
     def part(self, number: int) -> Topic:
-        """The topic at the queue of that number. Raises NotFound."""
+        """Return the topic at the queue of that number. Raises NotFound."""
         if not 0 <= number < len(self.parts):
             raise NotFound(
                 f"topic {self.name!r} has no queue {number}: they are 0 to {len(self.parts) - 1}"
@@ -189,14 +187,17 @@ class Topic(SingleQueueTopic):
         return self.parts[number]
 
     def part_for_key(self, key: bytes) -> Topic:
-        """The topic at the queue that all messages with a key go to: the CRC-32C of the key, modulo
-        the count of queues. It stays the same until the topic gets more queues.
+        """Return the topic at the queue for a key: the CRC-32C of the key, modulo the number of
+        queues.
+
+        It stays the same until the topic gets more queues.
         """
         return self.parts[crc32c(key) % len(self.parts)]
 
     def next_part(self) -> Topic:
-        """The topic at the queue whose turn it is to take a message without a wish: one after the
-        other, but what comes in one turn of the loop stays together.
+        """Return the topic at the next queue, round-robin, for messages without a key.
+
+        The messages of one turn of the loop stay together.
         """
         part = self._turn
         if part.queue.batch is None:
@@ -206,7 +207,7 @@ class Topic(SingleQueueTopic):
     # messages
 
     def stored(self, first: int, deferred: bool) -> None:
-        """A batch was appended that begins at offset `first`: hand it to the channels."""
+        """Deliver an appended batch that begins at offset `first` to the channels."""
         end = self.queue.end_offset
         self.message_count += end - first
         if self.paused_at is not None:
@@ -225,7 +226,7 @@ class Topic(SingleQueueTopic):
         keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.parts)))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
-        """A message was appended by itself: hand it to the channels."""
+        """Deliver a message that was appended by itself to the channels."""
         self.message_count += 1
         if self.paused_at is None and self.awaiting:
             for waiting in list(self.awaiting):
@@ -242,16 +243,16 @@ class Topic(SingleQueueTopic):
         voids: Sequence[tuple[int, int]] = (),
         policy: ChannelPolicy | None = None,
     ) -> Channel:
-        """The channel of that name, made if it is new.
+        """Return the channel of that name, created if it is new.
 
-        A new one begins at the topic's end, the first of a topic where its backlog does, unless an
-        offset to start at is given, or some by the queue's number.  It passes over the offsets in
-        `voids` (see `martlet.broker.topic.masked_source`), and goes by `policy` from the beginning.
+        A new one starts at the topic's end, the first of a topic at its backlog, unless a start
+        offset is given, or some by queue number. It skips the offsets in `voids` (see
+        `martlet.broker.topic.masked_source`), and has `policy` from the beginning.
 
         Raises:
-            NameRefused: no channel can have it.
-            LimitReached: the topic has as many channels as it may have.
-            WritesRefused: a new channel could not be written down, and is no ephemeral one.
+            NameRefused: the name is not valid for a channel.
+            LimitReached: the topic has the maximum number of channels.
+            WritesRefused: a new channel could not be journaled, and is not ephemeral.
         """
         channel = self.channels.get(name)
         if channel is None:
@@ -267,7 +268,7 @@ class Topic(SingleQueueTopic):
             starts = {0: start} if isinstance(start, int) else start or {}
             id = self._context.next_id()
             try:
-                # Before it is written down: that may begin a segment, whose head tells all of it.
+                # Before journaling: the entry may begin a segment, whose head needs the channel.
                 for part in self.parts:
                     part._begin_channel(id, name, starts.get(part.number), voids, policy)
                 channel = self.channels[name]
@@ -300,10 +301,10 @@ class Topic(SingleQueueTopic):
 
     @contextmanager
     def _unless_refused(self, channel: Channel) -> Iterator[None]:
-        """Allow the journal to refuse what becomes of an ephemeral channel.
+        """Ignore a journal's refusal of changes of an ephemeral channel.
 
-        Where it is refused, the next record begins a segment, and with it the whole journal: a
-        restart must not take later messages for what an ephemeral channel got.
+        If refused, the next record begins a segment with the full journal: otherwise a restart
+        would take later messages for ones that the ephemeral channel had received.
         """
         try:
             yield
@@ -313,14 +314,14 @@ class Topic(SingleQueueTopic):
             self._context.log.end_segment()
 
     def schedule(self, channel: Channel, first: int) -> None:
-        """See that a channel gets the deferred messages from an offset on at their time."""
+        """Schedule the deferred messages from an offset on for a channel."""
         for start, end in self.stretches(max(first, channel.cursor.next)):
             channel.schedule(start, end)
 
     def restore_channel(
         self, id: int, name: str, start: int, voids: Sequence[tuple[int, int]] = ()
     ) -> Channel:
-        """Put a channel in place that begins at an offset, and passes over voids."""
+        """Restore a channel that starts at an offset and skips voids."""
         context = self._context
         cursor = Cursor(context.log, self.queue, start)
         where = f"queue {self.number}: " if self.number else ""
@@ -345,7 +346,7 @@ class Topic(SingleQueueTopic):
         return channel
 
     def journal_channel(self, name: str, **changes: Any) -> None:
-        """Write down that a channel is there, or changes some fields of its record."""
+        """Journal that a channel exists, or that some fields of its record change."""
         self.journal(
             [
                 ChannelEntry(
@@ -356,7 +357,7 @@ class Topic(SingleQueueTopic):
         )
 
     def find_channel(self, name: str) -> Channel:
-        """The channel of that name. Raises NotFound."""
+        """Return the channel of that name. Raises NotFound."""
         try:
             return self.channels[name]
         except KeyError:
@@ -379,10 +380,10 @@ class Topic(SingleQueueTopic):
             part.bounded = self.ephemeral or any(c.ephemeral for c in part.channels.values())
         self._context.on_channel(self, channel)
 
-    # what the operator does
+    # operations
 
     def set_paused(self, paused: bool) -> None:
-        """Keep messages from the channels, or hand them on again."""
+        """Pause the topic or unpause it."""
         if paused == self.paused:
             return
         before = [part.paused_at for part in self.parts]
@@ -396,7 +397,7 @@ class Topic(SingleQueueTopic):
                     waiting.pump()
 
     def pause_channel(self, name: str, paused: bool) -> None:
-        """Stop a channel's delivery, or let it go on. Raises NotFound."""
+        """Pause a channel or unpause it. Raises NotFound."""
         channel = self.find_channel(name)
         if channel.paused != paused:
             self.journal_channel(name, paused=paused)
@@ -404,7 +405,7 @@ class Topic(SingleQueueTopic):
                 part.set_paused(paused)
 
     def empty(self) -> None:
-        """Drop the messages that no channel has got yet."""
+        """Drop the messages that no channel has received yet."""
         changes = [part._emptied() for part in self.parts]
         if any(changes):
             before = [part.limit for part in self.parts]
@@ -414,7 +415,7 @@ class Topic(SingleQueueTopic):
                     channel.counted_from += part.limit - limit
 
     def _emptied(self) -> dict[str, Any]:
-        """What changes of a part that is emptied."""
+        """Return the changes of a part that is emptied."""
         end = self.queue.end_offset
         if not self.holders:
             voids = with_stretch(self.voids, self.backlog_offset, end)
@@ -425,19 +426,19 @@ class Topic(SingleQueueTopic):
         return {"voids": with_stretch(self.voids, self.paused_at, end), "paused_at": end}
 
     def close(self) -> None:
-        """The topic is deleted: so are its channels."""
+        """Close the deleted topic with its channels."""
         for channel in list(self.channels.values()):
             channel.close()
         self.channels.clear()
 
 
 def join(topic: Topic, name: str) -> None:
-    """Join the channels of one name at all queues of a topic."""
+    """Join the channels of one name at all queues of a topic into a `PartitionedChannel`."""
     if topic.several:
         channels = [part.channels[name] for part in topic.parts]
         joined = channels[0].all_queues
         if isinstance(joined, PartitionedChannel):
-            joined.parts[:] = channels  # Clients are subscribed to it already.
+            joined.parts[:] = channels  # Clients are subscribed to this object.
         else:
             joined = PartitionedChannel(channels)
         for channel in channels:

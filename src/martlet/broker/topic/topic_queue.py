@@ -1,4 +1,4 @@
-"""The part: a topic at one of its queues, as its channels see it.
+"""The topic queue: a topic at one of its queues, as its channels see it.
 
 ::
 
@@ -7,7 +7,7 @@
                 ^ where the first channel begins         ^ the queue's end
                                                ^ the limit, where the topic was paused
 
-What channels get are the offsets below the limit, but for the voids.
+Channels get the offsets below the limit, except the voids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_OFFSETS = np.empty(0, np.uint64)
 
 
 class SingleQueueTopic(StagedQueue):
-    """What is stored in one queue of a topic, and how much of it concerns the channels there.
+    """The messages of one queue of a topic, and which of them its channels need.
 
     Args:
         context: the broker.
@@ -47,21 +47,19 @@ class SingleQueueTopic(StagedQueue):
         self.number = queue.number
         self.channels: dict[str, Channel] = {}
         self.backlog_offset = queue.start_offset
-        """Where the first channel will begin."""
+        """The start of the first channel."""
         self.paused_at: int | None = None
         self.voids: list[tuple[int, int]] = []
-        """Offsets that were emptied before any channel had them: none gets them. By offset."""
+        """Offsets that were emptied before any channel read them: no channel gets them. Rising."""
 
     @property
     def holders(self) -> list[Channel]:
-        """The channels for which messages are kept: all but a reader's that keeps its own place and
-        does not ask for it.
-        """
+        """The channels for which messages are kept: all except followers without ``retain``."""
         return [channel for channel in self.channels.values() if channel.policy.retain == "on"]
 
     @property
     def paused(self) -> bool:
-        """Whether messages are kept from the channels."""
+        """Whether the topic is paused."""
         return self.paused_at is not None
 
     @property
@@ -70,7 +68,9 @@ class SingleQueueTopic(StagedQueue):
         return self.queue.end_offset if self.paused_at is None else self.paused_at
 
     def limit_of(self, cursor: Cursor) -> int:
-        """The offset up to which a cursor may go from where it is; it is taken over a void."""
+        """Return the offset up to which a cursor may move from its position; moves it over a
+        void.
+        """
         voids = self.voids
         number = len(voids)
         while number and cursor.next < voids[number - 1][1]:
@@ -82,20 +82,22 @@ class SingleQueueTopic(StagedQueue):
         return self.limit
 
     def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """What the channels get of the offsets from `first` on, up to `end` or the limit."""
+        """Return the ranges that channels get of the offsets from `first` up to `end` or the
+        limit.
+        """
         return apart_from(self.voids, first, self.limit if end is None else end)
 
     def count_from(self, offset: int) -> int:
-        """How many messages the channels get of those from an offset on."""
+        """Count the messages that channels get from an offset on."""
         return sum(end - first for first, end in self.stretches(offset))
 
     def deferred_from(self, offset: int) -> int:
-        """How many of them are deferred ones."""
+        """Count the deferred ones of them."""
         index = self.queue.index
         return sum(index.count_deferred(first, end) for first, end in self.stretches(offset))
 
     def describe_channel(self, channel: Channel) -> ChannelRecord:
-        """The channel here as the journal writes it."""
+        """Describe the channel at this queue for the journal."""
         return ChannelRecord(
             id=channel.id,
             name=channel.name,
@@ -108,19 +110,19 @@ class SingleQueueTopic(StagedQueue):
 
     @property
     def message_bytes(self) -> int:
-        """The bytes of all bodies stored since the start."""
+        """The size of all bodies stored since the start."""
         return self.queue.message_bytes
 
     @property
     def depth(self) -> int:
-        """How many messages wait for a channel, or for the topic to go on."""
+        """The number of messages waiting for a first channel, or for the topic to be unpaused."""
         waiting = 0 if self.holders else self.count_from(self.backlog_offset)
         hidden = self.stretches(self.limit, self.queue.end_offset)
         return waiting + sum(end - first for first, end in hidden)
 
     @property
     def lowest_needed(self) -> int:
-        """Below this offset, no channel needs a message any more, and no new one will."""
+        """The offset below which no channel needs a message, and no new one will."""
         if not (holders := self.holders):
             return self.backlog_offset
         lowest = min(channel.cursor.lowest_needed for channel in holders)
@@ -128,14 +130,14 @@ class SingleQueueTopic(StagedQueue):
 
     @property
     def floor(self) -> int:
-        """From this offset on the channels, and new ones, need every message."""
+        """The offset from which on the channels, and new ones, need every message."""
         if not (holders := self.holders):
             return self.backlog_offset
         floors = [channel.cursor.window.floor for channel in holders]
         return min(*floors, self.limit)
 
     def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
-        """The offsets below a floor that some channel has yet to finish, rising."""
+        """Return the unfinished offsets of any channel below a floor, rising."""
         some = [
             np.fromiter(by_offset, np.uint64, len(by_offset))
             for channel in self.channels.values()
@@ -148,14 +150,14 @@ class SingleQueueTopic(StagedQueue):
 
     @property
     def lowest_unread(self) -> int:
-        """The lowest offset that a channel, or the first one to be made, has yet to come to."""
+        """The lowest offset that a channel, or the first one, has yet to read."""
         if not (holders := self.holders):
             return self.backlog_offset
         return min(self.limit, *(channel.cursor.next for channel in holders))
 
     def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
-        """What each channel has not finished of some stretches, rising; what waits for a first
-        channel under None.
+        """Return the unfinished messages of each channel in some ranges, rising; those that wait
+        for a first channel under None.
         """
         if holders := self.holders:
             return {channel: channel.unfinished(gone) for channel in holders}
@@ -167,8 +169,8 @@ class SingleQueueTopic(StagedQueue):
         return {None: np.concatenate(waiting)}
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
-        """Some stretches have gone; the channels know it."""
-        # A void behind what has gone goes with it.
+        """Drop the messages of some deleted ranges; the channels know of it already."""
+        # Sorted with the voids: one that touches a deleted range is skipped with it.
         for first, end in sorted([*gone, *self.voids]):
             if not self.holders and first <= self.backlog_offset < end:
                 self.backlog_offset = end
@@ -180,18 +182,18 @@ class SingleQueueTopic(StagedQueue):
         assert self.paused_at is None or self.paused_at <= self.queue.end_offset
 
     def go_on(self) -> None:
-        """Deliver to consumers that may have room since messages of theirs were given up."""
+        """Deliver to consumers that may have capacity since some of their messages were dropped."""
         for channel in list(self.channels.values()):
             channel.go_on()
 
     def journal_marks(self, *, certain: bool) -> None:
-        """Nothing: its cursors say what is done with."""
+        """Return nothing: its cursors record which messages are done."""
 
     @property
     def passed(self) -> int:
-        """Every channel has come to this offset, and none can begin, or go back, below it.
+        """The offset that every channel has reached, and below which none can start or go back.
 
-        The first one begins where the backlog does: that may be before what has gone since.
+        The first channel starts at the backlog: that may be before messages deleted since.
         """
         nexts = [channel.cursor.next for channel in self.holders]
         return min([self.queue.start_offset, *(nexts or [self.backlog_offset])])

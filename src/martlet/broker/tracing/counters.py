@@ -1,23 +1,22 @@
-"""The account: what a channel has done since the broker was started, as the log keeps it.
+"""The counters of a channel since the broker was started, kept in the log.
 
-Whoever audits a log asks how many messages a channel has handed out, had back, given up and
-finished, in which hour, and after how long.  A cursor tells which messages are finished and no
-more; what becomes of each one is told only where it is traced (`martlet.broker.tracing.recorder`).
-So the counts that a channel keeps anyway are written beside its cursor, one record for many
-channels::
+An audit needs how many messages a channel has delivered, requeued, dropped and finished, in which
+hour, and after what time. A cursor only says which messages are finished; the history of each one
+is kept only if it is traced (`martlet.broker.tracing.recorder`). So the counts that a channel keeps
+anyway are written beside its cursor, one record for many channels, little-endian::
 
      0 channels u32 | 4 reserved u32
      8 topic u32 | channel u32 | counts u32 | 0      once for each channel, and behind it
-    24 counts x u64: the count's number << 56 | how much, for each that is not 0
+    24 counts x u64: the count's number << 56 | its value, for each that is not 0
 
-They are counted from the start of the broker, whose number stands in each record's header, and
-never told as differences: one that is missing costs nothing but the time in which it happened. From
-the first count of `FIRST_BUCKET` on they say how many messages were finished within each of the
-bounds of `martlet.broker.tracing.finish_ages`.  A crash takes what was not yet written, at most
-what the journal's interval holds; what it took of the cursor happens again.
+They count from the start of the broker, whose number is in each record's header, and are totals,
+not differences: a missing record costs only the resolution in time. The counts from `FIRST_BUCKET`
+on are the messages finished within each of the bounds of `martlet.broker.tracing.finish_ages`. A
+crash loses the counts since the last write, at most the journal's interval; what it lost of the
+cursor is redelivered.
 
-Nothing is restored from these records; they hold no segment back and go with the one that they are
-in, and where there is no room for them they are left out.
+Recovery ignores these records; they keep no segment, and are left out if there is no space for
+them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
 
 MAX_AT_ONCE = 1024
-"""So many channels stand in one record."""
+"""The maximum of channels in one record."""
 _HEAD = struct.Struct("<II")
 _CHANNEL = struct.Struct("<IIII")
 _SHIFT = 56
@@ -49,31 +48,31 @@ _MILLISECOND_NS = 1_000_000
 
 
 class ChannelCount(IntEnum):
-    """What is counted, beside the buckets."""
+    """The counts, beside the buckets."""
 
     DELIVERED = 0
-    """Messages that went to consumers, those that went again too."""
+    """Deliveries, redeliveries included."""
     RETRIED = 1
-    """Those of them that had been delivered before."""
+    """Redeliveries."""
     REQUEUED = 2
     TIMED_OUT = 3
     DEAD = 4
     """Messages that went to the channel's dead-letter topic."""
     DROPPED = 5
-    """Messages that were given up, to make room or since an ephemeral channel keeps no more."""
+    """Messages dropped to free space, or because an ephemeral channel keeps no more."""
     COMMITTED = 6
     """Messages below an offset that a group has committed."""
     TOOK_MS = 7
-    """How long all that were finished took together, from publish to finish."""
+    """The sum of the ages, from publish to finish, of all finished messages."""
 
 
 FIRST_BUCKET = 16
 COUNTS = FIRST_BUCKET + len(BOUNDS_NS) + 1
-"""How many counts there are at most, buckets among them."""
+"""The maximum number of counts, buckets included."""
 
 
 class ChannelCounters(NamedTuple):
-    """What a record tells of one channel."""
+    """The counters of one channel in a record."""
 
     topic: int
     channel: int
@@ -81,7 +80,7 @@ class ChannelCounters(NamedTuple):
 
 
 class CountedChannel(Protocol):
-    """A channel at one queue, by what is counted of it."""
+    """A channel at one queue, by its counts."""
 
     id: int
     topic_id: int
@@ -95,11 +94,11 @@ class CountedChannel(Protocol):
 
     @property
     def delivered_count(self) -> int:
-        """How many messages have gone to consumers, those delivered again too."""
+        """The number of deliveries, redeliveries included."""
 
 
 def counts_of(channel: CountedChannel) -> list[int]:
-    """The counts of a channel as they are now, each with its number, but for those that are 0."""
+    """Return the current counts of a channel, each with its number, without those that are 0."""
     finishes = channel.finishes
     totals = [
         channel.delivered_count,
@@ -121,8 +120,8 @@ def counts_of(channel: CountedChannel) -> list[int]:
 
 
 def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[CountedChannel]) -> None:
-    """Write down what channels have done, if there is room in the segment: the next one begins
-    with that anyway, and none is begun for it.
+    """Write the counters of channels, if there is space in the segment: the next segment begins
+    with them anyway, and none is begun for them.
     """
     with suppress(WritesRefused):
         for entry in pack_accounts(channels):
@@ -134,7 +133,7 @@ def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[CountedChanne
 
 
 def pack_accounts(channels: Iterable[CountedChannel]) -> Iterator[bytes]:
-    """Entries that tell the accounts of channels; those that have done nothing are left out."""
+    """Pack the counters of channels into entries, without channels that have none."""
     parts: list[bytes] = []
     for channel in channels:
         counts = counts_of(channel)
@@ -150,7 +149,7 @@ def pack_accounts(channels: Iterable[CountedChannel]) -> Iterator[bytes]:
 
 
 def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:
-    """What an entry tells. Raises BadRecord."""
+    """Unpack an entry. Raises BadRecord."""
     try:
         channels, _ = _HEAD.unpack_from(entry)
         at = _HEAD.size

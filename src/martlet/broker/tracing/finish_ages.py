@@ -1,13 +1,13 @@
-"""Finishes: how long finished messages had been stored, counted in buckets since the start.
+"""Finish ages: the ages of messages when they were finished, in buckets since the start.
 
 ::
 
     bound      0.5 ms   1 ms   2.5 ms   ...   2 h
-    count    |   3    |  17  |   240  | ... |  0  | 0 |      the last one for what took longer
+    count    |   3    |  17  |   240  | ... |  0  | 0 |      the last one for longer times
 
-This is what a monitoring system adds up over brokers and time, so the bounds are round numbers and
-always the same; the percentiles of a window of time are `martlet.broker.tracing.latency`'s.  A
-batch was stored in one instant, so a run of FINs costs one step for each batch that it touches.
+A monitoring system adds these up over brokers and time, so the bounds are fixed round numbers;
+`martlet.broker.tracing.latency` has the percentiles of a time window.  A batch was stored in one
+instant, so a run of FINs costs one step for each batch that it touches.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ BOUNDS_NS = tuple(
         *(30_000, 60_000, 300_000, 1_800_000, 7_200_000),
     )
 )
-"""A bucket counts what took as long as its bound or less, and longer than the one before."""
+"""A bucket counts times up to its bound, and above the bound before."""
 _BOUNDS = np.array(BOUNDS_NS)
 _FEW_ROWS = 6
-"""So many batches are gone through one by one, before it is done in bulk."""
+"""Up to this many batches are counted one by one, before numpy does it in bulk."""
 _NOWHERE = IndexEntry(0, 0, 0, 0, 0, 0)
 
 
@@ -44,7 +44,7 @@ class FinishAges:
     """The counts of one channel.
 
     Args:
-        index: of the queue that the channel reads; it tells when a message was stored.
+        index: of the queue that the channel reads; it has the times of storage.
         clock: nanoseconds since 1970.
     """
 
@@ -52,11 +52,11 @@ class FinishAges:
 
     def __init__(self, index: Index, clock: Callable[[], int]) -> None:
         self.counts = [0] * (len(BOUNDS_NS) + 1)
-        """Of each bucket; the last one has no bound."""
+        """The count of each bucket; the last one has no bound."""
         self.sum_ns = 0
-        """How long all messages took together."""
+        """The sum of all times."""
         self.latency: Latency | None = None
-        """What is told of each finish too, where percentiles are wanted."""
+        """Also records each finish, if percentiles are measured."""
         self._index = index
         self._clock = clock
         self._entry = _NOWHERE
@@ -64,11 +64,11 @@ class FinishAges:
 
     @property
     def count(self) -> int:
-        """How many messages were finished."""
+        """The number of finished messages."""
         return sum(self.counts)
 
     def note(self, offset: int) -> None:
-        """The message at an offset was finished now."""
+        """Record that the message at an offset was finished now."""
         entry = self._entry
         if not entry[0] <= offset < entry[0] + entry[2]:
             entry = self._move(offset)
@@ -81,7 +81,7 @@ class FinishAges:
             self.latency.add(latency_ns, 1, now_ns)
 
     def note_run(self, offsets: Offsets) -> None:
-        """The messages at these strictly rising offsets were finished now."""
+        """Record that the messages at these strictly rising offsets were finished now."""
         count = len(offsets)
         first, last = offsets.item(0), offsets.item(count - 1)
         now_ns = self._clock()
@@ -104,7 +104,7 @@ class FinishAges:
         self._add_many(offsets[done:], now_ns)
 
     def _move(self, offset: int) -> IndexEntry:
-        """The batch of an offset, which is the next one as a rule.
+        """Move to the batch of an offset, usually the next one.
 
         A message in flight is needed, so its batch is in the index.
         """
@@ -115,13 +115,13 @@ class FinishAges:
             if entry[0] <= offset < entry[0] + entry[2]:
                 return entry
         except IndexError:
-            pass  # It stood at the end, or its place has gone.
+            pass  # It was at the end, or its row was dropped.
         self._row = index.find(offset)
         self._entry = entry = index.row(self._row)
         return entry
 
     def _add(self, now_ns: int, stored_at_ns: int, count: int) -> None:
-        # A clock that was set back while the broker was down makes it negative.
+        # Negative if the clock was set back while the broker was down.
         latency_ns = max(now_ns - stored_at_ns, 0)
         self.counts[bisect_left(BOUNDS_NS, latency_ns)] += count
         self.sum_ns += latency_ns * count

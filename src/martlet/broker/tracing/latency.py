@@ -1,15 +1,15 @@
 """Latency: how long messages take from being published to being finished.
 
-A histogram with buckets that are powers of two, each cut into 32 of one width, so that a value is
-told within 1.6 %.  A float already is such a number: its exponent and the first five bits of its
-fraction, taken as one integer, count the buckets::
+A histogram whose buckets are powers of two, each divided into 32 of equal width, so that a value is
+exact within 1.6 %.  A float already has this form: its exponent and the first five bits of its
+fraction, read as one integer, number the buckets::
 
     | sign 1 | exponent 11 | fraction 52 |
              '------- 16 bits ----'
 
-Two histograms take turns, each for half of the window: what is told covers the whole of the last
-half and as much of the other as there is, as nsqd does it.  How long a message took is found out by
-`martlet.broker.tracing.finish_ages`.
+Two histograms alternate, each for half of the window: the result covers all of the last half and
+the existing part of the other, as in nsqd. `martlet.broker.tracing.finish_ages` measures the
+latency of each message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHIFT = 52 - _FRACTION_BITS
 _BIAS = 1023
 _MIN_NS = 1 << 10
 _MAX_NS = 1 << 52
-"""Seven weeks; what takes longer counts as this."""
+"""Seven weeks; longer times count as this."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -35,11 +35,11 @@ def _codes(values_ns: npt.NDArray[np.int64]) -> Counts:
 
 
 def _code(value_ns: int) -> int:
-    """The same of one value."""
+    """Return the bucket of one value."""
     value_ns = min(max(value_ns, _MIN_NS), _MAX_NS)
     exponent = value_ns.bit_length() - 1
     fraction = value_ns >> (exponent - _FRACTION_BITS)
-    # The fraction's leading bit, which a float leaves out, is one too many of the exponent.
+    # The implicit leading bit of the fraction counts once too often in the exponent.
     return ((_BIAS + exponent - 1) << _FRACTION_BITS) + fraction
 
 
@@ -52,7 +52,7 @@ class Latency:
 
     Args:
         clock: nanoseconds since 1970.
-        window_ns: how far back it looks.
+        window_ns: the length of the window.
     """
 
     def __init__(self, clock: Callable[[], int], window_ns: int) -> None:
@@ -63,11 +63,13 @@ class Latency:
         self._previous: Counts | None = None
 
     def add(self, latency_ns: int, count: int, now_ns: int) -> None:
-        """So many messages, which took so long, were finished now."""
+        """Record that `count` messages with one latency were finished now."""
         self._counts_now(now_ns)[_code(latency_ns) - _FIRST] += count
 
     def add_many(self, latencies_ns: Counts, counts: Counts, now_ns: int) -> None:
-        """Messages of several batches were finished now: how long they took, and how many."""
+        """Record that messages of several batches were finished now: their latencies, and how many
+        have each.
+        """
         np.add.at(self._counts_now(now_ns), _codes(latencies_ns) - _FIRST, counts)
 
     def _counts_now(self, now_ns: int) -> Counts:
@@ -77,7 +79,7 @@ class Latency:
         return self._current
 
     def _turn(self, now_ns: int) -> None:
-        """Drop what is too old."""
+        """Drop the histogram that is too old."""
         passed = (now_ns - self._began_ns) // self._half_ns
         if passed > 0:
             self._began_ns += passed * self._half_ns
@@ -85,7 +87,7 @@ class Latency:
             self._current = None
 
     def counts(self) -> Counts | None:
-        """How many messages each bucket holds; None where there are none."""
+        """Return the number of messages in each bucket; None where there are none."""
         self._turn(self._clock())
         if self._current is None or self._previous is None:
             return self._current if self._previous is None else self._previous
@@ -93,7 +95,7 @@ class Latency:
 
 
 class Together:
-    """The latencies of several channels, taken one by one.
+    """The sum of the latencies of several channels.
 
     Attributes:
         some: whether there is any channel whose latency is measured.
@@ -104,35 +106,35 @@ class Together:
         self._counts: Counts | None = None
 
     def add(self, latency: Latency | Together) -> None:
-        """Take one channel's."""
+        """Add one channel's."""
         self.some = True
         counts = latency.counts()
         if counts is not None:
             self._counts = counts if self._counts is None else self._counts + counts
 
     def counts(self) -> Counts | None:
-        """How many messages each bucket holds; None where there are none."""
+        """Return the number of messages in each bucket; None where there are none."""
         return self._counts
 
 
 def quantiles(
     channels: Iterable[Latency | Together], levels: Sequence[float]
 ) -> tuple[int, list[int]]:
-    """The latencies, in nanoseconds, below which these parts of all messages lie.
+    """Return the quantiles of latencies, in nanoseconds.
 
     Args:
-        channels: whose messages.
+        channels: the latencies of the channels.
         levels: over 0 and at most 1.
 
     Returns:
-        how many messages there were, and the latency at each level: 0 where there were none.
+        the number of messages, and the latency at each level: 0 where there are no messages.
     """
     found = [counts for each in channels if (counts := each.counts()) is not None]
     if not found:
         return 0, [0] * len(levels)
     sums = np.cumsum(np.sum(found, axis=0))
     total = int(sums[-1])
-    # Of n values the level q stands at the one number ceil(q * n), counted from 1.
+    # The quantile q of n values is the value number ceil(q * n), counted from 1.
     ranks = np.clip(np.ceil(np.array(levels) * total), 1, total)
     buckets = np.searchsorted(sums, ranks) + _FIRST
     edges = np.stack([buckets, buckets + 1]).astype(np.int64) << _SHIFT

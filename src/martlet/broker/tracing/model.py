@@ -1,4 +1,4 @@
-"""The trace: one message, and where it has been."""
+"""The trace: one message and its history."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Standing:
-    """Where a channel stands with a message.
+    """The state of a message in a channel.
 
     Attributes:
         channel: its name.
         state: ``waiting`` for its first delivery, ``unfinished`` where it was delivered and may be
             in flight, ``deferred``, or ``done``.
-        attempts: how often it was delivered, of one that is unfinished or deferred.
+        attempts: the number of deliveries, of one that is unfinished or deferred.
         due_ns: when it is to be delivered, of one that is deferred.
         is_group: whether it is a group, whose members fetch and commit.
     """
@@ -32,20 +32,21 @@ class Standing:
 
 @dataclass
 class Trace:
-    """One message, and where it has been.
+    """A message and its history.
 
     Attributes:
-        id, topic, queue, offset: which message; the offset is -1 where it has none in the topic.
+        id, topic, queue, offset: identify the message; the offset is -1 if it has none in the
+            topic.
         stored_at_ns: when it was stored.
         deliver_at_ns: when it is due, of a deferred or delayed one; else 0.
-        body_bytes: how long it is.
-        properties: what it carries.
-        events: what has become of it, by time.
-        starts_ns: when the broker was started since: what was in flight came again.
-        standing: where each channel is.
-        known_since_ns: from when on the log knows what has become of it.
-        delayed: of a delayed message that is not found in its topic: whether it is ``waiting`` for
-            its time, or is ``done`` with, cancelled or delivered and let go since.
+        body_bytes: the size of its body.
+        properties: its properties.
+        events: its history, by time.
+        starts_ns: the later starts of the broker: messages in flight were redelivered.
+        standing: its state in each channel.
+        known_since_ns: the log has its history from this time on.
+        delayed: of a delayed message that is not in its topic: ``waiting`` for its time, or
+            ``done``, which is cancelled, or delivered and deleted since.
     """
 
     id: str
@@ -65,12 +66,13 @@ class Trace:
 
 @dataclass
 class TraceResult:
-    """What was found.
+    """The result of a search.
 
     Attributes:
         traces: the messages, by time.
-        complete: whether all was looked at; not where the time was over, or there are more.
-        traced: whether the log tells anything of what became of their topics' messages.
+        complete: whether the search was complete; not if the time limit was reached or there are
+            more.
+        traced: whether the log has any history of their topics' messages.
         log_since_ns: when the oldest segment was begun.
     """
 
@@ -81,7 +83,7 @@ class TraceResult:
 
 
 def fields_of(found: TraceResult) -> dict[str, Any]:
-    """What was found, as JSON tells it."""
+    """Return a result as JSON fields."""
     return {
         "messages": [_trace_fields(trace) for trace in found.traces],
         "complete": found.complete,

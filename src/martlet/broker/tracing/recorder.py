@@ -1,11 +1,11 @@
-"""The trail: what has become of a channel's messages, as the log keeps it for those who ask later.
+"""The trace recorder: the history of a channel's messages, kept in the log for later searches.
 
-While messages go out and are answered, each step is one event, however many messages it is of.
-A group's steps are those that the broker sees: what was fetched by which member, and how far it
-committed; what members do with a message in between, they alone know.
-With the journal, what has gathered is written as one record, and forgotten.  Steps of the same
-kind within a millisecond become one row, whoever the consumers were; what a row takes does not
-depend on how many messages it is of, but for two bytes a message where several consumers had them::
+While messages are delivered and answered, each step is one event, for any number of messages. A
+group's steps are those that the broker sees: fetches and commits of its members; what members do
+with a message in between is unknown to it. With the journal, the collected events are written as
+one record. Steps of the same kind within a millisecond become one row, for all consumers together;
+its size does not depend on the number of messages, except for two bytes a message if several
+consumers had them::
 
      0 channel u32     8 first time i64 ns    24 table length u32
      4 rows u32       16 holders u32          28 0
@@ -15,9 +15,8 @@ depend on how many messages it is of, but for two bytes a message where several 
      . holders:  consumer u16, for each message of the rows whose consumer is 0xFFFF, in order
      . table:    JSON {"channel": name, "consumers": [...], "reasons": [...]}; 0 is none
 
-Numbers are little-endian.  These records are no part of the journal: nothing is restored from
-them, they hold no segment back and go with the one that they are in, and where there is no room
-for them, they are left out.
+Numbers are little-endian. These records are not part of the journal: recovery ignores them, they
+keep no segment, and are left out if there is no space for them.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from martlet.broker.policy import TopicPolicy
 
 MAX_EVENTS = 1 << 14
-"""So many gather in one piece; a piece more is begun then."""
+"""The maximum of events in one piece; then another piece begins."""
 MAX_PIECES = 8
-"""So many pieces wait to be written; then the oldest is given up."""
+"""The maximum of pieces waiting to be written; then the oldest is dropped."""
 BUCKET_NS = 1_000_000
-"""Steps that are no further apart may become one row."""
+"""Steps within this time may become one row."""
 
 _HEAD = struct.Struct("<IIqIIII")
 ROW = np.dtype(
@@ -67,45 +66,43 @@ _MAX_REASON_LENGTH = 200
 
 
 def traced(topic: str, policy: TopicPolicy, usually: bool) -> bool:
-    """Whether the log says what becomes of a topic's messages: never where no restart looks for
-    them, nor where they are the broker's own.
-    """
+    """Whether a topic's messages are traced: never those of ephemeral or internal topics."""
     if is_ephemeral(topic) or is_system(topic):
         return False
     return policy.trace == "on" or (policy.trace == "default" and usually)
 
 
 class TraceStep(IntEnum):
-    """What can become of a message."""
+    """A step in a message's history."""
 
     DELIVERED = 1
     FINISHED = 2
     REQUEUED = 3
     TIMED_OUT = 4
     GIVEN_BACK = 5
-    """Its consumer has gone, or has said that it has not tried it."""
+    """Its consumer has left, or returned it unhandled."""
     GIVEN_UP = 6
-    """It goes to the channel's dead-letter topic; the reason says why."""
+    """It moves to the channel's dead-letter topic; the reason says why."""
     FETCHED = 7
-    """A member of a group has got it."""
+    """A member of a group has fetched it."""
     COMMITTED = 8
-    """The group has come past it."""
+    """The group has committed an offset behind it."""
     SET_BACK = 9
-    """The group went back, to it or before it, and fetches it again; by a member or an operator."""
+    """The group went back to it or before it, and fetches it again; by a member or an operator."""
     SET_FORWARD = 10
-    """An operator set the group on, past it."""
+    """An operator moved the group's offset past it."""
 
 
 class TracedConsumer(Protocol):
-    """The consumer that had a message, or the member of a group."""
+    """The consumer that held a message, or the member of a group."""
 
     @property
     def trace_name(self) -> str:
-        """What it is called in a trace."""
+        """Its name in a trace."""
 
 
 class TraceRecorder:
-    """The events of one channel that are not yet written."""
+    """The unwritten events of one channel."""
 
     __slots__ = ("_events", "_lost", "_pieces")
 
@@ -129,14 +126,14 @@ class TraceRecorder:
         delay_ns: int = 0,
         reason: str = "",
     ) -> None:
-        """The same has happened to all messages of a run of offsets."""
+        """Record the same step of all messages in a range of offsets."""
         events = self._events
         events.append((step, first, end, time_ns, consumer, attempt, delay_ns, reason))
         if len(events) >= MAX_EVENTS:
             self._end_piece()
 
     def note_run(self, step: int, offsets: Offsets, time_ns: int, consumer: TracedConsumer) -> None:
-        """The same has happened to messages at these rising offsets."""
+        """Record the same step of messages at these rising offsets."""
         first, last = int(offsets[0]), int(offsets[-1])
         if last - first + 1 == len(offsets):
             self.note(step, first, last + 1, time_ns, consumer)
@@ -154,7 +151,7 @@ class TraceRecorder:
             self._lost += _HEAD.unpack_from(self._pieces.pop(0))[1]
 
     def take(self, channel: int, name: str) -> Iterator[bytes]:
-        """What is to be written, as records' payloads; it is forgotten here."""
+        """Yield the collected events as records' payloads, and forget them."""
         if self._events:
             self._end_piece()
         pieces, self._pieces = self._pieces, []
@@ -164,7 +161,7 @@ class TraceRecorder:
 
 
 class _TraceTable:
-    """Texts by number, from 1 on."""
+    """Texts numbered from 1 on."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -182,7 +179,7 @@ class _TraceTable:
 
 
 def _packed(events: list[tuple[Any, ...]]) -> bytes:
-    """A payload of which the channel's name is still missing."""
+    """Pack a payload without the channel's name."""
     consumers, reasons = _TraceTable(), _TraceTable()
     numbers: dict[TracedConsumer | None, int] = {None: 0}
     for consumer in {event[4] for event in events} - {None}:
@@ -235,7 +232,7 @@ def _part(
     several: npt.NDArray[np.bool_],
     row: int,
 ) -> npt.NDArray[np.uint16]:
-    """Which of the holders are of one row."""
+    """Return the part of the holders that belongs to one row."""
     if not several[row]:
         return holder_numbers[:0]
     start = int(rows["count"][:row][several[:row]].sum())
@@ -243,8 +240,8 @@ def _part(
 
 
 def _order(row: Any) -> tuple[int, int, int]:
-    """In which order the rows of a message happened, of which several may be in one bucket: to be
-    finished is the last that can become of it, and to be fetched the first.
+    """Return the sort key of rows of one message in the same millisecond: finishing is last,
+    fetching first.
     """
     bucket, step = int(row["time_us"]) * 1000 // BUCKET_NS, int(row["step"])
     first = step == TraceStep.FETCHED
@@ -265,16 +262,16 @@ def _finished(piece: bytes, channel: int, name: str, lost: int) -> bytes:
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """What has become of one message, one step of it.
+    """One step in the history of one message.
 
     Attributes:
-        time_ns: when, to a millisecond.
-        channel: of which channel; its name.
-        step: what.
-        consumer: the name of the consumer that had it; empty where nobody did.
-        attempt: the number of the delivery; 0 where that is not told.
-        delay_ms: after how long it was to come again.
-        reason: what went wrong.
+        time_ns: the time, to a millisecond.
+        channel: the channel's name.
+        step: the step.
+        consumer: the name of the consumer that held it; empty for none.
+        attempt: the number of the delivery; 0 if unknown.
+        delay_ms: the delay of its redelivery.
+        reason: the reason of a failure.
     """
 
     time_ns: int
@@ -287,7 +284,7 @@ class TraceEvent:
 
 
 class TraceChunk:
-    """A record's payload, read.
+    """A parsed payload of a record.
 
     Args:
         payload: as it stands in the log.
@@ -312,11 +309,11 @@ class TraceChunk:
 
     @property
     def consumers(self) -> list[str]:
-        """The consumers that it tells of."""
+        """The consumers in it."""
         return self._consumers
 
     def of(self, offset: int) -> Iterator[TraceEvent]:
-        """What it tells of one message, in order."""
+        """Yield the events of one message, in order."""
         rows = self.rows
         ends = rows["first"] + rows["count"]
         numbers = np.flatnonzero((rows["first"] <= offset) & (offset < ends)).tolist()

@@ -1,18 +1,19 @@
-"""Check-back: producers are asked what has become of a transaction that was not heard of.
+"""Check-back: asks producers for the outcome of an inactive transaction.
 
 ::
 
-    heard of     silent, asked   asked again          asked again         set aside
+    last call     inactive, asked   again                again               set aside
     |------ 6 s -----|----- 30 s -----|-- ... -- 30 s -----|----- 30 s -----|
                      1                2                    15
 
-Whoever knows a group's transactions takes those that are due: to take one is to be asked.  While
-nobody of the group is there nobody is asked, and nothing is counted; a transaction waits then for
-as long as an outcome would be remembered.  RocketMQ counts such times too; but producers that are
-down for eight minutes would leave all their work to a person, though they know what became of it.
+The producers of a group poll for due transactions: to receive one is to be asked. While no producer
+of the group is connected, no check is counted; the transaction then waits for as long as an outcome
+would be remembered. RocketMQ counts such times too; but then an outage of the producers of eight
+minutes would leave all their transactions to an operator, although the producers know the outcomes.
 
-A transaction without a group has nobody to ask.  It goes aside after the time that asking takes.
-One whose producer does it all again is not asked about: it is rolled back when it was silent.
+A transaction without a group cannot be checked. It is set aside after the time that all checks
+take. One whose producer repeats it from the start is not checked: it is rolled back when it was
+inactive.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _ASKED = frozenset({TransactionState.SILENT, TransactionState.IN_DOUBT})
 
 
 class CheckBack:
-    """Which transactions are to be asked about, and when.
+    """The transactions to check, and when.
 
     Args:
-        limits: how long, and how often.
+        limits: the intervals and the number of checks.
         clock: nanoseconds since 1970.
         schedule: the broker's.
-        give_up: called with a transaction that was asked about in vain, and why; False where it
-            has to be called again.
+        give_up: called with a transaction whose checks failed, and the reason; returns False to be
+            called again.
     """
 
     def __init__(
@@ -57,37 +58,37 @@ class CheckBack:
         give_up: Callable[[OpenTransaction, str], bool],
     ) -> None:
         self.on_due: Callable[[str], None] = lambda group: None
-        """Called with a group whose producers are to be asked."""
+        """Called with a group whose producers have transactions to check."""
         self._limits = limits
         self._clock = clock
         self._give_up = give_up
         self._due: dict[str, dict[str, OpenTransaction]] = {}
-        """By group and id: those whose producers are to be asked."""
+        """By group and id: the transactions to check."""
         self._times: list[tuple[int, int, OpenTransaction]] = []
         self._pushed_count = 0
         self._outdated_count = 0
-        """How many of the times are for nothing any more."""
+        """The number of outdated times."""
         self._alarm = schedule.alarm(self._look)
 
     def heard(self, transaction: OpenTransaction) -> None:
-        """Its producer lives: nobody is asked before it has been silent again."""
+        """Record activity of a transaction: it is not checked before it is inactive again."""
         transaction.checks = 0
         self.forget(transaction)
         self._look_at(transaction, transaction.check_after_ns)
 
     def watch(self, transaction: OpenTransaction) -> None:
-        """Go on after a start: its producers have time to come back."""
+        """Start to watch a transaction after a restart: its producers have time to reconnect."""
         if transaction.state is not TransactionState.SET_ASIDE:
             self._look_at(transaction, transaction.check_after_ns)
 
     def forget(self, transaction: OpenTransaction) -> None:
-        """Nobody needs to be asked about it now."""
+        """Stop checking a transaction for now."""
         waiting = self._due.get(transaction.group)
         if waiting is not None and waiting.pop(transaction.id, None) is not None and not waiting:
             del self._due[transaction.group]
 
     def ended(self, transaction: OpenTransaction) -> None:
-        """Nobody will be asked about it any more."""
+        """Stop watching a transaction that has ended."""
         self.forget(transaction)
         if transaction.timer_ns:
             transaction.timer_ns = 0
@@ -95,13 +96,13 @@ class CheckBack:
 
     @property
     def waiting_count(self) -> int:
-        """How many times are known at which to look at one, some of them in vain."""
+        """The number of scheduled times, outdated ones included."""
         return len(self._times)
 
     def take(
         self, group: str, max_count: int, suits: Callable[[OpenTransaction], bool]
     ) -> list[OpenTransaction]:
-        """Those whose producers are to be asked, for one who is going to be, of those that suit."""
+        """Return transactions to check, for a producer that will be asked, if they suit."""
         taken = list(islice(filter(suits, self._due.get(group, {}).values()), max_count))
         for transaction in taken:
             transaction.checks += 1
@@ -110,13 +111,15 @@ class CheckBack:
         return taken
 
     def _look_at(self, transaction: OpenTransaction, delay_ns: int) -> None:
-        """Look at it after some time, and no earlier."""
+        """Examine a transaction after some time, and no earlier."""
         transaction.due_ns = due_ns = self._clock() + delay_ns
         if not 0 < transaction.timer_ns <= due_ns:
             self._wind(transaction)
 
     def _outdate(self) -> None:
-        """One of the times is for nothing: when most are, they leave, though they may be far."""
+        """Count an outdated time: when most are outdated, remove them, though they may be far
+        off.
+        """
         self._outdated_count += 1
         if self._outdated_count > len(self._times) // 2 + _FEW:
             self._times = [each for each in self._times if each[2].timer_ns == each[0]]
@@ -132,16 +135,16 @@ class CheckBack:
         self._alarm.at(self._times[0][0])
 
     def _look(self, now_ns: int) -> int | None:
-        """Do what is due. Returns when to look again."""
+        """Examine due transactions. Returns when to run again."""
         groups: dict[str, None] = {}
         while self._times and self._times[0][0] <= now_ns:
             time_ns, _, transaction = heappop(self._times)
             if transaction.timer_ns != time_ns:
                 self._outdated_count -= 1
-                continue  # It has ended, or is looked at earlier.
+                continue  # It has ended, or has an earlier time.
             transaction.timer_ns = 0
             if transaction.due_ns > now_ns:
-                self._wind(transaction)  # It was heard of since.
+                self._wind(transaction)  # It was active since.
             elif why := self._in_vain(transaction, now_ns):
                 if not self._give_up(transaction, why):
                     self._look_at(transaction, self._limits.check_every_ns)
@@ -164,7 +167,7 @@ class CheckBack:
         self._look_at(transaction, patience_ns)
 
     def _in_vain(self, transaction: OpenTransaction, now_ns: int) -> str:
-        """Why one that is due is not worth another question; empty if it is."""
+        """Return why a due transaction is not checked again; empty if it is."""
         limits = self._limits
         if transaction.may_be_abandoned:
             silent_s = transaction.check_after_ns // 10**9

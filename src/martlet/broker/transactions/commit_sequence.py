@@ -1,17 +1,17 @@
-"""Series: transactions that are numbered, of which each number is committed once.
+"""Commit sequences: series of numbered transactions, of which each number is committed once.
 
 A job that works in batches gives its transactions the name of the job and the number of the batch.
-When it was killed it does not know whether its last batch was committed, and does it again, under
-another transaction's id and in other pieces: the number tells that it was.  So a series is one
-number, the last that was committed; what is not above it is never committed again.
+After a kill it does not know whether its last batch was committed, and repeats it with another
+transaction id and other contents: the number identifies it. So a series is one number, the last
+that was committed; a number that is not above it is never committed again.
 
-As each segment of the log begins with all of them, they are small, whatever the names are::
+Each segment of the log begins with all of them, so they are small, for names of any length::
 
     digest of the name 16 | number i64 | committed at i64 ns | position u64
 
-There may be so many.  Where one more is wanted the one that was not heard of for longest goes, if
-that is long ago; else the new one is refused, since to forget one that is in use would have its
-next repetition taken for new.
+Their number is limited. One more replaces the longest inactive one, if that is old enough;
+otherwise the new one is refused, since forgetting an active series would let its next repetition
+commit again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ROW = struct.Struct("<16sqqQ")
 
 
 class CommitSequence(NamedTuple):
-    """A transaction's place in a series.
+    """A transaction's number in a series.
 
     Attributes:
         name: of the series.
-        number: above those of all that were committed before.
+        number: above all numbers committed before.
     """
 
     name: str
@@ -41,12 +41,12 @@ class CommitSequence(NamedTuple):
 
 
 class LastCommit(NamedTuple):
-    """How far a series has come.
+    """The last commit of a series.
 
     Attributes:
-        number: the last that was committed.
-        at_ns: when.
-        position: of the log, behind what says so.
+        number: its number.
+        at_ns: its time.
+        position: the log position behind its record.
     """
 
     number: int
@@ -55,7 +55,7 @@ class LastCommit(NamedTuple):
 
 
 def digest_of(name: str) -> bytes:
-    """What a series is known by here."""
+    """Return the digest that identifies a series."""
     return blake2b(name.encode(), digest_size=16).digest()
 
 
@@ -63,30 +63,30 @@ class CommitSequences:
     """The series of one broker.
 
     Args:
-        max_count: so many are known.
-        kept_ns: for so long at least.
+        max_count: the maximum of remembered series.
+        kept_ns: the minimum time for which one is remembered.
     """
 
     def __init__(self, max_count: int, kept_ns: int) -> None:
         self._max_count = max_count
         self._kept_ns = kept_ns
         self._rows: dict[bytes, LastCommit] = {}
-        """By the digest of the name, the one that was not heard of for longest first."""
+        """By the digest of the name, the longest inactive one first."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def last(self, name: str) -> LastCommit | None:
-        """How far a series has come; None for one that is not known."""
+        """Return the last commit of a series; None if it is unknown."""
         return self._rows.get(digest_of(name))
 
     def committed(self, place: CommitSequence) -> LastCommit | None:
-        """What tells that a number was committed, or one above it; None where none was."""
+        """Return the commit of a number, or of one above it; None if there is none."""
         last = self.last(place.name)
         return last if last is not None and place.number <= last.number else None
 
     def check_room(self, name: str, now_ns: int) -> None:
-        """See that there is room for a series. Raises LimitReached."""
+        """Check that a series can be added. Raises LimitReached."""
         if len(self._rows) < self._max_count or digest_of(name) in self._rows:
             return
         oldest = next(iter(self._rows.values()))
@@ -97,22 +97,22 @@ class CommitSequences:
             )
 
     def reached(self, place: CommitSequence, at_ns: int, position: int) -> None:
-        """A number was committed."""
+        """Record the commit of a number."""
         self.read(digest_of(place.name), LastCommit(place.number, at_ns, position))
         while len(self._rows) > self._max_count:
             del self._rows[next(iter(self._rows))]
 
     def read(self, digest: bytes, last: LastCommit) -> None:
-        """Take one over from the journal."""
+        """Add a series from the journal."""
         self._rows.pop(digest, None)
         self._rows[digest] = last
 
     def pack(self) -> bytes:
-        """All of them, for the journal."""
+        """Pack all series for the journal."""
         return b"".join(_ROW.pack(digest, *last) for digest, last in self._rows.items())
 
 
 def unpack(data: bytes) -> Iterator[tuple[bytes, LastCommit]]:
-    """Packed series, each behind the digest of its name."""
+    """Yield packed series, each with the digest of its name."""
     for digest, *last in _ROW.iter_unpack(data):
         yield digest, LastCommit(*last)

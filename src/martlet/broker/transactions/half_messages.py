@@ -1,7 +1,7 @@
-"""What transactions do with their half messages: keep them, and forward them when they are seen.
+"""The store of half messages: keeps them, and publishes them when their transaction commits.
 
-Where messages are for a time that has not come, they are forwarded to where delayed ones wait
-(`martlet.broker.delayed.delayed_messages`), in the same bundle as the others.
+Delayed messages are published to their buckets (`martlet.broker.delayed.delayed_messages`), in the
+same bundle as the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TransactionContext(TopicRegistry, Protocol):
-    """What transactions need of their broker."""
+    """The broker's services for transactions."""
 
     delays: DelayedMessages
 
@@ -38,7 +38,7 @@ class HalfMessageStore:
         context: the broker.
 
     Attributes:
-        topic: where they are, once there were any.
+        topic: stores them, once there were any.
     """
 
     def __init__(self, context: TransactionContext) -> None:
@@ -48,7 +48,7 @@ class HalfMessageStore:
         """The log's position when a bundle last described each topic at a queue."""
 
     def made(self) -> HalfTopic:
-        """Where they are, made when the first come."""
+        """Return the topic of half messages, created with the first one."""
         if self.topic is None:
             context = self._context
             id = context.next_id()
@@ -61,13 +61,13 @@ class HalfMessageStore:
         return self.topic
 
     def hold(self, transaction: OpenTransaction) -> None:
-        """What a transaction has is needed."""
+        """Keep the messages of a transaction."""
         if transaction.batch_count:
             assert self.topic is not None
             self.topic.held.update(b.first_offset for b in transaction.all_batches())
 
     def release(self, transaction: OpenTransaction) -> None:
-        """It is needed no more."""
+        """Release the messages of a transaction."""
         if self.topic is not None:
             self.topic.held.difference_update(b.first_offset for b in transaction.all_batches())
 
@@ -78,7 +78,7 @@ class HalfMessageStore:
         entry: Callable[[Sequence[Retained]], bytes],
         to: str = "",
     ) -> int:
-        """Store messages where they belong, or all in one topic. Returns the position behind them.
+        """Publish messages to their topics, or all to one topic. Returns the position behind them.
 
         Raises TransitionRefused, LimitReached, or as `BrokerCore.topic`.
         """
@@ -105,7 +105,9 @@ class HalfMessageStore:
             ) from error
 
     def _timed(self, part: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
-        """Messages by their times, each where it waits; what is due is for the topic itself."""
+        """Yield messages by their delivery times, each with its target; due ones go to the topic
+        itself.
+        """
         now_ns = self._context.clock()
         first = 0
         for at_ns, count in stored.times:
@@ -126,21 +128,21 @@ class HalfMessageStore:
             )
 
     def news_of(self, topics: Sequence[Retained]) -> tuple[TopicRecord, ...]:
-        """Those of some topics of which a power cut may take all entries there are by now."""
+        """Return those topics whose journal entries a power cut may still lose."""
         log = self._context.log
         news: list[TopicRecord] = []
         for topic in dict.fromkeys(some for each in topics for some in (each.target or each, each)):
             for part in topic.parts:
                 journaled_at = self._journaled.get(part.id)
                 if journaled_at is None or journaled_at > log.durable_position:
-                    # Whatever told of it before stands before this, and so does its making.
+                    # All earlier entries of it, its creation included, lie below this position.
                     self._journaled[part.id] = log.position
                     news.append(part.describe())
         return tuple(news)
 
 
 def _part(topic: Topic, queue: int) -> Topic:
-    """A topic at one of its queues, of which there may be fewer than there were."""
+    """Return a topic at one of its queues; the number may be beyond its queues."""
     if queue < 0:
         return topic.next_part()
     return topic.parts[queue % len(topic.parts)]

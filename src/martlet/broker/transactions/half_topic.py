@@ -1,11 +1,14 @@
-"""Half messages: stored at once, and seen by nobody until their transaction is committed.
+"""Half messages: stored at once, and invisible until their transaction is committed.
 
-They lie in the log as batches of a topic of their own, which no client can name.  The first message
-of a batch says what the others are (`martlet.broker.journal.entries.HalfBatchEntry`), so each batch
-stands for itself, whatever else of its transaction a power cut has taken.
+They are stored in the log as batches of a hidden topic::
 
-The topic has no channels.  What is needed of it is what transactions that have not ended hold, so
-one that is forgotten keeps its own batches from being let go, and nothing that came after them.
+    | HalfBatchEntry (first message) | message | message | ...      a batch of one transaction
+
+The first message describes the others, so each batch is complete in itself, even if a power cut
+loses other batches of its transaction.
+
+The topic has no channels. Its needed batches are those of open transactions, so an abandoned
+transaction keeps only its own batches, and none after them.
 """
 
 from __future__ import annotations
@@ -47,13 +50,14 @@ _FRAME_SIZE = 4
 
 
 class StoredHalf(NamedTuple):
-    """A batch of half messages as it lies in the log, without its first message.
+    """A batch of half messages in the log, without its first message.
 
     Attributes:
-        frames: of the messages.
-        ends: where each ends, from the first one's start.
-        entries: the properties of those that have any, by their numbers.
-        times: when they are to be delivered, and how many then, in order; nothing for all at once.
+        frames: the frames of the messages.
+        ends: the end of each frame, from the first one's start.
+        entries: the properties of messages that have any, by number.
+        times: the delivery times and the message count of each, in order; empty for immediate
+            delivery.
     """
 
     frames: memoryview
@@ -62,7 +66,7 @@ class StoredHalf(NamedTuple):
     times: Sequence[Sequence[int]] = ()
 
     def cut(self, first: int, stop: int) -> StoredHalf:
-        """Some of them, without their times."""
+        """Return some of the messages, without their times."""
         start = int(self.ends[first - 1]) if first else 0
         return StoredHalf(
             self.frames[start : int(self.ends[stop - 1])],
@@ -77,70 +81,70 @@ class StoredHalf(NamedTuple):
 
 
 class HalfTopic(HiddenTopic):
-    """All half messages."""
+    """The hidden topic of all half messages."""
 
     def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(context, id, name, queue)
         self.held: set[int] = set()
-        """The first offsets of the batches that are needed."""
+        """The first offsets of the needed batches."""
         self._log = context.log
         self._reader = Cursor(context.log, queue, 0)
 
     @property
     def target(self) -> None:
-        """Each batch says where its messages belong."""
+        """None: each batch names its target."""
 
     @property
     def loss_label(self) -> str:
-        """What lost messages are called."""
+        """The label of lost messages."""
         return "(half messages)"
 
     @property
     def floor(self) -> int:
-        """From here on all is needed, which is nothing yet."""
+        """The end: only the batches that transactions hold are needed."""
         return self.queue.end_offset
 
     @property
     def lowest_unread(self) -> int:
-        """No channel will come to anything that is stored."""
+        """The end: no channel reads stored messages."""
         return self.queue.end_offset
 
     @property
     def passed(self) -> int:
-        """Voids stay until what is stored begins behind them."""
+        """The start of the stored messages: voids before it are dropped."""
         return self.queue.start_offset
 
     @property
     def lowest_needed(self) -> int:
-        """Below this offset nothing is needed."""
+        """The offset below which nothing is needed."""
         return min(self.held, default=self.queue.end_offset)
 
     def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
-        """The offsets below a floor that are needed, rising."""
+        """Return the needed offsets below a floor, rising."""
         offsets = np.fromiter(self.held, np.uint64, len(self.held))
         offsets.sort()
         return offsets[: np.searchsorted(offsets, floor)]
 
     def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
-        """The messages of some stretches whose transactions have not ended."""
+        """Return the messages of some ranges whose transactions are open."""
         rows = self.queue.index.holding(self.stragglers_below(self.queue.end_offset))[1]
-        firsts = (rows["first_offset"] + 1).tolist()  # The first says what the others are.
+        firsts = (rows["first_offset"] + 1).tolist()  # The first message describes the others.
         ends = (rows["first_offset"] + rows["count"]).tolist()
         parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
         return {None: inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))}
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
-        """Their transactions find out when they are committed."""
+        """Do nothing: the loss is detected when the transaction is committed."""
 
     def stored(self, first: int, deferred: bool) -> None:
-        """Nobody gets them before their transaction is committed."""
+        """Do nothing: no channel reads the messages."""
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
-        """It as the journal writes it."""
+        """Describe it for the journal."""
         return self.record(self.queue.end_offset, channels)
 
     def journal_marks(self, *, certain: bool) -> None:
-        """Nothing: the transactions say what is done with."""
+        """Return nothing: the transactions record what is done."""
 
     def put(
         self,
@@ -149,7 +153,7 @@ class HalfTopic(HiddenTopic):
         bodies: list[bytes] | Bytes,
         entries: Sequence[tuple[int, bytes]],
     ) -> None:
-        """Lay a batch out: what its messages are, they, and their properties by their numbers."""
+        """Lay out a batch: its description, the messages, and their properties by number."""
         batch.add(encode(entry))
         if entries:
             batch.set_properties(1, entries)
@@ -159,10 +163,10 @@ class HalfTopic(HiddenTopic):
             batch.add_matrix(cast("Bytes", bodies))
 
     def get(self, first_offset: int, transaction: str) -> StoredHalf:
-        """The batch of a transaction that begins at an offset.
+        """Return the batch of a transaction that begins at an offset.
 
         Raises:
-            BadRecord: it has gone, or is damaged.
+            BadRecord: it was deleted, or is damaged.
         """
         index = self.queue.index
         row = index.find(first_offset)
@@ -192,7 +196,7 @@ class HalfTopic(HiddenTopic):
 
 
 def frames_of(stored: StoredHalf) -> Iterator[memoryview]:
-    """The frames of its messages, one by one."""
+    """Yield the frames of a batch's messages."""
     start = 0
     for end in stored.ends.tolist():
         yield stored.frames[start:end]
@@ -200,12 +204,12 @@ def frames_of(stored: StoredHalf) -> Iterator[memoryview]:
 
 
 def entry_in_frame(frame: memoryview) -> HalfBatchEntry:
-    """The entry that a batch's first frame holds. Raises BadRecord."""
+    """Return the description of a batch from its first frame. Raises BadRecord."""
     return decode(RecordKind.BATCH, bytes(frame[FRAME_HEADER_BYTES:]))
 
 
 def entry_in_record(header: Header, record: memoryview) -> HalfBatchEntry:
-    """The same of a record of such a batch."""
+    """Return the description of a batch from its record."""
     frames = payload(header, record)
     size = int.from_bytes(frames[:_FRAME_SIZE], "big")
     return entry_in_frame(frames[: _FRAME_SIZE + size])

@@ -1,7 +1,11 @@
-"""Transactions: all that have not ended, and how those ended that lately did.
+"""The transactions of a broker: the open ones, and the outcomes of recently ended ones.
 
-A commit is one record, which holds the messages too.  So nothing is ever half done: a crash finds
-the transaction as it was before or as it is after, and there is nothing to finish at a start.
+A commit is one record that contains the messages::
+
+    BUNDLE record | CommittedEntry | batch of topic a, queue 0 | batch of topic a, queue 1 | ...
+
+So it is atomic: a crash finds the transaction before or after it, and a start has nothing to
+complete.
 """
 
 from __future__ import annotations
@@ -54,8 +58,8 @@ if TYPE_CHECKING:
 
 _MIN_TOLD = 1024
 _SEGMENT_BYTES_EACH = 1024
-"""For so many bytes of a segment one transaction may be open, one batch of half messages held, and
-one outcome remembered, since its head tells all of them.
+"""One open transaction, one held batch of half messages and one remembered outcome are allowed for
+this many bytes of a segment, since each segment's head lists all of them.
 """
 
 
@@ -64,15 +68,15 @@ class Transactions:
 
     Args:
         context: the broker.
-        limits: as the operator has set them.
+        limits: the operator's limits.
 
     Attributes:
-        open: those that have not ended, by id, oldest first.
-        outcomes: of those that have.
-        check_back: knows whose producers are to be asked, and tells of them.
-        series: how far each has come.
-        on_set_aside: called with one that goes aside, and why.
-        on_abandoned: called with one that is rolled back since nobody was heard of, and why.
+        open: the open transactions by id, oldest first.
+        outcomes: the outcomes of ended ones.
+        check_back: schedules the checks of inactive ones.
+        series: the last commit of each series.
+        on_set_aside: called with a transaction that is set aside, and the reason.
+        on_abandoned: called with one that is rolled back for inactivity, and the reason.
     """
 
     def __init__(self, context: TransactionContext, limits: TransactionLimits) -> None:
@@ -89,19 +93,19 @@ class Transactions:
         self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
         self.on_abandoned: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
         self.committed_count = 0
-        """Since the start."""
+        """Counts since the start."""
         self.rolled_back_count = 0
         self.check_back = CheckBack(limits, context.clock, context.schedule, self._give_up)
 
     @property
     def half(self) -> HalfTopic | None:
-        """Where half messages are, once there were any."""
+        """The topic of half messages, once there were any."""
         return self.messages.topic
 
-    # what clients do
+    # requests of clients
 
     def state(self, id: str) -> TransactionState:
-        """Where a transaction is. Raises UnknownTransaction."""
+        """Return the state of a transaction. Raises UnknownTransaction."""
         transaction = self.open.get(id)
         if transaction is not None:
             return transaction.state
@@ -113,7 +117,7 @@ class Transactions:
         return outcome.state
 
     def find(self, id: str) -> OpenTransaction:
-        """One that has not ended. Raises UnknownTransaction and TransitionRefused."""
+        """Return an open transaction. Raises UnknownTransaction and TransitionRefused."""
         transaction = self.open.get(id)
         if transaction is None:
             state = self.state(id)
@@ -128,16 +132,17 @@ class Transactions:
         place: CommitSequence | None = None,
         is_disposable: bool = False,
     ) -> TransactionState:
-        """Begin a transaction; of one that is known, or whose number was committed, the state.
+        """Begin a transaction. Returns the state, which is another for a known id or a committed
+        number.
 
         Args:
             id, group, place, is_disposable: as of `OpenTransaction`.
-            check_after_ns: how long it may be silent; None for as long as the operator has set.
+            check_after_ns: the inactivity before a check-back; None for the operator's setting.
 
         Raises:
             BadTransaction: the id, the group or the series is too long, or empty.
-            LimitReached: there are as many as there may be.
-            WritesRefused: it could not be written down.
+            LimitReached: the maximum number of transactions is open.
+            WritesRefused: it could not be journaled.
         """
         known = self.open.get(id)
         if known is not None:
@@ -193,25 +198,25 @@ class Transactions:
         queue: int = -1,
         times: Sequence[tuple[int, int]] = (),
     ) -> tuple[HalfBatch, int]:
-        """Store messages that nobody sees until the transaction is committed.
+        """Store messages that are invisible until the transaction is committed.
 
         Args:
-            id: whose transaction.
-            branch: the name of who adds.
-            number: of the batch in its branch, from 0; one that is there already is stored once.
-            topic: where they belong.
+            id: the transaction's.
+            branch: the name of the adding process.
+            number: of the batch in its branch, from 0; a repeated one is not stored again.
+            topic: their target topic.
             bodies: the messages, as of `Topic.stage`.
-            entries: their properties, by their numbers.
-            queue: at which queue of the topic; -1 for any.
-            times: when they are to be delivered, in nanoseconds since 1970, and how many then, in
-                order; nothing for all at once.
+            entries: their properties, by number.
+            queue: the target queue; -1 for any.
+            times: the delivery times, in nanoseconds since 1970, and the message count of each, in
+                order; empty for immediate delivery.
 
         Returns the batch, and the position of the log behind it.
 
         Raises:
-            UnknownTransaction, TransitionRefused: it is not open, or batches before are missing.
-            BadTransaction: it would be too large.
-            WritesRefused: there is no room.
+            UnknownTransaction, TransitionRefused: it is not open, or earlier batches are missing.
+            BadTransaction: it would become too large.
+            WritesRefused: there is no space.
         """
         transaction = self.find(id)
         state = after(id, transaction.state, TransactionEvent.ADD)
@@ -250,7 +255,9 @@ class Transactions:
         return added, receipt.position
 
     def _half_with_room(self) -> HalfTopic:
-        """Where half messages are, made if need be. Raises LimitReached and WritesRefused."""
+        """Return the topic of half messages, created if necessary. Raises LimitReached and
+        WritesRefused.
+        """
         half = self.messages.made()
         if len(half.held) >= self._max_held:
             raise LimitReached(
@@ -261,11 +268,11 @@ class Transactions:
         return half
 
     def prepare(self, id: str, branches: Mapping[str, int] | None = None) -> None:
-        """The transaction has all its messages, and nothing but its outcome is missing.
+        """Prepare a transaction: it has all its messages, and only its outcome is missing.
 
         Args:
-            id: which.
-            branches: those that belong to it, and how many messages each has; None for all.
+            id: the transaction's.
+            branches: the branches that belong to it, and the message count of each; None for all.
 
         Raises as `commit`.
         """
@@ -273,7 +280,7 @@ class Transactions:
         state = after(id, transaction.state, TransactionEvent.PREPARE)
         transaction.batches(branches)
         if branches is not None:
-            # The others have none, and each segment would list them.
+            # Without empty branches, which each segment's head would list.
             branches = {n: count for n, count in branches.items() if n in transaction.branches}
         if transaction.state is not TransactionState.PREPARED or branches != transaction.chosen:
             self._journal(PreparedEntry(id, branches))
@@ -286,21 +293,21 @@ class Transactions:
         branches: Mapping[str, int] | None = None,
         place: CommitSequence | None = None,
     ) -> EndedTransaction:
-        """Have everybody see the messages: all, or those of some branches.
+        """Commit: make the messages visible, all or those of some branches.
 
-        Where its number in its series was committed before, what was added is rolled back; else
-        what older transactions of the series have left is.
+        If its number in its series was committed before, it is rolled back; otherwise leftover
+        older transactions of the series are.
 
         Args:
-            id: which; one that was committed already stays so.
-            branches: those that belong to it, and how many messages each has.  What others have
-                added is left out.  None for those it was prepared with, or else for all.
-            place: its place in a series, for one that may be known no more.
+            id: the transaction's; a committed one stays so.
+            branches: the branches that belong to it, and the message count of each; others are left
+                out. None for those it was prepared with, or else for all.
+            place: its number in a series, for a transaction that may be forgotten.
 
         Raises:
-            UnknownTransaction: it is not known any more.
+            UnknownTransaction: it is no longer known.
             TransitionRefused: it was rolled back, or messages are missing.
-            WritesRefused: there is no room.
+            WritesRefused: there is no space.
         """
         transaction = self.open.get(id)
         if transaction is not None:
@@ -334,18 +341,18 @@ class Transactions:
         return outcome
 
     def _clear_away(self, transactions: Iterable[OpenTransaction]) -> None:
-        """Roll back what tries at one number have left; what cannot be, goes by its age."""
+        """Roll back leftover transactions of a series; one that cannot be now expires later."""
         with suppress(WritesRefused):
             for transaction in transactions:
                 self.rollback(transaction.id)
 
     def rollback(self, id: str) -> EndedTransaction:
-        """Nobody will ever see the messages.
+        """Roll back: the messages never become visible.
 
         Raises:
-            UnknownTransaction: it is not known any more.
+            UnknownTransaction: it is no longer known.
             TransitionRefused: it was committed.
-            WritesRefused: it could not be written down.
+            WritesRefused: it could not be journaled.
         """
         transaction = self.open.get(id)
         if transaction is None:
@@ -383,7 +390,7 @@ class Transactions:
         )
 
     def snapshot(self) -> list[JournalEntry]:
-        """All that is known, for the journal."""
+        """Return all state for the journal."""
         if not self.open and not len(self.outcomes) and not len(self.series):
             return []
         outcomes = self.outcomes.pack()
@@ -395,14 +402,14 @@ class Transactions:
         return [(RecordKind.TRANSACTION, 0, encode(entry))]
 
     def restore(self, half: HalfTopic | None, found: Iterable[OpenTransaction]) -> None:
-        """Go on with those that a start has found; their producers have time to come back."""
+        """Restore the open transactions after a start; their producers have time to reconnect."""
         self.messages.topic = half
         for transaction in found:
             self.open[transaction.id] = transaction
             self.check_back.watch(transaction)
             self.messages.hold(transaction)
 
-    # producers that are silent
+    # check-back
 
     def _heard(self, transaction: OpenTransaction, state: TransactionState) -> None:
         transaction.state = state
@@ -415,17 +422,19 @@ class Transactions:
         max_count: int = 100,
         suits: Callable[[OpenTransaction], bool] = lambda _: True,
     ) -> list[OpenTransaction]:
-        """Those whose producers are to be asked, for one of the group who is going to be, about
-        those that suit him.
+        """Return transactions to check, for a producer of the group that will be asked, if they
+        suit.
         """
         taken = self.check_back.take(group, max_count, suits)
         if taken:
-            with suppress(WritesRefused):  # At worst somebody is asked once more.
+            with suppress(WritesRefused):  # Then a producer is asked once more.
                 self._journal(CheckedEntry(tuple(transaction.id for transaction in taken)))
         return taken
 
     def _give_up(self, transaction: OpenTransaction, why: str) -> bool:
-        """Nobody tells what is to become of it. False where nothing could be done."""
+        """End the checks of a transaction without an outcome. Returns False where nothing could be
+        done.
+        """
         if not transaction.may_be_abandoned:
             return self._set_aside(transaction, why)
         try:
@@ -436,7 +445,9 @@ class Transactions:
         return True
 
     def _set_aside(self, transaction: OpenTransaction, why: str) -> bool:
-        """Nobody can tell what has become of it: a person may. False where there is no room."""
+        """Set a transaction without an outcome aside for an operator. Returns False where there is
+        no space.
+        """
         id = transaction.id
         state = after(id, transaction.state, TransactionEvent.GIVE_UP)
 
@@ -448,7 +459,7 @@ class Transactions:
             try:
                 self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
             except TransitionRefused:
-                # Its messages are lost; that it exists is journaled all the same.
+                # Its messages are lost; journal its state all the same.
                 self._journal(SetAsideEntry(id))
         except (BrokerError, WritesRefused):
             return False
@@ -458,7 +469,7 @@ class Transactions:
 
 
 def _known_batch(transaction: OpenTransaction, branch: str, number: int) -> HalfBatch | None:
-    """The batch of a number in a branch; None where it is the next one.
+    """Return the batch of a number in a branch; None for the next number.
 
     Raises BadTransaction and TransitionRefused.
     """

@@ -1,9 +1,9 @@
-"""Outcomes: how transactions have ended, remembered for whoever asks again.
+"""Outcomes of ended transactions, remembered for repeated requests.
 
-A client that lost its connection while it committed asks once more, and a job that was restarted
-begins its batch again under the same name: both are told what has become of it.  So an outcome is
-remembered for a time, and the newest ones up to a number.  As each segment of the log begins with
-all of them, they are small, whatever the ids are::
+A client that lost its connection during a commit repeats it, and a restarted job begins its batch
+again under the same id: both get the outcome. So an outcome is remembered for a time, and up to a
+number of the newest ones. Each segment of the log begins with all of them, so they are small, for
+ids of any length::
 
     digest of the id 16 | ended at i64 ns | position u64 | state u8
 """
@@ -24,13 +24,13 @@ _OLD_AT_ONCE = 4
 
 
 class EndedTransaction(NamedTuple):
-    """How a transaction has ended.
+    """The outcome of a transaction.
 
     Attributes:
         state: committed or rolled back.
-        at_ns: when.
-        position: of the log, behind what says so.
-        is_repeated: whether its number was committed before, by whatever transaction.
+        at_ns: the time.
+        position: the log position behind its record.
+        is_repeated: whether its number was committed before, by another transaction.
     """
 
     state: TransactionState
@@ -40,7 +40,7 @@ class EndedTransaction(NamedTuple):
 
 
 def digest_of(id: str) -> bytes:
-    """What an id is known by here."""
+    """Return the digest that identifies a transaction."""
     return blake2b(id.encode(), digest_size=16).digest()
 
 
@@ -48,8 +48,8 @@ class EndedTransactions:
     """The outcomes of one broker.
 
     Args:
-        max_count: so many are remembered.
-        max_ns: for so long.
+        max_count: the maximum remembered.
+        max_ns: the maximum time for which one is remembered.
     """
 
     def __init__(self, max_count: int, max_ns: int) -> None:
@@ -62,7 +62,7 @@ class EndedTransactions:
         return len(self._rows)
 
     def add(self, id: str, outcome: EndedTransaction) -> None:
-        """A transaction has ended."""
+        """Add the outcome of a transaction."""
         self._add(digest_of(id), outcome)
         for _ in range(_OLD_AT_ONCE):
             if not self._is_over(outcome.at_ns):
@@ -82,25 +82,25 @@ class EndedTransactions:
         return len(self._rows) > self._max_count or now_ns - _ROW.unpack(oldest)[1] > self._max_ns
 
     def get(self, id: str) -> EndedTransaction | None:
-        """How a transaction has ended; None where that is not known."""
+        """Return the outcome of a transaction; None if it is unknown."""
         row = self._rows.get(digest_of(id))
         return None if row is None else _outcome(row)
 
     def forget(self, id: str) -> None:
-        """It has begun anew."""
+        """Forget an outcome, since its transaction has begun anew."""
         self._rows.pop(digest_of(id), None)
 
     def pack(self) -> bytes:
-        """All of them, for the journal."""
+        """Pack all outcomes for the journal."""
         return b"".join(self._rows.values())
 
     def read(self, digest: bytes, outcome: EndedTransaction) -> None:
-        """Take one over from the journal."""
+        """Add an outcome from the journal."""
         self._add(digest, outcome)
 
 
 def unpack(data: bytes) -> Iterator[tuple[bytes, EndedTransaction]]:
-    """Packed outcomes, each behind the digest of its transaction's id."""
+    """Yield packed outcomes, each with the digest of its transaction's id."""
     for row in _ROW.iter_unpack(data):
         yield row[0], _outcome(row)
 

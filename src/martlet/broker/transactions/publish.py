@@ -1,9 +1,9 @@
-"""Forwarding: half messages go to where they belong, all at once.
+"""Publish half messages to their topics, all at once.
 
 They are copied into batches of their topics, which are written as one bundle of the log, together
-with what was decided (see `martlet.log.atomic_batches`).  So there is no moment at which some of
-them are there: not for a crash, and not for a consumer, who is handed nothing before all are in
-place.
+with the journal entry of the outcome (see `martlet.log.atomic_batches`). So at no moment are only
+some of them visible: neither after a crash, nor to a consumer, which gets none before all are
+stored.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class PendingCopy(NamedTuple):
-    """Half messages and where they belong.
+    """Half messages and their target.
 
     Attributes:
-        topic: where, at one of its queues.
+        topic: the target, at one of its queues.
         stored: the messages.
         deliver_at_ns: when they are due, if the topic is a bucket.
     """
@@ -39,7 +39,7 @@ class PendingCopy(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A batch to be: what goes into one batch of a topic."""
+    """A batch to be written to one topic."""
 
     topic: Retained
     deliver_at_ns: int
@@ -51,7 +51,7 @@ class _Piece(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of the record."""
+        """The length of its record."""
         return record_length(self.payload_length, self.count, self.properties_length)
 
 
@@ -63,15 +63,15 @@ def forward(
     """Store messages in their topics, all or none of them.
 
     Args:
-        registry: of the registry.
+        registry: all topics of the broker.
         wanted: batches of half messages, in order.
-        entry: makes what the journal is to say of it, for the topics at their queues.
+        entry: makes the journal entry, for the topics at their queues.
 
     Returns the position of the log behind them.
 
     Raises:
         BadRecord: half messages are damaged.
-        WritesRefused: there is no room.
+        WritesRefused: there is no space.
     """
     registry.commit()
     batch = registry.lend_scratch()
@@ -90,6 +90,7 @@ def forward(
     firsts = {topic: topic.queue.end_offset for topic in topics}
     for piece, position in zip(pieces, positions, strict=True):
         queue = piece.topic.queue
+        assert queue.end_offset == piece.first_offset
         times_ns = (now_ns, piece.deliver_at_ns)
         queue.index.add(
             IndexEntry(piece.first_offset, position, piece.count, piece.length, *times_ns)
@@ -98,7 +99,7 @@ def forward(
         queue.message_bytes += piece.payload_length - FRAME_HEADER_BYTES * piece.count
         registry.stored_count += piece.count
         if piece.deliver_at_ns:
-            # A bucket hands out nothing yet, and looks at one row of its index at a time.
+            # A bucket delivers nothing yet, and adds one row at a time.
             piece.topic.stored(piece.first_offset, False)
             firsts.pop(piece.topic, None)
     position = registry.moved_to = registry.log.position
@@ -108,7 +109,7 @@ def forward(
 
 
 def _pieces(wanted: Sequence[PendingCopy]) -> Iterator[_Piece]:
-    """What goes into each batch: those of one topic and time in their order, up to a size."""
+    """Yield the batches: messages of one topic and time in order, up to a size."""
     groups: dict[tuple[Retained, int], list[StoredHalf]] = {}
     for topic, stored, deliver_at_ns in wanted:
         groups.setdefault((topic, deliver_at_ns), []).append(stored)

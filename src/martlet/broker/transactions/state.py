@@ -1,4 +1,4 @@
-"""The transaction: messages that are seen together or not at all, and what may become of them.
+"""The transaction: messages that become visible together or not at all, and its states.
 
 ::
 
@@ -14,13 +14,13 @@
 
     all of these -- commit --> COMMITTED, and -- rollback --> ROLLED BACK
 
-An open transaction takes messages; a prepared one has all that it will have, on the disk.  One that
-was not heard of for a while is silent, or in doubt, and its producers are asked what has become of
-it.  Where nobody can tell, it is set aside for a person, who may still decide it, as its producer
-may.  One that says so when it begins is rolled back instead while it is open: who has begun it does
-it all again.  Nothing but COMMIT makes a message visible, and nothing takes that back.
+An open transaction accepts messages; a prepared one has all its messages on the disk. An inactive
+one is silent, or in doubt, and its producers are asked for the outcome. Without an answer, it is
+set aside for an operator, who may still decide it, and so may its producer. An open transaction
+that was begun as disposable is rolled back instead: its producer repeats it from the start. Only
+COMMIT makes a message visible, and nothing undoes it.
 
-`TABLE` says all of this, and nothing else decides it: what it does not list is refused.
+`TABLE` alone defines the transitions: it refuses what it does not list.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MAX_GROUP_LENGTH = 255
 MAX_BRANCH_LENGTH = 64
 _SECOND_NS = 10**9
 LEFT_AFTER_NS = 60 * _SECOND_NS
-"""How long a try at a number of a series is silent before the next one takes it for dead."""
+"""The inactivity after which a try of a series' number no longer blocks the next one."""
 
 
 class TransactionState(StrEnum):
-    """Where a transaction is."""
+    """The state of a transaction."""
 
     OPEN = "open"
     SILENT = "silent"
@@ -55,7 +55,7 @@ class TransactionState(StrEnum):
 
 
 class TransactionEvent(StrEnum):
-    """What happens to one."""
+    """An event of a transaction."""
 
     BEGIN = "begun again"
     ADD = "added to"
@@ -111,7 +111,7 @@ TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = 
         TransactionEvent.COMMIT: TransactionState.COMMITTED,
     },
     TransactionState.ROLLED_BACK: {
-        # Nothing of it was seen, so it may be tried anew under its name.
+        # Nothing of it was visible, so its id may be used again.
         TransactionEvent.BEGIN: TransactionState.OPEN,
         TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
@@ -119,11 +119,12 @@ TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = 
 
 
 class TransitionRefused(BrokerError):
-    """A transaction is not in a state for that, or lacks messages; the text says which, and why.
+    """A transaction's state does not allow the event, or it lacks messages; the text says which,
+    and why.
 
     Attributes:
-        state: in which it is.
-        is_incomplete: whether messages of it were lost, or were never added.
+        state: its state.
+        is_incomplete: whether messages of it were lost, or never added.
     """
 
     def __init__(self, text: str, state: TransactionState, *, is_incomplete: bool = False) -> None:
@@ -137,11 +138,11 @@ class UnknownTransaction(NotFound):
 
 
 class BadTransaction(BrokerError):
-    """No transaction may be like that; the text names the limit."""
+    """The transaction is invalid; the text names the limit."""
 
 
 def after(id: str, state: TransactionState, event: TransactionEvent) -> TransactionState:
-    """The state behind an event. Raises TransitionRefused."""
+    """Return the state after an event. Raises TransitionRefused."""
     found = TABLE[state].get(event)
     if found is None:
         raise TransitionRefused(f"transaction {id!r} is {state}, and cannot be {event}", state)
@@ -150,14 +151,13 @@ def after(id: str, state: TransactionState, event: TransactionEvent) -> Transact
 
 @dataclass(slots=True)
 class Branch:
-    """What one process has added to a transaction.
+    """The batches that one process has added to a transaction.
 
-    Its batches are numbered from 0, so that one that is sent again is known, and one that is
-    missing too.
+    They are numbered from 0, so that repeated and missing ones are recognised.
 
     Attributes:
-        batches: by their numbers.
-        has_gaps: whether some are known to be lost, and were not added again since.
+        batches: by number.
+        has_gaps: whether some are lost, and were not added again since.
     """
 
     batches: list[HalfBatch] = field(default_factory=list)
@@ -165,29 +165,29 @@ class Branch:
 
     @property
     def message_count(self) -> int:
-        """How many messages it has."""
+        """The number of its messages."""
         return sum(batch.message_count for batch in self.batches)
 
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """One that has not ended.
+    """An open transaction.
 
     Attributes:
         id: chosen by its producer.
-        group: whose producers know what becomes of it; empty for none.
+        group: of the producers that know its outcome; empty for none.
         begun_at_ns: when it began.
-        check_after_ns: how long it may be silent before they are asked.
+        check_after_ns: the inactivity before a check-back.
         state: by `TABLE`.
-        branches: what was added, by the name of who did.
+        branches: the added batches, by the name of the adding process.
         size_bytes: of all batches.
-        batch_count: how many there are; each time of delayed messages counts as one.
-        checks: how often its producers were asked since it was last heard of.
-        due_ns: when to look at it again.
-        timer_ns: when that will be done, which may be earlier; 0 for never.
-        chosen: the branches that it was prepared with, and how many messages each has.
-        place: in a series; None for one that is in none.
-        is_disposable: whether it is rolled back when it was not heard of, and not set aside.
+        batch_count: the number of batches; each delivery time counts as one.
+        checks: the number of check-backs since its last activity.
+        due_ns: when to examine it again.
+        timer_ns: the time of the scheduled alarm, which may be earlier; 0 for none.
+        chosen: the branches that it was prepared with, and the message count of each.
+        place: its number in a series; None for none.
+        is_disposable: whether it is rolled back, not set aside, after too long inactivity.
     """
 
     id: str
@@ -207,7 +207,7 @@ class OpenTransaction:
 
     @classmethod
     def begun(cls, id: str, entry: TransactionRecord | HalfBatchEntry) -> OpenTransaction:
-        """A transaction as an entry says that it began."""
+        """Make a transaction from the entry of its beginning."""
         return cls(
             id,
             entry.group,
@@ -219,29 +219,30 @@ class OpenTransaction:
 
     @property
     def message_count(self) -> int:
-        """How many messages it has."""
+        """The number of its messages."""
         return sum(branch.message_count for branch in self.branches.values())
 
     @property
     def may_be_abandoned(self) -> bool:
-        """Whether it is rolled back when it was not heard of for too long."""
+        """Whether it is rolled back after too long inactivity."""
         return self.is_disposable and self.state in (TransactionState.OPEN, TransactionState.SILENT)
 
     def is_up_to(self, place: CommitSequence) -> bool:
-        """Whether it is of the series, and of no later number."""
+        """Whether it is in the series, with no later number."""
         own = self.place
         return own is not None and own.name == place.name and own.number <= place.number
 
     def was_left(self, place: CommitSequence, now_ns: int) -> bool:
-        """Whether a try at a place in a series need not fear to disturb it: it is of an earlier
-        one, and was silent for long enough that its producer, which does all again, has ended.
+        """Whether a try at a number of a series may ignore it: it has an earlier or the same
+        number, and was inactive for long enough that its producer, which repeats everything, has
+        ended.
         """
         silent_ns = now_ns - (self.due_ns - self.check_after_ns)
         return self.may_be_abandoned and self.is_up_to(place) and silent_ns >= LEFT_AFTER_NS
 
     @property
     def topics(self) -> dict[str, int]:
-        """How many messages it has for each topic."""
+        """The number of its messages for each topic."""
         counts: dict[str, int] = {}
         for batch in self.all_batches():
             counts[batch.topic] = counts.get(batch.topic, 0) + batch.message_count
@@ -252,10 +253,10 @@ class OpenTransaction:
         return sorted(batch for branch in self.branches.values() for batch in branch.batches)
 
     def batches(self, branches: Mapping[str, int] | None = None) -> list[HalfBatch]:
-        """Those that belong to it: all, or those of some branches.
+        """Return the batches that belong to it: all, or those of some branches.
 
         Raises:
-            TransitionRefused: the branches do not have as many messages as is said.
+            TransitionRefused: a branch does not have the given message count.
         """
         if branches is None:
             if any(branch.has_gaps for branch in self.branches.values()):
@@ -282,7 +283,7 @@ class OpenTransaction:
         return branch
 
     def add(self, branch: str, batch: HalfBatch) -> None:
-        """A batch was stored for it."""
+        """Add a batch that was stored."""
         of = self.branches.setdefault(branch, Branch())
         of.batches.append(batch)
         of.has_gaps = False
@@ -290,11 +291,11 @@ class OpenTransaction:
         self.batch_count += batch.weight
 
     def lose(self, branch: str, number: int | None = None) -> None:
-        """Batches of a branch are lost, and those behind the first of them count no more.
+        """Drop the lost batches of a branch, and all behind the first lost one.
 
         Args:
-            branch: whose.
-            number: of the first one; None for one behind all that are there.
+            branch: the name of the branch.
+            number: of the first lost one; None for one behind all that are stored.
         """
         of = self.branches.setdefault(branch, Branch())
         of.has_gaps = True
@@ -305,7 +306,7 @@ class OpenTransaction:
             self.batch_count -= sum(batch.weight for batch in gone)
 
     def describe(self) -> TransactionRecord:
-        """The transaction as the journal writes it."""
+        """Describe the transaction for the journal."""
         return TransactionRecord(
             id=self.id,
             group=self.group,
@@ -322,7 +323,7 @@ class OpenTransaction:
 
     @classmethod
     def read(cls, record: TransactionRecord) -> OpenTransaction:
-        """A transaction as the journal has it."""
+        """Restore a transaction from the journal."""
         transaction = cls.begun(record.id, record)
         transaction.state = TransactionState(record.state)
         transaction.checks = record.checks
@@ -337,19 +338,20 @@ class OpenTransaction:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionLimits:
-    """What an operator sets for transactions. Times are in nanoseconds.
+    """The operator's limits of transactions. Times are in nanoseconds.
 
     Attributes:
-        check_after_ns: how long one may be silent before its producers are asked.
-        check_every_ns: how long to wait between asking and asking again.
-        max_checks: how often they are asked before it is set aside.
-        aside_topic: where its messages can be seen then.
-        max_open: how many there may be that have not ended.
-        max_bytes: how large one may become.
-        max_batches: how often may be added to one.
-        max_outcomes: how many outcomes are remembered.
-        max_series: how many series are.
-        remembered_ns: how long; as long, one waits whose producers cannot be asked.
+        check_after_ns: the inactivity before a check-back.
+        check_every_ns: the interval of check-backs.
+        max_checks: the number of check-backs before it is set aside.
+        aside_topic: the topic that then shows its messages.
+        max_open: the maximum of open transactions.
+        max_bytes: the maximum size of one.
+        max_batches: the maximum of batches of one.
+        max_outcomes: the maximum of remembered outcomes.
+        max_series: the maximum of remembered series.
+        remembered_ns: for how long; also how long a transaction waits if its producers cannot be
+            asked.
     """
 
     check_after_ns: int = 6 * _SECOND_NS
@@ -364,7 +366,7 @@ class TransactionLimits:
     remembered_ns: int = 72 * 3600 * _SECOND_NS
 
     def check_size(self, transaction: OpenTransaction, more_bytes: int, more_batches: int) -> None:
-        """See that a transaction may become so much larger. Raises BadTransaction."""
+        """Check that a transaction may grow by some bytes and batches. Raises BadTransaction."""
         size_bytes = transaction.size_bytes + more_bytes
         if size_bytes > self.max_bytes:
             raise BadTransaction(
@@ -381,7 +383,7 @@ class TransactionLimits:
 
 
 def check_begun(transaction: OpenTransaction) -> None:
-    """See that a transaction may begin like that. Raises BadTransaction."""
+    """Check that a transaction may begin. Raises BadTransaction."""
     id, group, place = transaction.id, transaction.group, transaction.place
     if not 0 < len(id) <= MAX_ID_LENGTH or not id.isprintable():
         raise BadTransaction(
@@ -396,7 +398,7 @@ def check_begun(transaction: OpenTransaction) -> None:
 
 
 def check_place(place: CommitSequence) -> None:
-    """See that a transaction may have a place. Raises BadTransaction."""
+    """Check a transaction's number in a series. Raises BadTransaction."""
     if not 0 < len(place.name) <= MAX_NAME_LENGTH or not place.name.isprintable():
         raise BadTransaction(
             f"the series {place.name[:80]!r}: its name must be 1 to {MAX_NAME_LENGTH} printable"
