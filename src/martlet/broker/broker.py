@@ -1,8 +1,8 @@
 """The broker's core: topics over a log.
 
-It is handed the time, random numbers and the log, and never waits.  The server moves bytes, calls
-`commit` once in each turn of its loop, `run` when the schedule says so, `write_journal` at an
-interval, and runs the jobs of `begin_checkpoint` where blocking does no harm.
+It gets the time, random numbers and the log from outside, and never waits. The server moves bytes,
+calls `commit` once in each turn of its loop, `run` when an alarm of the schedule is due and
+`write_journal` at an interval, and runs the jobs of `begin_checkpoint` in a thread that may block.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from martlet.broker.topic.retained import Retained
 
 MAX_SCRATCH = 8
-"""How many batches are kept to be used again."""
+"""The maximum number of batches kept for reuse."""
 BIG_SCRATCH_BYTES = 1 << 22
-"""A scratch buffer that has grown beyond this is not kept."""
+"""A scratch buffer larger than this is not kept for reuse."""
 
 
 class BrokerCore:
@@ -78,34 +78,34 @@ class BrokerCore:
         self.schedule = Schedule()
         self.transfers = MessageMover(self)
         self.topics: dict[str, Topic] = {}
-        """By name: each topic's queue number 0, which stands for all of it."""
+        """By name: each topic's queue number 0, which represents all of its queues."""
         self.by_id: dict[int, Retained] = {}
-        """By number in the log: all topics at all their queues, and the hidden ones."""
+        """By number in the log: all topics at each of their queues, and the hidden ones."""
         self.queues: dict[int, Topic] = {}
-        """By number in the log: all topics at all their queues."""
+        """By number in the log: all topics at each of their queues."""
         self.last_id = 0
         self.stored_count = 0
         """Messages stored since the start."""
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
-        """Called when a topic is made or deleted."""
+        """Called when a topic is created or deleted."""
         self.on_grown: Callable[[Topic], None] = lambda topic: None
-        """Called when a topic has got more queues."""
+        """Called when a topic gets more queues."""
         self.on_channel: Callable[[Topic, Channel], None] = lambda topic, channel: None
-        """Called when a channel is made or deleted."""
+        """Called when a channel is created or deleted."""
         self.producers = ProducerState.beside(log.segment_bytes)
-        """The sends that are known, should they be repeated."""
+        """The known sends of producers, to recognise repeated ones."""
         self.producers.topics = self.by_id
         self.dropped_names: list[str] = []
-        """Files that are not needed once the next checkpoint is durable."""
+        """Files to delete once the next checkpoint is durable."""
         self.not_cleanable: set[int] = set()
-        """Bases of segments that are not cleaned, since not all that is needed there verifies."""
+        """Bases of segments that are not cleaned, since some needed batches there do not verify."""
         self.history_bases: set[int] = set()
-        """Bases of segments that held nothing but history when the last checkpoint was made."""
+        """Bases of segments that held only history when the last checkpoint was made."""
         self.moved_to = 0
-        """The log's position behind what was lately appended in place of older messages."""
+        """The log position behind the last message that was moved or appended again."""
         self.shortened_at = 0
-        """How many segments had gone when the indexes were last shortened."""
+        """The number of retired segments when the indexes were last shortened."""
         self._staged: dict[Retained, None] = {}
         self._scratch: list[LogBatch] = []
         self.moved = MovedCursors(log, clock, self.queues)
@@ -118,19 +118,19 @@ class BrokerCore:
 
     @property
     def health(self) -> str:
-        """``OK``, or ``NOK - `` and why."""
+        """``OK``, or ``NOK - `` and the reason."""
         reason = self.log.failed or self.log.full
         return "OK" if reason is None else f"NOK - {reason}"
 
     # topics
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, made if it is new.
+        """Return the topic of that name, created if it is new.
 
         Raises:
-            NameRefused: no topic can have it.
-            LimitReached: there are as many topics as may be.
-            WritesRefused: a new topic could not be written down.
+            NameRefused: the name is not valid for a topic.
+            LimitReached: the maximum number of topics exists.
+            WritesRefused: a new topic could not be journaled.
         """
         topic = self.topics.get(name)
         if topic is None:
@@ -152,16 +152,16 @@ class BrokerCore:
         return topic
 
     def adopt(self, topic: Topic) -> None:
-        """Put a topic in place, at one of its queues."""
+        """Add a topic at one of its queues."""
         if not topic.number:
             self.topics[topic.name] = topic
         self.by_id[topic.id] = self.queues[topic.id] = topic
 
     def set_queues(self, name: str, count: int) -> Topic:
-        """Give a topic so many queues, made if it is new; it never gets fewer.
+        """Set the number of a topic's queues, created if it is new; it never decreases.
 
         Raises:
-            QueuesRefused: it has more, or none can have so many.
+            QueuesRefused: it has more, or the count is above the maximum.
             NameRefused, LimitReached, WritesRefused: as `topic`.
         """
         check_count(count)
@@ -173,7 +173,7 @@ class BrokerCore:
         return topic
 
     def find_topic(self, name: str) -> Topic:
-        """The topic of that name. Raises NotFound."""
+        """Return the topic of that name. Raises NotFound."""
         try:
             return self.topics[name]
         except KeyError:
@@ -201,14 +201,14 @@ class BrokerCore:
         self.on_topic(topic)
 
     def next_id(self) -> int:
-        """A number that no topic or channel ever had."""
+        """Return a number that no topic or channel ever had."""
         self.last_id += 1
         return self.last_id
 
     def left(self, topic: Topic, channel: Channel | PartitionedChannel) -> None:
-        """A consumer has left a channel: an ephemeral one goes with its last consumer.
+        """Handle the departure of a consumer: delete an ephemeral channel with its last one.
 
-        That needs no disk: what is ephemeral is not looked for after a restart.
+        This journals nothing: a restart drops ephemeral channels anyway.
         """
         if not channel.ephemeral or channel.consumers:
             return
@@ -217,12 +217,12 @@ class BrokerCore:
             self.delete_channel(topic, channel.name)
 
     def delete_channel(self, topic: Topic, name: str) -> None:
-        """Delete a channel and disconnect its consumers; an ephemeral topic goes with its last
+        """Delete a channel and disconnect its consumers; delete an ephemeral topic with its last
         channel.
 
         Raises:
             NotFound: there is no such channel.
-            WritesRefused: it could not be written down, and nothing is done.
+            WritesRefused: it could not be journaled, and nothing is changed.
         """
         write_accounts(self.log, self.clock(), topic.find_channel(name).parts)
         topic.delete_channel(name)
@@ -232,7 +232,7 @@ class BrokerCore:
     # messages
 
     def staged(self, topic: Retained) -> LogBatch:
-        """The batch that takes a topic's messages in this turn."""
+        """Return the batch that collects a topic's messages in this turn."""
         queue = topic.queue
         if queue.batch is not None:
             self.commit_topic(topic, 0)
@@ -242,23 +242,23 @@ class BrokerCore:
         return queue.begin(self._scratch, self._last_stored_ns)
 
     def lend_scratch(self) -> LogBatch:
-        """A batch to lay something out in; it is to be given back."""
+        """Lend a scratch batch; return it by `take_scratch`."""
         return self._scratch.pop() if self._scratch else LogBatch()
 
     def take_scratch(self, batch: LogBatch) -> None:
-        """Take a batch back that was lent."""
+        """Take back a batch that was lent."""
         if len(self._scratch) < MAX_SCRATCH and len(batch.scratch) <= BIG_SCRATCH_BYTES:
             self._scratch.append(batch)
 
     def stored_at_ns(self) -> int:
-        """When what is stored now is stored, which is never before anything earlier."""
+        """Return the timestamp of messages stored now, never before that of an earlier one."""
         self._last_stored_ns = max(self._last_stored_ns, self.clock())
         return self._last_stored_ns
 
     def append(self, topic: Topic, body: bytes | memoryview) -> None:
-        """Append one message at once, and hand it to the channels.
+        """Append one message at once, and deliver it to the channels.
 
-        For a message that comes alone, this is quicker than to stage and to commit it.
+        For a single message this is faster than staging and committing it.
 
         Raises WritesRefused.
         """
@@ -277,12 +277,12 @@ class BrokerCore:
         topic.stored_lone(queue.end_offset - 1, frame)
 
     def commit(self) -> None:
-        """Append everything that is staged and hand it to the channels."""
+        """Append everything staged and deliver it to the channels."""
         while self._staged:
             self.commit_topic(next(iter(self._staged)), 0)
 
     def commit_topic(self, topic: Retained, deliver_at_ns: int) -> Receipt:
-        """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
+        """Append the staged messages of a topic, for delivery at a time, 0 for at once."""
         queue = topic.queue
         del self._staged[topic]
         before = queue.end_offset
@@ -298,12 +298,12 @@ class BrokerCore:
         return receipt
 
     def delayed_count(self, topic_number: int, /) -> int:
-        """How many messages wait until all channels of a topic get them."""
+        """Return the number of messages waiting until all channels of a topic get them."""
         return self.delays.pending_of(topic_number)
 
     def empty_topic(self, name: str) -> None:
-        """Drop the messages of a topic that no channel has got; without channels, all that wait
-        for a time too.
+        """Drop the messages of a topic that no channel has seen; without channels, all delayed ones
+        too.
 
         Raises NotFound and WritesRefused.
         """
@@ -313,12 +313,12 @@ class BrokerCore:
             self.delays.cancel_all(topic)
 
     def empty_channel(self, topic: Topic, name: str) -> None:
-        """Finish all that is stored for a channel; for a topic's only one, all that waits for a
-        time too. Beside others that stays, since it is theirs as well.
+        """Finish all stored messages of a channel; of a topic's only channel, all delayed ones too.
 
-        It is written down at once, since the caller is answered and does not ask again.
+        Beside other channels the delayed ones stay, since they belong to those as well. Journaled
+        at once, since the caller is answered and does not retry.
 
-        Raises NotFound, and WritesRefused: it is emptied, but a restart may not find it so.
+        Raises NotFound, and WritesRefused: the channel is emptied, but a restart may undo that.
         """
         parts = topic.find_channel(name).parts
         for part in parts:
@@ -331,27 +331,27 @@ class BrokerCore:
     # time
 
     def run(self) -> int | None:
-        """Do what is due. Returns when to be called again, None for never."""
+        """Call the alarms that are due. Returns the time of the next call, None for never."""
         self.schedule.run(self.clock())
         return self.schedule.next_ns()
 
     # journal
 
     def changed(self, channel: ChannelState) -> None:
-        """A channel's cursor moved."""
+        """Note that a channel's cursor moved."""
         self.moved.add(channel)
 
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
-        """Write an entry of a topic. Raises WritesRefused."""
+        """Journal an entry of a topic. Raises WritesRefused."""
         self.log.append_journal(
             RecordKind.TOPOLOGY, encode(entry), topic=topic_number, stored_at_ns=self.clock()
         )
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
-        """A channel can not read its messages at the moment; it is tried again."""
+        """Report that a channel cannot read its messages at the moment; the read is retried."""
         self.settings.on_put_off(channel.topic, channel.name, error)
 
-    # messages that go from a channel to a topic
+    # messages moved from a channel to a topic
 
     def bury(
         self,
@@ -361,32 +361,32 @@ class BrokerCore:
         failures: int,
         reason: DeadLetterReason,
     ) -> None:
-        """Move a message that no consumer has to the channel's dead-letter topic."""
+        """Move a message that no consumer holds to the channel's dead-letter topic."""
         bury(self, self.transfers, channel, offset, attempts, failures, reason)
 
     def append_again(self, channel: ChannelState, offset: int, attempts: int) -> None:
-        """Move a message that is due to the end of its queue, for its channel alone."""
+        """Move a due message to the end of its queue, for its channel alone."""
         append_again(self, self.transfers, channel, offset, attempts)
 
     def write_journal(self) -> None:
-        """Write down where the cursors are that moved since the last time.
+        """Journal the cursors that have moved since the last call.
 
-        Raises WritesRefused; what was not written will be, the next time.
+        Raises WritesRefused; the cursors that were not written are written by the next call.
         """
         for _ in self.write_some_journal():
             pass
 
     def write_some_journal(self) -> Iterator[None]:
-        """The same, some cursors at a time: there may be thousands.
+        """Journal moved cursors, some at a time: there may be thousands.
 
-        What moves meanwhile waits for the next time.
+        Cursors that move meanwhile are left for the next call.
         """
         return self.moved.write_some()
 
     def write_cursor(self, channel: ChannelState) -> None:
-        """Write down at once where a channel's cursor is. Raises WritesRefused.
+        """Journal a channel's cursor at once. Raises WritesRefused.
 
-        It tells all, so it may be lost in a power cut though later entries are not.
+        The entry is a full one, so a power cut may lose it though later entries survive.
         """
         topic = self.queues[channel.topic_id]
         entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
@@ -400,10 +400,10 @@ class BrokerCore:
         epoch: int | None = None,
         indexes: Mapping[int, IndexRecord] | None = None,
     ) -> list[JournalEntry]:
-        """The journal in full, in its shortest form.
+        """Return the full journal, in its shortest form.
 
-        One with the log's position is a checkpoint's: it counts once all before it is durable.
-        The arguments are as of `SnapshotEntry`.
+        One with the log's position is a checkpoint's: it is valid once everything before it is
+        durable. The arguments are those of `SnapshotEntry`.
         """
         topics: list[TopicRecord] = []
         cursors: list[JournalEntry] = []
@@ -434,7 +434,7 @@ class BrokerCore:
         return [(RecordKind.TOPOLOGY, 0, encode(head)), *cursors, *self.transactions.snapshot()]
 
     def begin_segment(self) -> None:
-        """Each segment begins with the journal in full, so that older ones may go."""
+        """Begin a segment with the full journal, so that older ones can be retired."""
         now_ns = self.clock()
         for kind, topic, entry in self.snapshot(tuple(spans(self.log.segments))):
             self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)

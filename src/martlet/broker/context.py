@@ -1,7 +1,7 @@
-"""What the parts of a broker are handed, below all of them.
+"""The services that a broker gives to its parts.
 
-A part that needs more of its broker says so by a protocol of its own, beside itself, that extends
-`BrokerContext`.  `martlet.broker.broker.BrokerCore` is all of them.
+A part that needs more of its broker declares a protocol of its own, in its module, that extends
+`BrokerContext`. `martlet.broker.broker.BrokerCore` implements all of them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from martlet.log.commit_log import CommitLog
 
 @dataclass(kw_only=True, slots=True)
 class TopicSettings:
-    """What the operator has set for all topics and channels.
+    """The operator's settings for all topics and channels.
 
     Attributes:
-        max_consumers: of one channel; 0 for no limit.
+        max_consumers: maximum consumers of a channel; 0 for no limit.
         prefers_near: whether consumers in the broker's zone, then its region, are preferred.
-        max_channels: so many new ones may be made in one topic; 0 for no limit.
+        max_channels: maximum channels of a topic for new ones; 0 for no limit.
         max_timeout_ns: how long TOUCH may keep a message in flight.
-        latency_window_ns: over how long latencies are measured; 0 for not at all.
-        max_ephemeral: so many messages wait in an ephemeral topic or channel; the oldest go.
-        traces: whether the log keeps what becomes of messages whose topic's policy does not say.
+        latency_window_ns: the window of latency percentiles; 0 to measure none.
+        max_ephemeral: maximum waiting messages of an ephemeral topic or channel; the oldest are
+            dropped.
+        traces: whether messages are traced where the topic's policy is not set.
     """
 
     max_consumers: int = 0
@@ -39,7 +40,7 @@ class TopicSettings:
 
 
 class BrokerContext(Protocol):
-    """What each part of a broker may use."""
+    """The services of the broker for each of its parts."""
 
     clock: Callable[[], int]
     """Nanoseconds since 1970, never going back."""
@@ -49,4 +50,4 @@ class BrokerContext(Protocol):
 
     @property
     def settings(self) -> TopicSettings:
-        """What the operator has set."""
+        """The operator's settings."""

@@ -1,4 +1,4 @@
-"""What the broker refuses, and why."""
+"""The errors of requests that the broker refuses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = [
 
 
 class BrokerError(Exception):
-    """The broker refuses to do that."""
+    """The broker refuses the request."""
 
 
 class NameRefused(BrokerError):
-    """No topic or channel can have that name."""
+    """The name is not valid for a topic or channel."""
 
 
 class NotFound(BrokerError):
-    """There is no such topic or channel."""
+    """The topic or channel does not exist."""
 
 
 class NotInFlight(BrokerError):
@@ -36,11 +36,11 @@ class NotInFlight(BrokerError):
 
 
 class OutOfReach(BrokerError):
-    """A channel cannot begin at that offset.
+    """A channel cannot start at that offset.
 
     Attributes:
-        gone: whether the messages there were let go.
-        queue: of which queue.
+        gone: whether the messages there were deleted.
+        queue: the queue's number.
     """
 
     def __init__(self, text: str, *, gone: bool = False, queue: int = 0) -> None:
@@ -50,11 +50,11 @@ class OutOfReach(BrokerError):
 
 
 class LimitReached(WritesRefused):
-    """Nothing new may be made: the operator has set a limit; the text names it and the way out."""
+    """A limit set by the operator is reached; the text names it and the remedy."""
 
 
 class QueuesRefused(BrokerError):
-    """A topic can not have that many queues; the text says why."""
+    """A topic cannot have that many queues; the text says why."""
 
 
 class TooMany(BrokerError):
@@ -62,8 +62,8 @@ class TooMany(BrokerError):
 
 
 class Conflict(BrokerError):
-    """Others are there who want something else; the text says what, and the way out."""
+    """Other consumers have conflicting settings; the text names them, and the remedy."""
 
 
 class NotAMember(BrokerError):
-    """It is no member of the group, or not any more: it may join again."""
+    """The caller is not, or no longer, a member of the group; it may join again."""

@@ -1,26 +1,27 @@
-"""Producers: which of their sends are stored, so that one that is repeated is not stored again.
+"""Idempotent producers: the known sends, so that a repeated one is not stored again.
 
 A producer has an id of 16 random bytes and numbers its sends from 1.  The first message of a send
-carries both in its properties (`martlet.properties.model.Sent`), so what tells that a send is
-stored is the very record that stores it: both survive a crash, or neither does.
+carries both in its properties (`martlet.properties.model.Sent`), so the record that stores a send
+also identifies it: both survive a crash, or neither does.
 
-Of each producer the last sends are known, of the producers those that were heard last::
+The broker remembers the last sends of each producer, and the most recently active producers::
 
     forgotten: too old     known: answered again     new: stored
     ------------------- | ------------------------ | ------------->  sequence
                       floor                      newest
 
-Sends may come in any order within that window.  What is told of it in the journal is an entry of
-the kind PRODUCERS, little-endian::
+Sends may arrive in any order within that window. The journal has them in an entry of the kind
+PRODUCERS, little-endian::
 
      0 durable position u64 | 8 forgotten until i64 ns
     then for each producer
-     0 id 16 bytes | 16 floor u64 | 24 heard at i64 ns | 32 doubted until i64 ns | 40 count u64
+     0 id 16 bytes | 16 floor u64 | 24 active at i64 ns | 32 doubted until i64 ns | 40 count u64
     48 count x (sequence u64 | end position u64 | offset u64 | topic u32 | target u32
         | messages u32 | 0 u32)
 
-An entry may survive a power cut that a batch before it did not survive.  So a send that it tells of
-is believed where the log was durable up to it then, and else only where its batch was seen.
+An entry may survive a power cut that an earlier batch did not survive. So recovery accepts a send
+of an entry only if the log was durable up to that send when the entry was written, or if it has
+read the batch.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 MAX_SENDS_EACH = 64
-"""So many of the last sends of a producer are known."""
+"""The number of a producer's last sends that are remembered."""
 MAX_PRODUCERS = 10_000
-"""So many producers are known."""
+"""The number of producers that are remembered."""
 _MIN_SENDS = 1024
 _SEGMENT_BYTES_A_SEND = 2048
-"""For so many bytes of a segment one send is known: its head tells each of them in 40."""
+"""One send is remembered for this many bytes of a segment: each segment's head has 40 bytes for
+each.
+"""
 _ENTRY_BYTES = 1 << 15
 _LATE_NS = 10 * 10**9
-"""How much later a send may seem to have been tried first than it was, as it came late."""
+"""The tolerance for a first attempt that seems later than it was, because it arrived late."""
 _WAY_OUT = "look whether it is stored before you send it by another number"
 
 _HEAD = struct.Struct("<Qq")
@@ -61,22 +64,22 @@ _MARK_BYTES = len(_SENT_HEAD) + SENT_BYTES
 
 
 class TooOld(BrokerError):
-    """Whether a repeated send is stored is not known any more; the text says why."""
+    """The repeated send is too old: whether it is stored is unknown; the text says why."""
 
 
 class Reused(BrokerError):
-    """A producer has given a number to two sends."""
+    """A producer has used a number for two sends."""
 
 
 class ProducerSend:
     """A send that was staged or stored.
 
     Attributes:
-        receipt: what became of it.
-        topic: the topic's number in the log, at the queue where it is; a bucket's, for later ones.
-        target: the same of the queue that they go to in the end.
+        receipt: its outcome.
+        topic: the log number of the topic at its queue; of a bucket, for delayed messages.
+        target: the log number of the queue that finally gets the messages.
         offset: of its first message.
-        count: its messages.
+        count: the number of its messages.
     """
 
     __slots__ = ("_row", "count", "offset", "receipt", "target", "topic")
@@ -92,7 +95,7 @@ class ProducerSend:
         self._row = b""
 
     def row(self, sequence: int) -> bytes:
-        """As the journal tells it, once it is stored."""
+        """Return the send's row in the journal, once it is stored."""
         if not self._row:
             position = self.receipt.position
             places = (self.topic, self.target, self.count, 0)
@@ -101,7 +104,7 @@ class ProducerSend:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is stored."""
+        """Whether the send is stored."""
         return bool(self.receipt.position) and self.receipt.error is None
 
 
@@ -110,10 +113,10 @@ class _Window:
 
     Attributes:
         sends: by their numbers.
-        floor: sends up to this number that are not among them were, or may have been, forgotten.
-        heard_at_ns: when the last came.
-        doubted_until_ns: sends of the time up to this may have been forgotten with the producer,
-            before it was heard again.
+        floor: other sends up to this number were, or may have been, forgotten.
+        heard_at_ns: the time of the last send.
+        doubted_until_ns: sends up to this time may have been forgotten, because the whole producer
+            was.
     """
 
     __slots__ = ("doubted_until_ns", "floor", "heard_at_ns", "sends")
@@ -126,29 +129,29 @@ class _Window:
 
 
 class ProducerState:
-    """The sends that are known.
+    """The remembered sends of all producers.
 
     Args:
-        max_producers, max_sends: so many are known; of who has been silent longest, all is
+        max_producers, max_sends: the maximum remembered; beyond it the longest inactive producer is
             forgotten.
     """
 
     def __init__(self, max_producers: int, max_sends: int) -> None:
         self.topics: Mapping[int, Retained] = {}
-        """The topics that there are, hidden ones too, by their numbers."""
+        """All existing topics, hidden ones included, by number."""
         self._max_producers = max_producers
         self._max_sends = max_sends
         self._windows: dict[bytes, _Window] = {}
-        """Who was heard last stands last."""
+        """The producers, the most recently active last."""
         self._count = 0
         self.forgotten_until_ns = 0
-        """Of sends up to this time nothing may be known."""
+        """Sends up to this time may be unknown."""
         self.repeated_count = 0
-        """How many sends came again since the start."""
+        """The number of repeated sends since the start."""
 
     @classmethod
     def beside(cls, segment_bytes: int) -> ProducerState:
-        """With the limits for segments of that size."""
+        """Create the state with limits that suit segments of that size."""
         return cls(MAX_PRODUCERS, max(_MIN_SENDS, segment_bytes // _SEGMENT_BYTES_A_SEND))
 
     def __len__(self) -> int:
@@ -156,19 +159,19 @@ class ProducerState:
 
     @property
     def send_count(self) -> int:
-        """How many sends are known."""
+        """The number of remembered sends."""
         return self._count
 
     def find(self, sent: Sent, topic: Topic, first_tried_ns: int = 0) -> ProducerSend | None:
-        """The send of that number, if it is stored or about to be; None where it is new.
+        """Find a send that is stored or staged; None where it is new.
 
         Args:
-            sent: whose, and which.
-            topic: where it goes, at any of its queues.
-            first_tried_ns: when it was sent first; 0 where this is the first time.
+            sent: its producer and number.
+            topic: its target, at any of the queues.
+            first_tried_ns: when it was first attempted; 0 for a first attempt.
 
         Raises:
-            TooOld: that is not known any more.
+            TooOld: that is no longer known.
             Reused: another send had that number.
         """
         window = self._windows.get(sent.producer)
@@ -190,7 +193,7 @@ class ProducerState:
             return None
         target = self.topics.get(known.target)
         if known.receipt.error is not None or target is None:
-            # It was not stored, or has gone with its topic.
+            # The send was refused, or deleted with its topic.
             self._drop(window, sent.sequence)
             return None
         if known.count != sent.count or target.target not in topic.parts:
@@ -202,7 +205,7 @@ class ProducerState:
         return known
 
     def add(self, sent: Sent, send: ProducerSend, now_ns: int) -> None:
-        """Know a send from now on, unless it is too old to be known."""
+        """Remember a send, unless it is too old."""
         window = self._heard(sent.producer, now_ns, self.forgotten_until_ns)
         if sent.sequence > window.floor:
             self._count += sent.sequence not in window.sends
@@ -210,14 +213,14 @@ class ProducerState:
             self._trim(window)
 
     def _heard(self, producer: bytes, now_ns: int, doubted_until_ns: int) -> _Window:
-        """A producer's window, as that of who was heard last."""
+        """Return a producer's window, now the most recently active."""
         window = self._windows.pop(producer, None) or _Window(doubted_until_ns)
         self._windows[producer] = window
         window.heard_at_ns = max(window.heard_at_ns, now_ns)
         return window
 
     def _trim(self, window: _Window) -> None:
-        """Forget what is too much, of the producer that was heard last or of others."""
+        """Forget excess sends, of the last active producer or of others."""
         while len(window.sends) > MAX_SENDS_EACH:
             oldest = min(window.sends)
             self._drop(window, oldest)
@@ -233,18 +236,19 @@ class ProducerState:
         assert self._count >= 0
 
     def _forget(self) -> None:
-        """Let go of who has been silent longest."""
+        """Forget the longest inactive producer."""
         window = self._windows.pop(next(iter(self._windows)))
         self._count -= len(window.sends)
+        assert self._count >= 0
         self.forgotten_until_ns = max(self.forgotten_until_ns, window.heard_at_ns)
 
     # the journal
 
     def entries(self, durable_position: int) -> Iterator[bytes]:
-        """All of it as journal entries; none where there is nothing to tell.
+        """Yield the state as journal entries; none where it is empty.
 
         Args:
-            durable_position: up to where the log is durable.
+            durable_position: the log is durable up to here.
         """
         if not self._windows and not self.forgotten_until_ns:
             return
@@ -262,7 +266,7 @@ class ProducerState:
         yield b"".join(parts)
 
     def learn(self, entry: bytes, durable_position: int = 0) -> None:
-        """Take in what an entry tells, as far as it is to be believed.
+        """Apply the sends of a journal entry that are certain to be stored.
 
         Args:
             entry: the entry.
@@ -293,7 +297,9 @@ class ProducerState:
 
 
 def marked(properties: Sequence[tuple[int, bytes]], sent: Sent) -> list[tuple[int, bytes]]:
-    """Properties of a send's messages, the first message's with the send's mark at their end."""
+    """Return properties of a send's messages with the send's mark appended to the first
+    message's.
+    """
     mark = _SENT_HEAD + sent.pack()
     if properties and not properties[0][0]:
         return [(0, properties[0][1] + mark), *properties[1:]]
@@ -301,8 +307,8 @@ def marked(properties: Sequence[tuple[int, bytes]], sent: Sent) -> list[tuple[in
 
 
 def marks(block: memoryview) -> list[tuple[int, Sent]]:
-    """The sends that begin in a batch, by its block of properties: the number of each one's first
-    message in the batch, and its mark.
+    """Return the sends that begin in a batch, by its properties block: the number of the first
+    message in the batch, and the mark, of each.
     """
     if bytes(block).find(_SENT_HEAD) < 0:
         return []

@@ -1,7 +1,7 @@
-"""The cursors that have moved since they were last written to the journal, and writing them.
+"""The cursors that have moved since they were last journaled, and writing them to the journal.
 
-With each goes the trace of the channel's messages, where they are traced, and the channel's
-counters.  A cursor's entry is small, so one write has many.
+Each is written with the trace of the channel's messages, if they are traced, and the channel's
+counters. A cursor's entry is small, so one write contains many.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
 
 _AT_ONCE = 32
-"""How many cursors one write has: the loop is not held up for longer than that takes."""
+"""The maximum of cursors in one write: the loop is blocked only for that long."""
 _MAX_BYTES = 1 << 14
-"""One write has no more bytes than that, but for a single cursor that is longer."""
+"""The maximum size of one write, unless a single cursor is larger."""
 
 
 class MovedCursors:
-    """The channels whose cursors are to be written, the longest unwritten first.
+    """The channels whose cursors have to be written, the longest unwritten first.
 
     Args:
-        log: where they are written.
+        log: the log.
         clock: nanoseconds since 1970.
-        topics: by number, all that there are at all their queues.
+        topics: all topics at all their queues, by number.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class MovedCursors:
         return len(self._channels)
 
     def add(self, channel: ChannelState) -> None:
-        """Add a channel whose cursor has moved; until it is written, it is not added again."""
+        """Add a channel whose cursor has moved, if it is not in already."""
         self._channels.append(channel)
 
     def write_some(self) -> Iterator[None]:
-        """Write those that have moved by now, some at a time. Raises WritesRefused."""
+        """Write the cursors that have moved so far, some at a time. Raises WritesRefused."""
         left = len(self._channels)
         while left > 0 and self._channels:
             left -= self.write(min(left, _AT_ONCE))
             yield
 
     def write(self, max_count: int) -> int:
-        """Write some, by one write. Returns how many channels were taken off.
+        """Write some cursors in one write. Returns how many channels were removed from the queue.
 
-        Raises WritesRefused: no cursor was written, and all wait for the next time.
+        Raises WritesRefused: no cursor was written, and all stay for the next call.
         """
         max_bytes = min(_MAX_BYTES, self._log.segment_bytes // 4)
         channels: list[ChannelState] = []
@@ -95,7 +95,7 @@ class MovedCursors:
         return len(channels)
 
     def _write_trail(self, channel: ChannelState, now_ns: int) -> None:
-        """Write the trace of a channel's messages. Where there is no room, it is left out."""
+        """Write the trace of a channel's messages, if there is space."""
         topic = self._topics.get(channel.topic_id)
         if topic is None or not channel.trail:
             return

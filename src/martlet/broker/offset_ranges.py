@@ -1,6 +1,6 @@
-"""The stretch: offsets from a first one up to an end.
+"""Ranges of offsets, from a first one up to an end.
 
-Stretches that belong together rise and are apart from each other.
+Ranges that belong together rise and do not touch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 Offsets = npt.NDArray[np.int64]
 Stretch = tuple[int, int]
-"""(first, end)"""
+"""A range, (first, end)."""
 
 
 def apart_from(voids: Iterable[Stretch], first: int, end: int) -> Iterator[Stretch]:
-    """The offsets from `first` up to `end` without some stretches."""
+    """Yield the offsets from `first` up to `end` that no void contains, as ranges."""
     for void, stop in voids:
         if void >= end:
             break
@@ -28,7 +28,7 @@ def apart_from(voids: Iterable[Stretch], first: int, end: int) -> Iterator[Stret
 
 
 def with_stretch(stretches: Iterable[Stretch], first: int, end: int) -> list[Stretch]:
-    """Some stretches and one more, which may touch or cover others, or hold nothing."""
+    """Return ranges with one more added, which may touch or cover others, or be empty."""
     if first == end:
         return list(stretches)
     before: list[Stretch] = []
@@ -44,7 +44,7 @@ def with_stretch(stretches: Iterable[Stretch], first: int, end: int) -> list[Str
 
 
 def inside(stretches: Sequence[Stretch], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Those of some offsets that lie in any of the stretches."""
+    """Return those of some offsets that lie in any of the ranges."""
     if not len(stretches) or not len(offsets):
         return offsets[:0]
     edges = np.array(stretches, np.int64)
@@ -54,7 +54,7 @@ def inside(stretches: Sequence[Stretch], offsets: npt.NDArray[np.int64]) -> npt.
 
 
 def merged(firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[Stretch]:
-    """Stretches that rise, with those that touch made one."""
+    """Merge rising ranges that touch."""
     if not len(firsts):
         return []
     breaks = np.flatnonzero(firsts[1:] > ends[:-1])
@@ -64,10 +64,10 @@ def merged(firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[S
 
 
 def distinct(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """The offsets of some parts, rising, each once.
+    """Return the offsets of several arrays, rising, each once.
 
-    `np.unique` does the same with a hash table, which takes twenty times as long for what is
-    nearly in order.
+    `np.unique` does the same with a hash table, which takes twenty times as long for nearly sorted
+    input.
     """
     offsets = np.concatenate(parts)
     offsets.sort(kind="stable")

@@ -1,8 +1,8 @@
-"""Policies: what an operator has set for one topic or one channel, beyond NSQ's rules.
+"""Policies: an operator's settings for one topic or one channel, beyond NSQ's rules.
 
-The journal has them with their topic or channel, only what differs from the default, so
-that a default may change later.  Each field says in one place what it is, and within which limits;
-commands, calls and documentation are made of that.
+The journal has them with their topic or channel, without default values, so that a default may
+change later. Each field declares its help and its limits once; commands, calls and documentation
+derive from that.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ PolicyT = TypeVar("PolicyT", bound="Policy")
 MAX_TAGS = 256
 _MAX_MS = 400 * 24 * 3600 * 1000
 FOR_EVER = -1
-"""As `max_attempts`: a message comes again however often it fails."""
+"""The value of `max_attempts` for unlimited redelivery."""
 
 
 class BadPolicy(ValueError):
-    """A policy that cannot be set; the text names the field, its limits and what was given."""
+    """An invalid policy; the text names the field, its limits and the given value."""
 
 
 def number(default: int | None, help: str, min_value: int = 0, max_value: int = _MAX_MS) -> Any:
-    """A field that is a whole number; None where the broker's own setting counts."""
+    """Declare a field that is a whole number; None where the broker's own setting applies."""
     return field(default=default, metadata={"help": help, "least": min_value, "most": max_value})
 
 
 def numbers(help: str, min_value: int = 0, max_value: int = _MAX_MS, count: int = 64) -> Any:
-    """A field that is a list of whole numbers."""
+    """Declare a field that is a list of whole numbers."""
     limits = {"help": help, "least": min_value, "most": max_value, "count": count}
     return field(default=(), metadata=limits)
 
 
 def topic_name(help: str) -> Any:
-    """A field that names a topic; empty for none."""
+    """Declare a field that names a topic; empty for none."""
     return field(default="", metadata={"help": help, "is_name": True})
 
 
 def tags(help: str) -> Any:
-    """A field that is a list of tags; empty for none."""
+    """Declare a field that is a list of tags; empty for none."""
     return field(default=(), metadata={"help": help, "is_tags": True})
 
 
 def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
-    """A field that is one of some words."""
+    """Declare a field that is one of some words."""
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
 def internal(default: object) -> Any:
-    """A field that the broker keeps for itself: it is shown, and no caller sets it."""
+    """Declare a field that only the broker sets; it is shown."""
     return field(default=default, metadata={"is_internal": True})
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the two kinds have in common."""
+    """The base of both kinds of policy."""
 
     @classmethod
     def settable(cls) -> list[Field[Any]]:
-        """The fields that may be set."""
+        """Return the fields that may be set."""
         return [each for each in fields(cls) if "is_internal" not in each.metadata]
 
     def to_json(self) -> dict[str, object]:
-        """What differs from the default, for the journal and for people."""
+        """Return the values that differ from the default, for the journal and for people."""
         kind: Any = type(self)
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -83,7 +83,7 @@ class Policy:
         return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in kept.items()})
 
     def changed(self: PolicyT, changes: Mapping[str, object]) -> PolicyT:
-        """The policy with other values; None stands for the default. Raises BadPolicy."""
+        """Return the policy with changed values; None stands for the default. Raises BadPolicy."""
         known = {each.name: each for each in self.settable()}
         values: dict[str, Any] = {}
         for name, value in changes.items():
@@ -96,7 +96,7 @@ class Policy:
 
 @cache
 def _defaults(kind: Any) -> list[tuple[str, object]]:
-    """Each field of a kind of policy, and its default."""
+    """Return each field of a kind of policy, and its default."""
     return [(each.name, each.default) for each in fields(kind)]
 
 
@@ -142,7 +142,7 @@ def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy(Policy):
-    """What is set for a topic."""
+    """The policy of a topic."""
 
     retention_ms: int | None = number(
         None, "how long finished messages are kept to be replayed; 0 for no longer than needed"
@@ -161,10 +161,10 @@ class TopicPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy(Policy):
-    """What is set for a channel.
+    """The policy of a channel.
 
-    The broker decides about messages that fail as soon as one of `max_attempts`, `retry_delays_ms`
-    and `dead_letter_topic` is set (see `martlet.broker.retry`).
+    The broker applies a retry policy to failed messages as soon as one of `max_attempts`,
+    `retry_delays_ms` and `dead_letter_topic` is set (see `martlet.broker.retry`).
     """
 
     kind: str = choice(
@@ -206,18 +206,19 @@ class ChannelPolicy(Policy):
         max_value=3_600_000,
     )
     from_consumers: tuple[str, ...] = internal(())
-    """The fields that a consumer has set by its wish; the others are an operator's, or default."""
+    """The fields that a consumer has set; the others are set by an operator, or default."""
     from_lookup: bool = internal(False)
-    """Whether the broker made it because others have it, which may be as a group."""
+    """Whether the broker created it only because lookup daemons name it: it may be a group there.
+    """
 
     def configured(self, changes: Mapping[str, object]) -> ChannelPolicy:
-        """The policy with other values, as an operator sets them. Raises BadPolicy."""
+        """Return the policy with values changed by an operator. Raises BadPolicy."""
         left = tuple(name for name in self.from_consumers if name not in changes)
         return replace(self.changed(changes), from_consumers=left)
 
 
 def check_dead_letter_topic(name: str, topic: str) -> None:
-    """See that a topic's channels may have that dead-letter topic. Raises BadPolicy."""
+    """Check that a topic's channels may have that dead-letter topic. Raises BadPolicy."""
     if is_ephemeral(name):
         raise BadPolicy(
             f"dead_letter_topic {name!r} would not keep its messages: name one that is not"

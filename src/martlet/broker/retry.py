@@ -1,19 +1,19 @@
-"""Retry: what a channel's policy makes of a message that fails.
+"""Retry: when a channel's policy redelivers a failed message.
 
-Without a policy NSQ's rules hold: a message that is requeued comes after the delay that its
-consumer names, one that times out comes at once, and both for ever.  With one, the broker decides::
+Without a policy NSQ's rules apply: a requeued message is redelivered after the delay that its
+consumer names, a timed-out one at once, and both without limit. With a policy, the broker decides::
 
-    failed how                       comes again after
-    REQ with a delay                 that delay: who names one means it, as a level of RocketMQ
-    REQ without (0), timeout         the delay of its failure
-    the connection was lost          no time after its first failure, as others are there to take
-                                     it; else the delay of its failure, so that a message that
-                                     kills its consumer does not kill them all at once
+    failure                          redelivered after
+    REQ with a delay                 that delay, as with a level of RocketMQ
+    REQ without (0), timeout         the delay of its number of failures
+    lost connection                  no delay after the first failure, as other consumers are there;
+                                     then the delay of its number of failures, so that a message
+                                     that crashes its consumer does not crash all of them at once
     any, at the last failure         never: it becomes a dead letter
 
 A failure is not a delivery: a message that was delivered and not handled, because it waited in a
-client that went, gave it back or let its time run out, has not failed (see
-`martlet.broker.queue.started`), and comes again at once.  The frame's attempts count deliveries,
+client that left, returned it or let it time out, has not failed (see
+`martlet.broker.queue.started`), and is redelivered at once.  The frame's attempts count deliveries,
 as NSQ's clients expect.  (RocketMQ counts the times that a message was consumed again, so its 16 is
 17 here.)  The delays are RocketMQ's levels from the third on, unless others are set: 10 s, 30 s, 1
 min and so on up to 2 h.
@@ -34,31 +34,31 @@ DELAY_LEVELS_MS = (
     *(1_000, 5_000, 10_000, 30_000),
     *(minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
 )
-"""RocketMQ's levels, from 1."""
+"""RocketMQ's delay levels, from 1."""
 FIRST_LEVEL = 3
-"""That of a message that has failed once."""
+"""The level of a message that has failed once."""
 DEFAULT_ATTEMPTS = 16
 MAX_ERROR_LENGTH = 1000
-"""Characters of an error that are kept."""
+"""The maximum length of an error text that is kept."""
 
 
 class DeadLetterReason(StrEnum):
-    """Why a message was given up."""
+    """The reason why a message became a dead letter."""
 
     MAX_ATTEMPTS = "max_attempts"
     """It was requeued at its last attempt."""
     TIMEOUT = "timeout"
     """It timed out at its last attempt."""
     DISCONNECTED = "disconnected"
-    """The consumer that had its last attempt has gone, or gave it back."""
+    """The consumer of its last attempt has left, or returned it."""
     REJECTED = "rejected"
-    """A consumer has said that it should not come again."""
+    """A consumer has rejected it."""
     GIVEN_UP = "given_up"
     """A consumer with a limit of its own has tried it often enough."""
 
 
 class Cause(Enum):
-    """Why a message comes again; the value is the reason of a dead letter where that was all."""
+    """The cause of a redelivery; the value is the reason of a dead letter at the last attempt."""
 
     REQUEUED = DeadLetterReason.MAX_ATTEMPTS
     TIMED_OUT = DeadLetterReason.TIMEOUT
@@ -70,8 +70,8 @@ class RetryPolicy:
     """A channel's policy, ready to be applied.
 
     Attributes:
-        max_attempts: so many failures, and no more; 0 for no limit.
-        delays_ns: after the first failure, the second, and so on; the last counts for all others.
+        max_attempts: the maximum of failures; 0 for no limit.
+        delays_ns: after the first failure, the second, and so on; the last applies to all others.
     """
 
     max_attempts: int
@@ -79,7 +79,7 @@ class RetryPolicy:
 
     @classmethod
     def of(cls, policy: ChannelPolicy) -> RetryPolicy | None:
-        """What a policy says; None where NSQ's rules hold."""
+        """Return the retry policy of a channel's policy; None where NSQ's rules apply."""
         if not (policy.max_attempts or policy.retry_delays_ms or policy.dead_letter_topic):
             return None
         delays_ms = policy.retry_delays_ms or DELAY_LEVELS_MS[FIRST_LEVEL - 1 :]
@@ -89,11 +89,11 @@ class RetryPolicy:
         )
 
     def is_over(self, failures: int) -> bool:
-        """Whether a message that has failed so often is not delivered again."""
+        """Whether a message with this number of failures is not redelivered."""
         return 0 < self.max_attempts <= failures
 
     def delay_ns(self, failures: int, cause: Cause, asked_ns: int) -> int:
-        """How long a message waits that has failed so often, and was asked for after a time."""
+        """Return the delay of a message with this number of failures and a requested delay."""
         if asked_ns or (cause is Cause.GIVEN_BACK and failures <= 1):
             return asked_ns
         number = max(1, min(failures, len(self.delays_ns)))
@@ -101,5 +101,5 @@ class RetryPolicy:
 
 
 def level_ms(level: int) -> int:
-    """The delay of one of RocketMQ's levels; a higher one is taken for the highest."""
+    """Return the delay of one of RocketMQ's levels; a higher level counts as the highest."""
     return DELAY_LEVELS_MS[min(level, len(DELAY_LEVELS_MS)) - 1]

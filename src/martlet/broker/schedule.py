@@ -1,8 +1,7 @@
-"""The schedule: whose turn comes when.
+"""The schedule: the alarms of a broker, by time.
 
-One heap for the whole broker with the earliest time of each channel that waits for something, so
-that the cost follows the work due and not the number of channels (nsqd looks at its channels
-every 100 ms instead).
+One heap for the broker with the earliest time of each waiting channel, so that the cost follows the
+due work and not the number of channels (nsqd scans its channels every 100 ms instead).
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from itertools import count
 
 _FEW = 64
 _AGAIN_NS = 1_000_000_000
-"""So much later an alarm is called that has failed."""
+"""The delay before a failed alarm is called again."""
 
 
 class Alarm:
-    """Something that wants to be called at a time. A channel has one."""
+    """A callback at a time. A channel has one."""
 
     __slots__ = ("_schedule", "call", "set_for_ns")
 
     def __init__(self, schedule: Schedule, call: Callable[[int], int | None]) -> None:
         self._schedule = schedule
         self.call = call
-        """Called with the time; returns when it wants to be called again, None for never."""
+        """Called with the time; returns when to be called again, None for never."""
         self.set_for_ns: int | None = None
 
     def at(self, time_ns: int) -> None:
-        """Ask to be called at a time, or earlier if that was asked before."""
+        """Set the alarm to a time, or leave it at an earlier one."""
         before_ns = self.set_for_ns
         if before_ns is None or time_ns < before_ns:
             self.set_for_ns = time_ns
@@ -37,7 +36,7 @@ class Alarm:
                 self._schedule.outdate()
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the alarm."""
         if self.set_for_ns is not None:
             self.set_for_ns = None
             self._schedule.outdate()
@@ -51,10 +50,10 @@ class Schedule:
         self._order = count()
         self._outdated_count = 0
         self.on_earlier: Callable[[int], None] = lambda time_ns: None
-        """Called when something is due before all that was known."""
+        """Called when the earliest time becomes earlier."""
 
     def alarm(self, call: Callable[[int], int | None]) -> Alarm:
-        """A new alarm, not set."""
+        """Create an alarm, not set."""
         return Alarm(self, call)
 
     def push(self, time_ns: int, alarm: Alarm) -> None:
@@ -65,8 +64,8 @@ class Schedule:
             self.on_earlier(time_ns)
 
     def outdate(self) -> None:
-        """An entry's alarm was set anew: when most are like that, they leave, though their time
-        may be far.
+        """Count an outdated entry, whose alarm was set anew; when most are outdated, remove them,
+        though their times may be far off.
         """
         self._outdated_count += 1
         if self._outdated_count > len(self._heap) // 2 + _FEW:
@@ -76,7 +75,7 @@ class Schedule:
             self._outdated_count = 0
 
     def next_ns(self) -> int | None:
-        """When `run` should be called."""
+        """Return when `run` should be called."""
         while self._heap:
             time_ns, _, alarm = self._heap[0]
             if alarm.set_for_ns == time_ns:
@@ -86,8 +85,8 @@ class Schedule:
         return None
 
     def run(self, now_ns: int) -> None:
-        """Call every alarm whose time has come. What one raises ends it; the others, and a second
-        later that one, are called by the next `run`.
+        """Call every alarm that is due. An exception ends the run; the next `run` calls the others,
+        and a second later the failed one.
         """
         while (time_ns := self.next_ns()) is not None and time_ns <= now_ns:
             _, _, alarm = heappop(self._heap)
@@ -95,7 +94,7 @@ class Schedule:
             try:
                 again_ns = alarm.call(now_ns)
             except BaseException:
-                # Or it would never be called again.
+                # Otherwise it would never be called again.
                 alarm.at(now_ns + _AGAIN_NS)
                 raise
             if again_ns is not None:

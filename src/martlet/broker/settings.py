@@ -14,13 +14,13 @@ class BrokerSettings(RetentionSettings):
     """The settings of a broker's core.
 
     Attributes:
-        max_topics: as many may be made; those that are there stay. 0 for no limit.
-        max_delayed: so many delayed messages may wait; 0 for no limit.
+        max_topics: maximum for the creation of topics; existing ones stay. 0 for no limit.
+        max_delayed: maximum of waiting delayed messages; 0 for no limit.
         transactions: the limits of transactions.
-        on_put_off: called with a channel that can not read its messages at the moment: topic,
-            channel, why.
-        on_lost: called with messages that can not be read any more: topic, channel, first offset,
-            end offset, reason.
+        on_put_off: called with a channel that cannot read its messages at the moment: topic,
+            channel, reason.
+        on_lost: called with messages that are no longer readable: topic, channel, first offset, end
+            offset, reason.
     """
 
     max_topics: int = 0

@@ -103,7 +103,7 @@ class CommitLog:
         segment_bytes: int,
         durable_position: int = 0,
     ) -> None:
-        assert segment_bytes % 8 == 0 and position % 8 == 0
+        assert segment_bytes % 8 == 0 and position % 8 == 0 and durable_position <= position
         self.storage = storage
         self.segments = segments
         self.position = position

@@ -96,7 +96,7 @@ class Storage(Protocol):
         """Keep up to `more` spares above the usual count, and delete the others."""
 
     def fill(self) -> DiskUsage:
-        """The used part of the limit, or without a limit of the file system. Raises OSError."""
+        """Return the usage of the limit, or without one of the file system. Raises OSError."""
 
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if it does not exist."""
@@ -108,7 +108,7 @@ class Storage(Protocol):
         """Delete a small file if it exists."""
 
     def names(self, folder: str) -> list[str]:
-        """The names of the files in a folder of the storage."""
+        """Return the names of the files in a folder of the storage."""
 
     def write_at(self, name: str, data: bytes, at: int) -> None:
         """Write into a file that can be rebuilt, such as an index."""
@@ -290,7 +290,7 @@ class DiskStorage:
             )
 
     def _free_bytes(self) -> int:
-        """The free bytes of the disk."""
+        """Return the free bytes of the disk."""
         disk = os.statvfs(self._log)
         return disk.f_bavail * disk.f_frsize
 
@@ -353,7 +353,7 @@ class DiskStorage:
                 segment.path.unlink()
 
     def spare_sizes(self) -> list[int]:
-        """The allocated bytes of each spare."""
+        """Return the allocated bytes of each spare."""
         with self._spares_lock:
             return [spare.stat().st_size for spare in self._spares]
 
@@ -365,7 +365,7 @@ class DiskStorage:
                 self._spares.pop(0).unlink()
 
     def fill(self) -> DiskUsage:
-        """The usage of `max_bytes` where that is set; else of the file system, as df shows it."""
+        """Return the usage of `max_bytes` if set; else of the file system, as df shows it."""
         spares = sum(self.spare_sizes())
         if self._max_bytes:
             return DiskUsage(max(0, self._used_bytes() - spares), self._max_bytes)
