@@ -185,7 +185,7 @@ NONE = Properties()
 
 
 def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
-    """Yield the kind, name and value of each field of an entry. Raises BadProperties."""
+    """Return the kind, name and value of each field of an entry. Raises BadProperties."""
     data = bytes(entry)
     at = 0
     while at < len(data):

@@ -128,7 +128,7 @@ class MessageRun:
         return both
 
     def fields(self) -> Iterable[Fields]:
-        """Yield the timestamp, attempts, id and body of each message, in order."""
+        """Return the timestamp, attempts, id and body of each message, in order."""
         if self.length:
             return _frame_struct(self.length).iter_unpack(self.raw)
         return self._walk_fields()
