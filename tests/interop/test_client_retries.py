@@ -139,7 +139,7 @@ async def test_a_consumer_that_gives_up_by_itself_loses_nothing(broker: Broker) 
     assert properties.system["dead_last_error"] == "out of stock"
     channel = broker.server.broker.topics["t"].channels["c"]
     assert channel.dead_letter_count == 1
-    assert not channel.cursor.stragglers
+    assert not channel.cursor.pending
 
 
 def reject(view: MessageView) -> None:

@@ -253,7 +253,7 @@ async def test_a_consumer_learns_when_failures_begin_to_count(broker: Broker) ->
         (await anext(consumer)).finish()
         again = await anext(consumer)
         assert (again.body, again.tries, again.failures) == (b"1", 2, 1)
-        (held,) = channel.cursor.stragglers.by_offset.values()
+        (held,) = channel.cursor.pending.by_offset.values()
         assert held.owner is not None
         assert held.owner.progress.charges(held.rank, 0, 0, channel.context.clock())
         again.finish()

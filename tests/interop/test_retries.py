@@ -218,7 +218,7 @@ async def test_with_flush_sync_a_dead_letter_is_durable_before_it_is_finished(
             (await anext(consumer)).requeue(backoff=False)
             async with asyncio.timeout(AMPLE_S):
                 await finished.wait()
-        assert not channel.cursor.stragglers
+        assert not channel.cursor.pending
 
 
 async def dead_letters(broker: Broker, count: int) -> list[bytes]:
@@ -284,7 +284,7 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
     assert core.topics["elsewhere"].message_count == 3
     _, listed = await call(broker, "dead_letters.list", **whose)
     assert listed["dead_letter_topics"][0]["count"] == 0
-    assert not core.topics["t.c.dead"].channels[CHANNEL].cursor.stragglers
+    assert not core.topics["t.c.dead"].channels[CHANNEL].cursor.pending
 
 
 async def test_what_can_not_be_done_with_dead_letters_is_told_with_the_way_out(

@@ -439,12 +439,12 @@ class BesideModel(RuleBasedStateMachine):
     ) -> tuple[Place, int, int]:
         """Where a message is, as the core has restored it."""
         real = self.real_channel(channel)
-        straggler = cursor.stragglers.by_offset.get(offset)
-        if straggler is not None:
-            assert straggler.owner is None
-            ready = straggler.due_ns <= self.clock.now_ns
+        message = cursor.pending.by_offset.get(offset)
+        if message is not None:
+            assert message.owner is None
+            ready = message.due_ns <= self.clock.now_ns
             place = Place.READY if ready else Place.DEFERRED
-            return place, straggler.due_ns, straggler.attempts
+            return place, message.due_ns, message.attempts
         deferred = channel.topic.messages[offset].deliver_at_ns
         topic = self.real_topic(channel.topic)
         void = any(first <= offset < end for first, end in topic.voids)

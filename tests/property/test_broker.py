@@ -33,7 +33,7 @@ from martlet.broker.delayed import due_queue as upcoming_module
 from martlet.broker.queue import cursor as cursor_module
 from martlet.broker.queue import in_flight as window_module
 from martlet.broker.queue import peek as peek_module
-from martlet.broker.queue import pending as straggler_module
+from martlet.broker.queue import pending as pending_module
 from martlet.broker.queue import queue_log as queue_module
 from martlet.broker.retention import checkpoint as upkeep_module
 from martlet.broker.retention.checkpoint import begin_checkpoint, count_needs, end_checkpoint
@@ -529,7 +529,7 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "_SCAN", 4)
     for size in ("_HELD_AT_ONCE", "_ROWS_AT_ONCE"):
         monkeypatch.setattr(peek_module, size, 3)
-    monkeypatch.setattr(straggler_module, "_RISING_AT_ONCE", 3)
+    monkeypatch.setattr(pending_module, "_RISING_AT_ONCE", 3)
     monkeypatch.setattr(cursor_module, "MAX_GRANT_BYTES", 700)
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)
     monkeypatch.setattr(stage_module, "MAX_BATCH_BYTES", 1500)

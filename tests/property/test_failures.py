@@ -54,7 +54,7 @@ class Program:
         self.line = [offset for offset in self.line if offset in held]
 
     def is_suspect(self, offset: int) -> bool:
-        known = self.client.channel.cursor.stragglers.by_offset.get(offset)
+        known = self.client.channel.cursor.pending.by_offset.get(offset)
         return known is not None and known.is_suspect
 
     def begin(self, max_count: int) -> bool:

@@ -109,13 +109,13 @@ class Grouped:
             there.update(bodies)
             for body in bodies:
                 assert self.core.clock.now_ns >= self.due_ns.get(body, 0), "before its time"
-            for offset in part.cursor.stragglers.by_offset:
+            for offset in part.cursor.pending.by_offset:
                 frame = part.cursor.frame(offset, 1)
                 assert frame is not None or self.holes
                 if frame is not None:
                     there.add(bytes(frame[FRAME_HEADER_BYTES:]))
             if not self.holes:
-                ready = part.cursor.stragglers.ready_count
+                ready = part.cursor.pending.ready_count
                 assert part.depth == len(bodies) + ready
         lost = self.promised - there
         assert not lost, f"lost: {sorted(lost)}"
@@ -324,7 +324,7 @@ class Grouped:
         assert not self.core.broker.transfers
         self.check()
         for part in self.parts:
-            assert not part.cursor.stragglers.by_offset
+            assert not part.cursor.pending.by_offset
             assert part.deferred_count == 0
             bodies, end = self.ahead(part, part.cursor.next)
             assert part.group is not None

@@ -82,10 +82,10 @@ class Retried:
         self.channel = self.core.broker.topics["t"].channels["c"]
         self.other = self.core.client("t", "other").ready(1000)
         self.other_seen = 0
-        for offset, straggler in self.channel.cursor.stragglers.by_offset.items():
-            self.attempts[offset] = straggler.attempts
-            self.failures[offset] = straggler.failures
-            self.not_before_ns[offset] = straggler.due_ns
+        for offset, message in self.channel.cursor.pending.by_offset.items():
+            self.attempts[offset] = message.attempts
+            self.failures[offset] = message.failures
+            self.not_before_ns[offset] = message.due_ns
 
     # what is where
 
@@ -234,7 +234,7 @@ class Retried:
 
     def charge(self, line: list[int], *, lost: bool = False) -> set[int]:
         """What a client has lost comes again at once, but for what has failed; which that is."""
-        known = self.channel.cursor.stragglers.by_offset
+        known = self.channel.cursor.pending.by_offset
         charged = set()
         for offset in line:
             before = self.failures.get(offset, 0)

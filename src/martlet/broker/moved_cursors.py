@@ -85,8 +85,8 @@ class MovedCursors:
         for channel in moved:
             cursor = channel.cursor
             cursor.journal_number += 1
-            cursor.stragglers.changed.clear()
-            cursor.stragglers.removed.clear()
+            cursor.pending.changed.clear()
+            cursor.pending.removed.clear()
         for channel in channels:
             self._channels.popleft()
             channel.dirty = False

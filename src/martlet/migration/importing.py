@@ -241,7 +241,7 @@ class Importing:
             # A power cut took where it stood, and it would get what was never its own.
             topic.delete_channel(name)
         channel = topic.channel(name, start, voids)
-        missing = attempts.keys() - channel.cursor.stragglers.by_offset.keys()
+        missing = attempts.keys() - channel.cursor.pending.by_offset.keys()
         if missing:
             channel.deliver_again({offset: attempts[offset] for offset in sorted(missing)})
             self._broker.write_journal()

@@ -13,9 +13,8 @@ Two copies of one message have the same id and the same body, and are stored onc
 - A *group* is what the very same channels have of a part.  To all others it is a void, which
   their cursors are taken over (see `martlet.broker.topic.masked_source`).
 - *Tried* are messages that were delivered before to some channel that did not finish them.  They
-  come first, and each channel gets those that it has as stragglers with its own attempts.  A
-  straggler costs memory, so there is a limit; beyond it they are like any other, and the attempts
-  begin anew.
+  come first, and each channel gets its own as pending messages with their attempts.  These cost
+  memory, so there is a limit; beyond it they are like any other, and the attempts begin anew.
 - The *backlog* are messages that no channel has got yet, so it goes to all of them.  nsqd, killed
   while it hands messages on, has some in both places: these come from the backlog, once.
 

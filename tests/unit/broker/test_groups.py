@@ -199,7 +199,7 @@ def test_what_waited_for_others_of_its_key_goes_to_the_group_that_its_channel_be
     client.leave()
     topic.configure_channel("g", ChannelPolicy(kind="offsets"))
     core.wait(SECOND_NS)
-    assert not channel.cursor.stragglers.by_offset
+    assert not channel.cursor.pending.by_offset
     got = [channel.cursor.frame(offset, 1) for offset in range(4, channel.source.limit)]
     assert [bytes(frame or b"")[34:] for frame in got] == [b"0", b"1", b"2", b"3"]
     assert channel.depth == 4

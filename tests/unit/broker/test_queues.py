@@ -507,9 +507,9 @@ def test_what_a_client_may_have_started_is_found_over_all_queues() -> None:
     client.finish(client.got[1])
     client.leave()
     failures = {
-        client.channel.queue.message_id((queue << 54) + offset): straggler.failures
+        client.channel.queue.message_id((queue << 54) + offset): message.failures
         for queue, part in enumerate(client.channel.parts)
-        for offset, straggler in part.cursor.stragglers.by_offset.items()
+        for offset, message in part.cursor.pending.by_offset.items()
     }
     told = [failures.get(got.id) for got in client.got]
     assert told == [1, None, 1, 0, 0, 0]

@@ -124,7 +124,7 @@ class Channel(ChannelState):
         fresh = self.source.count_from(cursor.next) - cursor.deferred_ahead
         if self.group is not None:
             fresh += self.group.own_ahead
-        return fresh + cursor.stragglers.ready_count
+        return fresh + cursor.pending.ready_count
 
     @property
     def message_count(self) -> int:
@@ -159,7 +159,7 @@ class Channel(ChannelState):
         """The number of messages waiting for a time: the channel's own, and those that all channels
         get then.
         """
-        waiting = self.cursor.stragglers.waiting_count
+        waiting = self.cursor.pending.waiting_count
         return waiting + self.context.delayed_count(self.cursor.queue.topic)
 
     # consumers
@@ -225,8 +225,8 @@ class Channel(ChannelState):
         self.numbers[consumer.number] = share
         if consumer.is_ready:
             self.delivery.take_place(consumer, share)
-        for _, straggler in self.cursor.stragglers.owned_by(consumer):
-            straggler.owner = share
+        for _, message in self.cursor.pending.owned_by(consumer):
+            message.owner = share
         return subscriber
 
     def remove_consumer(
@@ -261,14 +261,14 @@ class Channel(ChannelState):
         if cursor.window.release_one(consumer.number, offset):
             consumer.answered = max(consumer.answered, offset)
         else:
-            straggler = cursor.stragglers.get(offset, consumer)
-            if straggler is None:
+            message = cursor.pending.get(offset, consumer)
+            if message is None:
                 raise self.redelivery.not_in_flight(consumer, offset)
-            consumer.progress.answered(straggler.asked_rank, offset)
+            consumer.progress.answered(message.asked_rank, offset)
             # The answer may be to an earlier delivery: the client may have another copy.
-            if straggler.asked_rank < straggler.rank:
+            if message.asked_rank < message.rank:
                 consumer.progress.answered_late(self.context.clock(), used_up=False)
-            cursor.stragglers.remove(offset)
+            cursor.pending.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:
             self.trail.note(TraceStep.FINISHED, offset, offset + 1, self.context.clock(), consumer)
@@ -312,7 +312,7 @@ class Channel(ChannelState):
             self.delivery.line_up(self.consumers)
         self.pump()
         times = [c.leases[0].deadline_ns for c in self.consumers if c.leases]
-        earliest_ns = self.cursor.stragglers.earliest_ns()
+        earliest_ns = self.cursor.pending.earliest_ns()
         if earliest_ns is not None:
             times.append(earliest_ns)
         return min(times, default=None)
@@ -332,7 +332,7 @@ class Channel(ChannelState):
 
     def arm(self) -> None:
         """Set the alarm after a restart."""
-        earliest_ns = self.cursor.stragglers.earliest_ns()
+        earliest_ns = self.cursor.pending.earliest_ns()
         if earliest_ns is not None:
             self.alarm.at(earliest_ns)
         if self.group is not None:
@@ -346,7 +346,7 @@ class Channel(ChannelState):
         now_ns = self.context.clock()
         for offset, count in attempts.items():
             assert offset < self.cursor.window.floor
-            self.cursor.stragglers.wait(offset, count, now_ns, now_ns)
+            self.cursor.pending.wait(offset, count, now_ns, now_ns)
         self.moved()
         self.pump()
 
@@ -371,23 +371,23 @@ class Channel(ChannelState):
 
     def _drop(self, stretches: Sequence[Stretch]) -> None:
         """Drop the messages of some ranges, in flight or pending."""
-        window, stragglers = self.cursor.window, self.cursor.stragglers
+        window, pending = self.cursor.window, self.cursor.pending
         for first, end in stretches:
             for number, count in window.release_all(first, end).items():
                 self.numbers[number].in_flight_count -= count
-        for offset in inside(stretches, self._straggling()).tolist():
-            owner = stragglers.by_offset[offset].owner
+        for offset in inside(stretches, self._pending_offsets()).tolist():
+            owner = pending.by_offset[offset].owner
             if owner is not None:
                 owner.in_flight_count -= 1
-            stragglers.remove(offset)
+            pending.remove(offset)
 
     def drop(self, count: int) -> None:
         """Count dropped messages."""
         self.dropped_count += count
         self.moved()
 
-    def _straggling(self) -> Offsets:
-        by_offset = self.cursor.stragglers.by_offset
+    def _pending_offsets(self) -> Offsets:
+        by_offset = self.cursor.pending.by_offset
         return np.fromiter(by_offset, np.int64, len(by_offset))
 
     def go_on(self) -> None:
@@ -408,9 +408,9 @@ class Channel(ChannelState):
                 held = cursor.window.release_range(consumer.number, first, lease.end)
                 consumer.in_flight_count -= len(held)
             consumer.cut_leases(offset)
-        for known, straggler in cursor.stragglers.by_offset.items():
-            if known >= offset and straggler.owner is not None:
-                straggler.owner.in_flight_count -= 1
+        for known, message in cursor.pending.by_offset.items():
+            if known >= offset and message.owner is not None:
+                message.owner.in_flight_count -= 1
         cursor.go_back(offset)
         self.moved()
         self.delivery.line_up(self.consumers)
@@ -420,7 +420,7 @@ class Channel(ChannelState):
     def unfinished(self, gone: Sequence[Stretch]) -> Offsets:
         """Return the unfinished offsets in some ranges, rising, including those beyond a pause."""
         cursor, source = self.cursor, self.source
-        parts = [inside(gone, self._straggling())]
+        parts = [inside(gone, self._pending_offsets())]
         for first, end in gone:
             parts.append(cursor.window.held_offsets(first, end))
             for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):

@@ -130,10 +130,10 @@ class Delivery:
                     continue
                 limit = self._limit(self.cursor)
                 available = limit - self.cursor.next
-                some_again = self.cursor.stragglers.ready_count
+                some_again = self.cursor.pending.ready_count
                 if some_again and (available <= 0 or not self._fresh_turn):
                     self._fresh_turn = True
-                    self._grant_straggler(consumer)
+                    self._grant_pending(consumer)
                 elif available <= 0:
                     return
                 else:
@@ -161,7 +161,7 @@ class Delivery:
         line = self._line
         plain = state.wanted is None and self.order is None
         free = window.next == offset and line and not state.paused and plain
-        if not free or cursor.stragglers.by_offset or line[0].sample_rate or line[0].room <= 0:
+        if not free or cursor.pending.by_offset or line[0].sample_rate or line[0].room <= 0:
             self.pump()
             return
         if offset - window.floor > COMFORTABLE_SPAN:
@@ -235,23 +235,23 @@ class Delivery:
         for begin, stop in merged(held, held + 1):
             trail.note(TraceStep.DELIVERED, begin, stop, now_ns, consumer, 1)
 
-    def _grant_straggler(self, consumer: ChannelConsumer) -> None:
-        stragglers = self.cursor.stragglers
-        offset = stragglers.next_ready()
+    def _grant_pending(self, consumer: ChannelConsumer) -> None:
+        pending = self.cursor.pending
+        offset = pending.next_ready()
         assert offset is not None
-        self.deliver_straggler(consumer, offset)
+        self.deliver_pending(consumer, offset)
 
-    def deliver_straggler(self, consumer: ChannelConsumer, offset: int) -> None:
+    def deliver_pending(self, consumer: ChannelConsumer, offset: int) -> None:
         """Deliver a pending message that is ready; drop it if it was deleted or is filtered out."""
         cursor = self.cursor
-        attempts = cursor.stragglers.by_offset[offset].attempts + 1
+        attempts = cursor.pending.by_offset[offset].attempts + 1
         frame = cursor.frame(offset, attempts)
         properties = b""
         if consumer.with_properties or self.state.wanted is not None:
             properties = cursor.properties(offset)
         self.state.moved()
         if frame is None or not self.wants(properties) or self.samples_out(consumer):
-            cursor.stragglers.remove(offset)
+            cursor.pending.remove(offset)
         else:
             self.hand_out(consumer, offset, attempts, frame, properties)
 
@@ -267,15 +267,15 @@ class Delivery:
         state = self.state
         now_ns = state.context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
-        stragglers = state.cursor.stragglers
-        known = stragglers.by_offset.get(offset)
+        pending = state.cursor.pending
+        known = pending.by_offset.get(offset)
         failures, asked_rank, is_suspect = 0, 0, False
         if known is not None:
             failures, is_suspect = known.failures, known.is_suspect
             asked_rank = known.asked_rank if known.last_progress is consumer.progress else 0
             if failures and state.retry is not None and consumer.progress.says_started:
                 properties += notes_of(failures, is_suspect=is_suspect)
-        stragglers.hold(
+        pending.hold(
             offset, attempts, consumer, now_ns, deadline_ns, failures, next_rank(), asked_rank
         ).is_suspect = is_suspect
         if attempts > 1:
@@ -347,7 +347,7 @@ class Delivery:
             lease = consumer.lease_of(offset)
             delivered_at_ns = lease.deadline_ns - consumer.timeout_ns
             cursor.window.release(offset)
-            cursor.stragglers.hold(
+            cursor.pending.hold(
                 offset, 1, consumer, delivered_at_ns, lease.deadline_ns, rank=lease.rank
             )
         cursor.window.advance()

@@ -50,7 +50,7 @@ class Ordering:
     def __init__(self, delivery: Delivery, by_key: bool, lock_ns: int) -> None:
         self._delivery = delivery
         self._state = delivery.state
-        self._stragglers = delivery.cursor.stragglers
+        self._pending = delivery.cursor.pending
         self._by_key = by_key
         self._lock_ns = lock_ns
         self._keys: dict[int, bytes] = {}
@@ -62,7 +62,7 @@ class Ordering:
         self._holder: ChannelConsumer | None = None
         self._lent_until_ns = 0
         self._has_begun = False
-        self._stragglers.on_removed = self._removed
+        self._pending.on_removed = self._removed
 
     @property
     def parked_count(self) -> int:
@@ -71,8 +71,8 @@ class Ordering:
 
     def end(self) -> None:
         """Stop ordering: parked messages become ready like all others."""
-        self._stragglers.on_removed = None
-        self._stragglers.line_up_ready()
+        self._pending.on_removed = None
+        self._pending.line_up_ready()
 
     def _begin(self) -> None:
         """Read the keys of the messages that are unfinished already."""
@@ -80,12 +80,12 @@ class Ordering:
         for known in (self._keys, self._behind, self._free):
             known.clear()
         self._delivery.spread()
-        stragglers = self._stragglers
-        for offset, straggler in sorted(stragglers.by_offset.items()):
-            is_waiting = straggler.owner is None and not stragglers.is_ready(offset)
-            if straggler.attempts or not is_waiting:  # else deferred
+        pending = self._pending
+        for offset, message in sorted(pending.by_offset.items()):
+            is_waiting = message.owner is None and not pending.is_ready(offset)
+            if message.attempts or not is_waiting:  # else deferred
                 self._enter(offset, self._delivery.cursor.properties(offset))
-        stragglers.line_up_ready()
+        pending.line_up_ready()
         self._has_begun = True
 
     def pump(self) -> None:
@@ -100,7 +100,7 @@ class Ordering:
                 return
             offset = self._next_free()
             if offset is not None:
-                delivery.deliver_straggler(consumer, offset)
+                delivery.deliver_pending(consumer, offset)
                 self._lend(consumer)
             elif not self._read(consumer):
                 return
@@ -131,19 +131,19 @@ class Ordering:
 
     def _next_free(self) -> int | None:
         """Return the lowest of the offsets that may be delivered now."""
-        stragglers = self._stragglers
+        pending = self._pending
         while self._free:
             offset = self._free[0]
             key = self._keys.get(offset)
             is_first = key is None or self._behind[key][0] == offset
-            if is_first and stragglers.is_ready(offset):
+            if is_first and pending.is_ready(offset):
                 return offset
             heappop(self._free)
         return None
 
     def _take_in_ready(self) -> None:
         """Check the messages that have become ready since the last time."""
-        for offset in self._stragglers.take_ready():
+        for offset in self._pending.take_ready():
             self._offer(offset)
 
     def _offer(self, offset: int) -> None:
@@ -178,7 +178,7 @@ class Ordering:
             self._lend(consumer)
         else:
             now_ns = self._state.context.clock()
-            cursor.stragglers.wait(offset, 0, now_ns, now_ns)
+            cursor.pending.wait(offset, 0, now_ns, now_ns)
         return True
 
     def _enter(self, offset: int, properties: bytes) -> bool:
@@ -202,7 +202,7 @@ class Ordering:
         behind.remove(offset)
         if not behind:
             del self._behind[key]
-        elif self._stragglers.is_ready(behind[0]):
+        elif self._pending.is_ready(behind[0]):
             heappush(self._free, behind[0])
         if self._holder is not None:
             self._lent_until_ns = self._state.context.clock() + self._lock_ns

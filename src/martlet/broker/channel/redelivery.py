@@ -131,7 +131,7 @@ class Redelivery:
             state.context.clock() + consumer.timeout_ns,
             held.delivered_at_ns + state.context.settings.max_timeout_ns,
         )
-        state.cursor.stragglers.hold(
+        state.cursor.pending.hold(
             offset,
             held.attempts,
             consumer,
@@ -153,8 +153,8 @@ class Redelivery:
         cursor = self._state.cursor
         if cursor.window.holds(consumer.number, offset):
             rank = consumer.lease_of(offset).rank
-        elif (straggler := cursor.stragglers.get(offset, consumer)) is not None:
-            rank = straggler.rank
+        elif (message := cursor.pending.get(offset, consumer)) is not None:
+            rank = message.rank
         else:
             raise self.not_in_flight(consumer, offset)
         consumer.progress.started(rank, offset)
@@ -168,10 +168,10 @@ class Redelivery:
             lease = consumer.lease_of(offset)
             cursor.window.release(offset)
             return _leased(consumer, lease)
-        straggler = cursor.stragglers.get(offset, consumer)
-        if straggler is None:
+        message = cursor.pending.get(offset, consumer)
+        if message is None:
             raise self.not_in_flight(consumer, offset)
-        return straggler
+        return message
 
     def _note_answer(
         self, consumer: ChannelConsumer, offset: int, held: PendingMessage[ChannelConsumer]
@@ -182,8 +182,8 @@ class Redelivery:
         """Return the error for an answer to a message that is not in flight."""
         state = self._state
         consumer.progress.answered_late(state.context.clock())
-        straggler = state.cursor.stragglers.by_offset.get(offset)
-        owner = straggler and straggler.owner
+        message = state.cursor.pending.by_offset.get(offset)
+        owner = message and message.owner
         if state.cursor.window.is_held(offset) or (owner and owner is not state.aside.consumer):
             return NotInFlight("client does not own message")
         return NotInFlight("ID not in flight")
@@ -202,8 +202,8 @@ class Redelivery:
             for lease in consumer.leases
             for offset in self._release(consumer, lease)
         ]
-        owned = cursor.stragglers.owned_by(consumer)
-        lost += [(straggler.rank, offset, straggler) for offset, straggler in owned]
+        owned = cursor.pending.owned_by(consumer)
+        lost += [(message.rank, offset, message) for offset, message in owned]
         for _, offset, held in sorted(lost, key=_by_rank):
             failed = offset in charged
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=failed, consumer=consumer)
@@ -221,10 +221,10 @@ class Redelivery:
                 lease = leases.popleft()
                 held = _leased(consumer, lease)
                 late += [(lease.rank, offset, held) for offset in self._release(consumer, lease)]
-        for offset, straggler in state.cursor.stragglers.expire(now_ns):
-            assert straggler.owner is not None
-            straggler.owner.settle_progress()
-            late.append((straggler.rank, offset, straggler))
+        for offset, message in state.cursor.pending.expire(now_ns):
+            assert message.owner is not None
+            message.owner.settle_progress()
+            late.append((message.rank, offset, message))
         for rank, offset, held in sorted(late, key=_by_rank):
             owner = held.owner
             assert owner is not None
@@ -273,7 +273,7 @@ class Redelivery:
         if is_over:
             state.context.bury(state, offset, attempts, failures, cause.value)
             return None
-        again = state.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns, failures)
+        again = state.cursor.pending.wait(offset, attempts, now_ns + delay_ns, now_ns, failures)
         again.is_suspect = cause is Cause.GIVEN_BACK if failed else held.is_suspect
         if delay_ns:
             state.alarm.at(now_ns + delay_ns)
@@ -281,13 +281,13 @@ class Redelivery:
 
     def _note_error(self, offset: int, error: str) -> None:
         if error:
-            self._state.cursor.stragglers.note_error(offset, error[:MAX_ERROR_LENGTH])
+            self._state.cursor.pending.note_error(offset, error[:MAX_ERROR_LENGTH])
 
     # messages handled out of order
 
     def let_go(self, offset: int) -> None:
         """Finish a message that no consumer holds."""
-        self._state.cursor.stragglers.remove(offset)
+        self._state.cursor.pending.remove(offset)
         self._state.moved()
         self._delivery.pump()
 
@@ -304,7 +304,7 @@ class Redelivery:
             deferred = cursor.queue.index.deferred(first, min(stop, source.limit))
             for part in apart_from(deferred, first, stop):
                 for offset in range(*part):
-                    cursor.stragglers.wait(offset, 0, now_ns, now_ns)
+                    cursor.pending.wait(offset, 0, now_ns, now_ns)
         cursor.skip_to(end, source.deferred_from(end))
         state.moved()
 
@@ -335,13 +335,13 @@ def charged_of(held: Sequence[tuple[ChannelState, ChannelConsumer]]) -> list[set
 
 def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank, int]]:
     """Return the messages that a consumer holds, and when each was delivered."""
-    window, stragglers = channel.cursor.window, channel.cursor.stragglers
+    window, pending = channel.cursor.window, channel.cursor.pending
     ranks = [
         ((lease.rank, offset), lease.deadline_ns - consumer.timeout_ns)
         for lease in consumer.leases
         for offset in window.held_by(consumer.number, lease.first, lease.end)
     ]
-    owned = stragglers.owned_by(consumer)
+    owned = pending.owned_by(consumer)
     return ranks + [((each.rank, offset), each.delivered_at_ns) for offset, each in owned]
 
 

@@ -42,7 +42,7 @@ def bury(
     if channel.trail is not None:
         to = f"{reason} -> {dead_letter_topic(channel)}"
         channel.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
-    errors = channel.cursor.stragglers.errors.get(offset, ("", ""))
+    errors = channel.cursor.pending.errors.get(offset, ("", ""))
     death = DeadLetterInfo(reason, attempts, errors, now_ns, failures)
     queue = channel.cursor.queue
     origin: dict[str, str | int] = {

@@ -168,7 +168,7 @@ class Bucket(HiddenTopic):
         """The offset from which on every message counts as needed; it never decreases."""
         return self._marks.kept(self.queue.end_offset)[0]
 
-    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+    def pending_below(self, floor: int) -> npt.NDArray[np.uint64]:
         """Return the offsets below a floor that are not done, rising."""
         below = self._marks.kept(self.queue.end_offset)[1]
         return below[below < floor].astype(np.uint64)

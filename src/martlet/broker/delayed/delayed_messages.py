@@ -124,7 +124,7 @@ class DelayedMessages:
         for topic in self._registry.queues.values():
             taken += self._unseen.get(topic, 0)
             channels = topic.channels.values()
-            taken += sum(channel.cursor.stragglers.waiting_count for channel in channels)
+            taken += sum(channel.cursor.pending.waiting_count for channel in channels)
         return min(_COUNTED_AGAIN, MAX_IN_CHANNELS - taken)
 
     def publish(

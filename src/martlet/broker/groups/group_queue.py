@@ -59,9 +59,9 @@ class GroupQueue:
         channel = self._channel
         for waiting in list(self.waiting):
             waiting.pump()
-        stragglers = channel.cursor.stragglers
-        for offset in stragglers.take_ready():
-            attempts = stragglers.by_offset[offset].attempts
+        pending = channel.cursor.pending
+        for offset in pending.take_ready():
+            attempts = pending.by_offset[offset].attempts
             self._context.append_again(channel, offset, attempts)
 
     def end(self) -> None:

@@ -64,7 +64,7 @@ class _Charge(Protocol):
     def is_over(self) -> bool: ...
 
 
-class _Straggler(Protocol):
+class _PendingMessage(Protocol):
     @property
     def owner(self) -> object | None: ...
     @property
@@ -77,9 +77,9 @@ class _Straggler(Protocol):
     def is_suspect(self) -> bool: ...
 
 
-class _Stragglers(Protocol):
+class _PendingMessages(Protocol):
     @property
-    def by_offset(self) -> Mapping[int, _Straggler]: ...
+    def by_offset(self) -> Mapping[int, _PendingMessage]: ...
     @property
     def changed(self) -> Collection[int]: ...
     @property
@@ -106,7 +106,7 @@ class _Cursor(Protocol):
     @property
     def window(self) -> _Window: ...
     @property
-    def stragglers(self) -> _Stragglers: ...
+    def pending(self) -> _PendingMessages: ...
     @property
     def charges(self) -> _Charges | None: ...
 
@@ -116,9 +116,9 @@ def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bo
 
     Deferred messages below offset `scheduled_end` are pending or finished.
     """
-    stragglers = cursor.stragglers
-    offsets = stragglers.by_offset.keys() if full else stragglers.changed
-    removed = [] if full else sorted(stragglers.removed)
+    pending = cursor.pending
+    offsets = pending.by_offset.keys() if full else pending.changed
+    removed = [] if full else sorted(pending.removed)
     ranges = cursor.window.held_ranges()
     changed = [
         (
@@ -128,7 +128,7 @@ def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bo
             min(s.failures + 1, _SUSPECT - 1) | _SUSPECT * s.is_suspect,
         )
         for offset in sorted(offsets)
-        for s in (stragglers.by_offset[offset],)
+        for s in (pending.by_offset[offset],)
     ]
     entry = _CURSOR.pack(
         channel,
@@ -148,8 +148,8 @@ def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bo
         entry += np.array(removed, "<u8").tobytes()
     if cursor.charges is not None:
         entry += _encode_charges(cursor.charges)
-    if stragglers.errors:
-        entry += _encode_errors(stragglers.errors, offsets)
+    if pending.errors:
+        entry += _encode_errors(pending.errors, offsets)
     return entry
 
 
@@ -208,7 +208,7 @@ class CursorState:
         next: the first offset that was not delivered yet.
         scheduled_end: deferred messages below this offset are pending or finished.
         ranges: the offsets in flight, as (first, end).
-        stragglers: (attempts, due_ns, failures) by offset.
+        pending: (attempts, due_ns, failures) by offset.
         suspects: the pending ones whose last failure was a lost connection.
         errors: by offset, the texts of the first and the last failure.
         charges: by offset.
@@ -219,7 +219,7 @@ class CursorState:
     next: int
     scheduled_end: int
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    stragglers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    pending: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     suspects: set[int] = field(default_factory=set)
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
     charges: dict[int, ChargeRow] = field(default_factory=dict)
@@ -240,17 +240,17 @@ class CursorState:
         self.ranges = [(first, end) for first, end in rows.tolist()]
         at += 16 * ranges
         if flags & _FULL:
-            self.stragglers, self.suspects = {}, set()
+            self.pending, self.suspects = {}, set()
             self.errors, self.charges = {}, {}
         for offset, due_ns, attempts, packed in np.frombuffer(
             entry, _CHANGED, changed, at
         ).tolist():
             failures = packed % _SUSPECT - 1 if packed else max(0, attempts - (not due_ns))
-            self.stragglers[offset] = (attempts, due_ns, failures)
+            self.pending[offset] = (attempts, due_ns, failures)
             (self.suspects.add if packed >= _SUSPECT else self.suspects.discard)(offset)
         at += _CHANGED.itemsize * changed
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
-            self.stragglers.pop(offset, None)
+            self.pending.pop(offset, None)
             self.suspects.discard(offset)
             self.errors.pop(offset, None)
         at += 8 * removed
@@ -267,6 +267,6 @@ class CursorState:
         self.next = min(self.next, offset)
         self.scheduled_end = min(self.scheduled_end, offset)
         self.ranges = [(first, min(end, offset)) for first, end in self.ranges if first < offset]
-        self.stragglers = {o: known for o, known in self.stragglers.items() if o < offset}
+        self.pending = {o: known for o, known in self.pending.items() if o < offset}
         self.errors = {o: known for o, known in self.errors.items() if o < offset}
         self.charges = {o: known for o, known in self.charges.items() if o < offset}

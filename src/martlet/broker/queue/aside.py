@@ -41,28 +41,28 @@ class AsideMessages:
     def holds(self, offset: int) -> bool:
         """Whether a message is moving, and its channel still exists."""
         state = self._state
-        return not state.closed and state.cursor.stragglers.get(offset, self.consumer) is not None
+        return not state.closed and state.cursor.pending.get(offset, self.consumer) is not None
 
     def add(self, offset: int, attempts: int, failures: int = 0) -> None:
         """Hold a message that no consumer holds, so that no consumer gets it."""
         if not self.holds(offset):
             self.consumer.in_flight_count += 1
         failures = max(failures, self._failures(offset))
-        self._state.cursor.stragglers.hold(
+        self._state.cursor.pending.hold(
             offset, attempts, self.consumer, self._state.context.clock(), NEVER_NS, failures
         )
         self._state.moved()
 
     def finish(self, offset: int) -> None:
         """Finish a message that has been moved, or was deleted."""
-        self._state.cursor.stragglers.remove(offset)
+        self._state.cursor.pending.remove(offset)
         self._left()  # With ordering, the next of its key may be waiting.
 
     def put_back(self, offset: int, attempts: int) -> None:
         """Return a message to its channel, to be delivered as before."""
         now_ns = self._state.context.clock()
         failures = self._failures(offset)
-        self._state.cursor.stragglers.wait(offset, attempts, now_ns, now_ns, failures)
+        self._state.cursor.pending.wait(offset, attempts, now_ns, now_ns, failures)
         self._left()
 
     def _left(self) -> None:
@@ -72,5 +72,5 @@ class AsideMessages:
         self._pump()
 
     def _failures(self, offset: int) -> int:
-        straggler = self._state.cursor.stragglers.by_offset.get(offset)
-        return 0 if straggler is None else straggler.failures
+        message = self._state.cursor.pending.by_offset.get(offset)
+        return 0 if message is None else message.failures

@@ -65,7 +65,7 @@ class Cursor:
         self._log = log
         self.queue = queue
         self.window = InFlightWindow(start)
-        self.stragglers: PendingMessages[ChannelConsumer] = PendingMessages()
+        self.pending: PendingMessages[ChannelConsumer] = PendingMessages()
         self.deferred_ahead = 0
         """The number of messages from `next` on that are deferred, and so skipped."""
         self.journal_number = 0
@@ -90,7 +90,7 @@ class Cursor:
     def lowest_needed(self) -> int:
         """The offset below which everything is finished."""
         floor = self.window.floor
-        return min(floor, min(self.stragglers.by_offset, default=floor))
+        return min(floor, min(self.pending.by_offset, default=floor))
 
     def schedule(self, first: int, end: int, now_ns: int, channel: int) -> int | None:
         """Make the deferred messages from offset `first` up to `end` pending, and those for that
@@ -121,7 +121,7 @@ class Cursor:
     def _defer(self, first: int, end: int, due_ns: int, now_ns: int) -> None:
         assert first >= self.next
         for offset in range(first, end):
-            self.stragglers.wait(offset, 0, due_ns, now_ns)
+            self.pending.wait(offset, 0, due_ns, now_ns)
         self.deferred_ahead += end - first
 
     def take(
@@ -343,8 +343,8 @@ class Cursor:
         of it may be in flight. The caller schedules deferred messages again.
         """
         assert offset <= self.next
-        for known in [known for known in self.stragglers.by_offset if known >= offset]:
-            self.stragglers.remove(known)
+        for known in [known for known in self.pending.by_offset if known >= offset]:
+            self.pending.remove(known)
         self.window.go_back(offset)
         self._entry = None
         self._let_record_go()

@@ -76,7 +76,7 @@ def peek(
     if PeekState.IN_FLIGHT in states:
         found.append(_in_window(channel, start))
     if not set(states) <= {PeekState.WAITING}:
-        found.append(_stragglers(channel, start, states))
+        found.append(_pending(channel, start, states))
     if PeekState.WAITING in states:
         found.append(_waiting(channel, start))
     return list(islice(merge(*found, key=lambda peeked: peeked.offset), max_count))
@@ -96,30 +96,28 @@ def _in_window(channel: ChannelState, start: int) -> Iterator[Peeked]:
         first = end
 
 
-def _stragglers(
-    channel: ChannelState, start: int, states: Collection[PeekState]
-) -> Iterator[Peeked]:
-    stragglers = channel.cursor.stragglers
-    for offset in stragglers.rising(start):
-        straggler = stragglers.by_offset[offset]
-        owner = straggler.owner
+def _pending(channel: ChannelState, start: int, states: Collection[PeekState]) -> Iterator[Peeked]:
+    pending = channel.cursor.pending
+    for offset in pending.rising(start):
+        message = pending.by_offset[offset]
+        owner = message.owner
         if owner is not None:
             state = PeekState.IN_FLIGHT
         else:
-            state = PeekState.DUE if stragglers.is_ready(offset) else PeekState.DEFERRED
+            state = PeekState.DUE if pending.is_ready(offset) else PeekState.DEFERRED
         if state not in states:
             continue
         if owner is not None and not owner.number:
-            yield Peeked(offset, state, straggler.attempts, failures=straggler.failures)
+            yield Peeked(offset, state, message.attempts, failures=message.failures)
             continue
         yield Peeked(
             offset,
             state,
-            straggler.attempts,
-            straggler.due_ns,
-            straggler.delivered_at_ns,
+            message.attempts,
+            message.due_ns,
+            message.delivered_at_ns,
             owner,
-            straggler.failures,
+            message.failures,
         )
 
 

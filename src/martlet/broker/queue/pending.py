@@ -111,14 +111,14 @@ class PendingMessages(Generic[OwnerT]):
     ) -> PendingMessage[OwnerT]:
         """Make a message wait for (re)delivery at a time, which may be now."""
         self._leave(offset)
-        straggler = self.by_offset[offset] = PendingMessage(attempts, due_ns, failures=failures)
+        message = self.by_offset[offset] = PendingMessage(attempts, due_ns, failures=failures)
         self.changed.add(offset)
         self.removed.discard(offset)
         if due_ns <= now_ns:
             self._line_up(offset)
         else:
             self._at(due_ns, offset)
-        return straggler
+        return message
 
     def hold(
         self,
@@ -133,20 +133,20 @@ class PendingMessages(Generic[OwnerT]):
     ) -> PendingMessage[OwnerT]:
         """Put a message in flight to an owner until a deadline."""
         self._leave(offset)
-        straggler = self.by_offset[offset] = PendingMessage(
+        message = self.by_offset[offset] = PendingMessage(
             attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
         )
         self.in_flight_count += 1
         self.changed.add(offset)
         self.removed.discard(offset)
         self._at(deadline_ns, offset)
-        return straggler
+        return message
 
     def _at(self, due_ns: int, offset: int) -> None:
         if len(self._times) > 2 * len(self.by_offset) + 64:
             self._times = [
-                (straggler.due_ns, known)
-                for known, straggler in self.by_offset.items()
+                (message.due_ns, known)
+                for known, message in self.by_offset.items()
                 if known not in self._ready_set and known != offset
             ]
             heapify(self._times)
@@ -171,8 +171,8 @@ class PendingMessages(Generic[OwnerT]):
 
     def get(self, offset: int, owner: OwnerT) -> PendingMessage[OwnerT] | None:
         """Return the message if it is in flight to an owner; else None."""
-        straggler = self.by_offset.get(offset)
-        return straggler if straggler is not None and straggler.owner is owner else None
+        message = self.by_offset.get(offset)
+        return message if message is not None and message.owner is owner else None
 
     def remove(self, offset: int) -> None:
         """Remove a finished message."""
@@ -213,11 +213,11 @@ class PendingMessages(Generic[OwnerT]):
         self.ready = deque(sorted(self._ready_set))
 
     def _leave(self, offset: int) -> None:
-        straggler = self.by_offset.get(offset)
-        if straggler is None:
+        message = self.by_offset.get(offset)
+        if message is None:
             self._rising = None
             return
-        if straggler.owner is not None:
+        if message.owner is not None:
             assert self.in_flight_count > 0 and offset not in self._ready_set
             self.in_flight_count -= 1
         elif offset in self._ready_set:
@@ -229,12 +229,8 @@ class PendingMessages(Generic[OwnerT]):
         """Return the next time at which a message is due or times out."""
         while self._times:
             due_ns, offset = self._times[0]
-            straggler = self.by_offset.get(offset)
-            if (
-                straggler is not None
-                and straggler.due_ns == due_ns
-                and offset not in self._ready_set
-            ):
+            message = self.by_offset.get(offset)
+            if message is not None and message.due_ns == due_ns and offset not in self._ready_set:
                 return due_ns
             heappop(self._times)
         return None
@@ -246,12 +242,12 @@ class PendingMessages(Generic[OwnerT]):
         overdue: dict[int, PendingMessage[OwnerT]] = {}
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
             _, offset = heappop(self._times)
-            straggler = self.by_offset[offset]
-            assert straggler.due_ns <= now_ns
-            if straggler.owner is None:
+            message = self.by_offset[offset]
+            assert message.due_ns <= now_ns
+            if message.owner is None:
                 self._line_up(offset)
             else:
-                overdue[offset] = straggler
+                overdue[offset] = message
         return list(overdue.items())
 
     def owned_by(self, owner: OwnerT) -> list[tuple[int, PendingMessage[OwnerT]]]:

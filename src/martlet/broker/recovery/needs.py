@@ -21,7 +21,7 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
     if not isinstance(snapshot, SnapshotEntry):
         raise BadRecord("a checkpoint that does not begin with a snapshot")
     floors = {topic.id: topic.backlog_offset for topic in snapshot.topics if not topic.channels}
-    stragglers: dict[int, set[int]] = {}
+    pending: dict[int, set[int]] = {}
     marks: dict[int, DoneBitmap] = {}
     for kind, topic, entry in loaded.entries:
         if kind == RecordKind.CURSOR and channel_of(entry)[1]:
@@ -29,20 +29,20 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
             cursor.apply(entry)
             floor = min([cursor.next, *(first for first, _ in cursor.ranges)])
             floors[topic] = min(floors.get(topic, floor), floor)
-            stragglers.setdefault(topic, set()).update(cursor.stragglers)
+            pending.setdefault(topic, set()).update(cursor.pending)
         elif kind == RecordKind.MARKS:
             marks.setdefault(topic, DoneBitmap()).apply(entry)
         elif kind == RecordKind.TRANSACTION:
             half = next((topic.id for topic in snapshot.topics if topic.name == HALF), 0)
-            stragglers.setdefault(half, set()).update(_held_by(entry))
+            pending.setdefault(half, set()).update(_held_by(entry))
     for bucket in snapshot.topics:
         if bucket.delayed is not None and bucket.id in marks:
             floor, below = marks[bucket.id].kept(bucket.end_offset or 0)
-            floors[bucket.id], stragglers[bucket.id] = floor, set(below.tolist())
+            floors[bucket.id], pending[bucket.id] = floor, set(below.tolist())
     voids = {topic.id: topic.voids for topic in snapshot.topics}
     return {
         topic: Needed(
-            floor, sorted(o for o in stragglers.get(topic, ()) if o < floor), voids.get(topic, ())
+            floor, sorted(o for o in pending.get(topic, ()) if o < floor), voids.get(topic, ())
         )
         for topic, floor in floors.items()
     }

@@ -298,15 +298,15 @@ def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int) -> None:
     cursor.journal_number = state.number
     for first, end in state.ranges:
         for offset in range(first, end):
-            if offset not in state.stragglers:
-                cursor.stragglers.wait(offset, 1, 0, now_ns)
-    for offset in sorted(state.stragglers):
-        attempts, due_ns, failures = state.stragglers[offset]
-        straggler = cursor.stragglers.wait(offset, attempts, due_ns, now_ns, failures)
-        straggler.is_suspect = offset in state.suspects
+            if offset not in state.pending:
+                cursor.pending.wait(offset, 1, 0, now_ns)
+    for offset in sorted(state.pending):
+        attempts, due_ns, failures = state.pending[offset]
+        message = cursor.pending.wait(offset, attempts, due_ns, now_ns, failures)
+        message.is_suspect = offset in state.suspects
     for offset, (first_error, last_error) in state.errors.items():
-        if offset in state.stragglers:
-            cursor.stragglers.keep_errors(offset, first_error, last_error)
+        if offset in state.pending:
+            cursor.pending.keep_errors(offset, first_error, last_error)
     if state.charges:
         cursor.charges = CrashCharges({o: Charge(*row) for o, row in state.charges.items()})
 

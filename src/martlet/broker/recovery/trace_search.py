@@ -388,8 +388,8 @@ def _standing(topic: RecoveredTopic, offset: int) -> Iterator[Standing]:
         if cursor is None:
             continue
         is_group = (channel.policy or {}).get("kind") == "offsets"
-        attempts, due_ns, _ = cursor.stragglers.get(offset, (0, 0, 0))
-        if offset in cursor.stragglers:
+        attempts, due_ns, _ = cursor.pending.get(offset, (0, 0, 0))
+        if offset in cursor.pending:
             state = "deferred" if due_ns else "unfinished"
         elif any(first <= offset < end for first, end in cursor.ranges):
             state, attempts = "unfinished", 1

@@ -101,7 +101,7 @@ def needs(broker: RetentionContext) -> list[Need]:
         Need(
             topic.queue.index,
             topic.queue.tally,
-            topic.stragglers_below(topic.floor),
+            topic.pending_below(topic.floor),
             None if topic.queue.history is None else topic.queue.history.tally,
         )
         for topic in broker.by_id.values()

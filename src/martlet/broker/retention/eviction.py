@@ -209,9 +209,11 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
 def _gone(topic: Retained, places: SegmentLocator) -> list[Stretch]:
     """Return the needed messages of a topic that are stored nowhere."""
     index, floor = topic.queue.index, topic.floor
-    straggling = topic.stragglers_below(floor)
-    held = inside(_stored(index.holding(straggling)[1], places), straggling.astype(np.int64))
-    missing = np.setdiff1d(straggling.astype(np.int64), held)
+    unfinished_below = topic.pending_below(floor)
+    held = inside(
+        _stored(index.holding(unfinished_below)[1], places), unfinished_below.astype(np.int64)
+    )
+    missing = np.setdiff1d(unfinished_below.astype(np.int64), held)
     gone = merged(missing, missing + 1)
     for number in range(index.find(floor), index.end_row, _ROWS_AT_ONCE):
         for first, end in _stored(index.array(number, number + _ROWS_AT_ONCE), places):

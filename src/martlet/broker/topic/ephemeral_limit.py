@@ -40,12 +40,12 @@ def keep_within(topic: Topic, max_count: int) -> None:
 
 def _bound_channel(channel: Channel, max_count: int) -> None:
     cursor, source = channel.cursor, channel.source
-    stragglers = cursor.stragglers
+    pending = cursor.pending
     # A cheap test first: this runs for each batch.
-    waiting = len(stragglers) - stragglers.in_flight_count
+    waiting = len(pending) - pending.in_flight_count
     if source.limit - cursor.next + waiting <= max_count:
         return
-    before = channel.depth + stragglers.waiting_count
+    before = channel.depth + pending.waiting_count
     _drop(channel, channel.depth - max_count, max_count, ready=True)
     while (excess := channel.depth - max_count) > 0:
         end = cursor.next + excess
@@ -53,8 +53,8 @@ def _bound_channel(channel: Channel, max_count: int) -> None:
     window = cursor.window
     if window.next - window.floor > max(_MIN_SPAN, max_count):
         channel.spread()
-    _drop(channel, stragglers.waiting_count - max_count, max_count, ready=False)
-    dropped = before - channel.depth - stragglers.waiting_count
+    _drop(channel, pending.waiting_count - max_count, max_count, ready=False)
+    dropped = before - channel.depth - pending.waiting_count
     if dropped > 0:
         channel.drop(dropped)
 
@@ -63,14 +63,14 @@ def _drop(channel: Channel, excess: int, max_count: int, *, ready: bool) -> None
     """Drop the oldest pending messages that are ready, or that wait for a time."""
     if excess <= 0:
         return
-    stragglers = channel.cursor.stragglers
+    pending = channel.cursor.pending
     found = [
         offset
-        for offset, straggler in stragglers.by_offset.items()
-        if straggler.owner is None and stragglers.is_ready(offset) is ready
+        for offset, message in pending.by_offset.items()
+        if message.owner is None and pending.is_ready(offset) is ready
     ]
     for offset in sorted(found)[: excess + max_count // _AT_ONCE]:
-        stragglers.remove(offset)
+        pending.remove(offset)
 
 
 def _bound_topic(topic: Topic, max_count: int) -> None:

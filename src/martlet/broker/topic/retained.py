@@ -61,7 +61,7 @@ class Retained(Protocol):
     def lowest_unread(self) -> int:
         """The lowest offset that is still to be read."""
 
-    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+    def pending_below(self, floor: int) -> npt.NDArray[np.uint64]:
         """Return the needed offsets below a floor, rising."""
 
     def unfinished(self, gone: Sequence[Stretch]) -> Mapping[Channel | None, Offsets]:

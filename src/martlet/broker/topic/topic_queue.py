@@ -136,12 +136,12 @@ class SingleQueueTopic(StagedQueue):
         floors = [channel.cursor.window.floor for channel in holders]
         return min(*floors, self.limit)
 
-    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+    def pending_below(self, floor: int) -> npt.NDArray[np.uint64]:
         """Return the unfinished offsets of any channel below a floor, rising."""
         some = [
             np.fromiter(by_offset, np.uint64, len(by_offset))
             for channel in self.channels.values()
-            if (by_offset := channel.cursor.stragglers.by_offset)
+            if (by_offset := channel.cursor.pending.by_offset)
         ]
         if not some:
             return _NO_OFFSETS

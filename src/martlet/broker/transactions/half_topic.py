@@ -119,7 +119,7 @@ class HalfTopic(HiddenTopic):
         """The offset below which nothing is needed."""
         return min(self.held, default=self.queue.end_offset)
 
-    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+    def pending_below(self, floor: int) -> npt.NDArray[np.uint64]:
         """Return the needed offsets below a floor, rising."""
         offsets = np.fromiter(self.held, np.uint64, len(self.held))
         offsets.sort()
@@ -127,7 +127,7 @@ class HalfTopic(HiddenTopic):
 
     def unfinished(self, gone: Sequence[Stretch]) -> dict[Channel | None, Offsets]:
         """Return the messages of some ranges whose transactions are open."""
-        rows = self.queue.index.holding(self.stragglers_below(self.queue.end_offset))[1]
+        rows = self.queue.index.holding(self.pending_below(self.queue.end_offset))[1]
         firsts = (rows["first_offset"] + 1).tolist()  # The first message describes the others.
         ends = (rows["first_offset"] + rows["count"]).tolist()
         parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from martlet.log.checkpoint_file import JournalEntry
 
 
-_MIN_TOLD = 1024
+_MIN_LISTED = 1024
 _SEGMENT_BYTES_EACH = 1024
 """One open transaction, one held batch of half messages and one remembered outcome are allowed for
 this many bytes of a segment, since each segment's head lists all of them.
@@ -83,11 +83,13 @@ class Transactions:
         self._context = context
         self.limits = limits
         self.open: dict[str, OpenTransaction] = {}
-        max_told = max(_MIN_TOLD, context.log.segment_bytes // _SEGMENT_BYTES_EACH)
-        self._max_open = min(limits.max_open, max_told)
-        self._max_held = max_told
-        self.outcomes = EndedTransactions(min(limits.max_outcomes, max_told), limits.remembered_ns)
-        max_series = min(limits.max_series, max(_MIN_TOLD, max_told // 4))
+        max_listed = max(_MIN_LISTED, context.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        self._max_open = min(limits.max_open, max_listed)
+        self._max_held = max_listed
+        self.outcomes = EndedTransactions(
+            min(limits.max_outcomes, max_listed), limits.remembered_ns
+        )
+        max_series = min(limits.max_series, max(_MIN_LISTED, max_listed // 4))
         self.series = CommitSequences(max_series, limits.remembered_ns)
         self.messages = HalfMessageStore(context)
         self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None

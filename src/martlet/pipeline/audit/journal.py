@@ -77,7 +77,7 @@ class JournaledChannel:
             "voids": self.record.voids,
             "next": cursor.next,
             "ranges": cursor.ranges,
-            "stragglers": sorted(cursor.stragglers),
+            "stragglers": sorted(cursor.pending),
             "number": cursor.number,
             "first_number": self.first_number,
             "known": self.known,

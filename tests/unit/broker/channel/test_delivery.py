@@ -475,7 +475,7 @@ def test_attempts_stop_counting_where_the_wire_ends() -> None:
     core = Core()
     client = core.client("t").ready(1)
     core.publish("t", b"1")
-    client.channel.cursor.stragglers.wait(0, 70_000, 0, core.clock.now_ns)
+    client.channel.cursor.pending.wait(0, 70_000, 0, core.clock.now_ns)
     client.channel.cursor.window.release(0)
     client.consumer.in_flight_count = 0
     client.ready(1)

@@ -166,7 +166,7 @@ def test_those_before_and_behind_a_letter_that_is_taken_stay_and_keep_their_orde
     assert {message.attempts for message in client.got} == {1}
     client.finish()
     assert keeper(core).depth == 0
-    assert not keeper(core).cursor.stragglers
+    assert not keeper(core).cursor.pending
 
 
 def test_a_letter_in_the_hands_of_a_consumer_is_shown_as_such() -> None:

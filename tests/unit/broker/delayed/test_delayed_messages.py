@@ -344,7 +344,7 @@ def test_more_deferred_ones_than_channels_may_hold_wait_on_disk(
     topic = core.broker.topics["t"]
     for number in range(20):
         core.broker.delays.defer(topic, [b"%d" % number], core.clock.now_ns + SECOND_NS + number)
-    in_channel = client.channel.cursor.stragglers.waiting_count
+    in_channel = client.channel.cursor.pending.waiting_count
     assert client.channel.deferred_count == 20
     assert 5 <= in_channel <= 7
     assert core.broker.delays.pending_of(topic.id) == 20 - in_channel
@@ -353,7 +353,7 @@ def test_more_deferred_ones_than_channels_may_hold_wait_on_disk(
     client.finish()
     for number in range(20):
         core.broker.delays.defer(topic, [b"%d" % number], core.clock.now_ns + SECOND_NS)
-    assert client.channel.cursor.stragglers.waiting_count >= 5
+    assert client.channel.cursor.pending.waiting_count >= 5
 
 
 def test_very_many_are_taken_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

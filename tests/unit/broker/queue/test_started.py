@@ -19,7 +19,7 @@ BODIES = tuple(b"%d" % number for number in range(6))
 
 def failures(client: Client) -> list[int]:
     """How often each of the six messages has failed."""
-    known = client.channel.cursor.stragglers.by_offset
+    known = client.channel.cursor.pending.by_offset
     return [known[offset].failures if offset in known else 0 for offset in range(len(BODIES))]
 
 
@@ -229,7 +229,7 @@ def test_the_order_is_kept_by_what_leaves_the_window_with_time() -> None:
     quick.channel.finish_run(quick.consumer, held)
     core.publish("t", b"y")
     core.publish("t", b"y")
-    assert len(quick.channel.cursor.stragglers) >= 2
+    assert len(quick.channel.cursor.pending) >= 2
     slow.leave()
     assert failures(slow)[:2] == [1, 0]
 
@@ -254,7 +254,7 @@ def test_where_an_earlier_version_told_no_failures_deliveries_count() -> None:
     rows = [(1, 5, 3), (2, 0, 3), (3, 0, 0)]
     state = CursorState(0, 0)
     assert state.apply(head + b"".join(struct.pack("<QqQ", *row) for row in rows))
-    assert state.stragglers == {1: (3, 5, 3), 2: (3, 0, 2), 3: (0, 0, 0)}
+    assert state.pending == {1: (3, 5, 3), 2: (3, 0, 2), 3: (0, 0, 0)}
 
 
 def test_a_client_that_still_answers_copies_has_not_come_to_what_came_since() -> None:

@@ -112,7 +112,7 @@ def test_what_is_in_flight_is_taken_back_and_its_fin_is_late() -> None:
     assert holder.consumer.in_flight_count == 3
 
 
-def test_stragglers_and_deferred_messages_of_it_are_dropped() -> None:
+def test_pending_and_deferred_messages_of_it_are_dropped() -> None:
     core = SmallCore()
     client = core.client("t").ready(1)
     core.publish("t", b"requeued")

@@ -295,7 +295,9 @@ def test_nothing_unfinished_goes_however_full_the_disk_is(filled_to: Filling) ->
     assert core.client("t").ready(1 << 20).bodies == bodies[1:]
 
 
-def test_a_straggler_in_old_history_is_kept_where_the_history_goes(filled_to: Filling) -> None:
+def test_a_pending_message_in_old_history_is_kept_where_the_history_goes(
+    filled_to: Filling,
+) -> None:
     core = keeping()
     client = core.client("t").ready(1 << 20)
     bodies = core.fill("t", 10)

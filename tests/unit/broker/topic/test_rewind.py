@@ -66,7 +66,7 @@ def test_what_comes_again_has_its_whole_time(offset: int) -> None:
     assert client.channel.timeout_count == 10
 
 
-def test_stragglers_begin_anew_above_and_stay_below() -> None:
+def test_pending_messages_begin_anew_above_and_stay_below() -> None:
     core = published()
     client = core.client("t").ready(10)
     client.requeue(1, 100 * SECOND_NS)
