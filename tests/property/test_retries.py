@@ -24,7 +24,7 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.redelivery import held_by
 from martlet.broker.dead_letters.dead_letter import CHANNEL
-from martlet.broker.dead_letters.redrive import DeadLetter, letters, purge, redrive, way_back
+from martlet.broker.dead_letters.redrive import DeadLetter, letters, origin_of, purge, redrive
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
@@ -254,7 +254,7 @@ class Retried:
         waiting = [each for each in self.letters() if each.state is not PeekState.IN_FLIGHT]
         if waiting:
             letter = self.random.choice(waiting)
-            part, only = way_back(self.core.broker, letter)
+            part, only = origin_of(self.core.broker, letter)
             redrive(self.core.broker.transfers, letter, lambda: part, only, lambda error: None)
 
     def purge(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.move import MessageMover, append_again
-from martlet.broker.dead_letters.send import bury
+from martlet.broker.dead_letters.send import move_to_dead_letters
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
@@ -102,7 +102,7 @@ class BrokerCore:
         """Bases of segments that are not cleaned, since some needed batches there do not verify."""
         self.history_bases: set[int] = set()
         """Bases of segments that held only history when the last checkpoint was made."""
-        self.moved_to = 0
+        self.relocated_position = 0
         """The log position behind the last message that was moved or appended again."""
         self.shortened_at = 0
         """The number of retired segments when the indexes were last shortened."""
@@ -353,7 +353,7 @@ class BrokerCore:
 
     # messages moved from a channel to a topic
 
-    def bury(
+    def move_to_dead_letters(
         self,
         channel: ChannelState,
         offset: int,
@@ -362,7 +362,7 @@ class BrokerCore:
         reason: DeadLetterReason,
     ) -> None:
         """Move a message that no consumer holds to the channel's dead-letter topic."""
-        bury(self, self.transfers, channel, offset, attempts, failures, reason)
+        move_to_dead_letters(self, self.transfers, channel, offset, attempts, failures, reason)
 
     def append_again(self, channel: ChannelState, offset: int, attempts: int) -> None:
         """Move a due message to the end of its queue, for its channel alone."""

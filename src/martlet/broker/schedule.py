@@ -33,13 +33,13 @@ class Alarm:
             self.set_for_ns = time_ns
             self._schedule.push(time_ns, self)
             if before_ns is not None:
-                self._schedule.outdate()
+                self._schedule.count_outdated()
 
     def cancel(self) -> None:
         """Cancel the alarm."""
         if self.set_for_ns is not None:
             self.set_for_ns = None
-            self._schedule.outdate()
+            self._schedule.count_outdated()
 
 
 class Schedule:
@@ -63,7 +63,7 @@ class Schedule:
         if first:
             self.on_earlier(time_ns)
 
-    def outdate(self) -> None:
+    def count_outdated(self) -> None:
         """Count an outdated entry, whose alarm was set anew; when most are outdated, remove them,
         though their times may be far off.
         """

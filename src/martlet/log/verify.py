@@ -254,7 +254,7 @@ def _offsets_go_on(
             f"{name}: offset {header.first_offset} comes again at position {header.position}, in"
             " a batch that is not marked as moved"
         )
-    elif header.first_offset > wanted and not _hole(
+    elif header.first_offset > wanted and not _is_gap(
         segments, before.next_position, header.position
     ):
         found.add_damage(
@@ -263,7 +263,7 @@ def _offsets_go_on(
         )
 
 
-def _hole(segments: list[Segment], start: int, end: int) -> bool:
+def _is_gap(segments: list[Segment], start: int, end: int) -> bool:
     """Whether a retired segment lay between two positions."""
     return _gone_between(segments, start, end) or any(
         start <= before.base + before.capacity < behind.base <= end

@@ -246,7 +246,7 @@ class Channel(ChannelState):
         self.delivered_near_before[consumer.nearness] += consumer.message_count
         del self.numbers[consumer.number]
         self.delivery.leave_line(consumer)
-        self.redelivery.take_back(consumer, charged)
+        self.redelivery.redeliver_held(consumer, charged)
         assert not consumer.is_ready
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
@@ -367,7 +367,7 @@ class Channel(ChannelState):
         self._drop([(0, offset)])
         if offset > cursor.next:
             cursor.skip_to(offset, self.source.deferred_from(offset))
-        self.go_on()
+        self.resume_delivery()
 
     def _drop(self, stretches: Sequence[Stretch]) -> None:
         """Drop the messages of some ranges, in flight or pending."""
@@ -390,7 +390,7 @@ class Channel(ChannelState):
         by_offset = self.cursor.pending.by_offset
         return np.fromiter(by_offset, np.int64, len(by_offset))
 
-    def go_on(self) -> None:
+    def resume_delivery(self) -> None:
         """Deliver to consumers that may have capacity without having answered."""
         self.moved()
         self.delivery.line_up(self.consumers)
@@ -429,8 +429,8 @@ class Channel(ChannelState):
                 parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
         return distinct(parts)
 
-    def give_up(self, gone: Sequence[Stretch]) -> None:
-        """Drop the messages of some deleted ranges. The caller calls `go_on` at the end."""
+    def drop_ranges(self, gone: Sequence[Stretch]) -> None:
+        """Drop the messages of deleted ranges. The caller calls `resume_delivery` at the end."""
         cursor, source = self.cursor, self.source
         index = cursor.queue.index
         self._drop(gone)

@@ -93,9 +93,9 @@ class Ordering:
         if not self._has_begun:
             self._begin()
         delivery = self._delivery
-        self._take_in_ready()
+        self._check_ready()
         for _ in range(_MAX_AT_ONCE):
-            consumer = self._taker()
+            consumer = self._next_consumer()
             if consumer is None:
                 return
             offset = self._next_free()
@@ -106,7 +106,7 @@ class Ordering:
                 return
         delivery.look_again_soon()
 
-    def _taker(self) -> ChannelConsumer | None:
+    def _next_consumer(self) -> ChannelConsumer | None:
         """Return the consumer for the next message; None where no consumer has capacity or the
         lock.
         """
@@ -141,7 +141,7 @@ class Ordering:
             heappop(self._free)
         return None
 
-    def _take_in_ready(self) -> None:
+    def _check_ready(self) -> None:
         """Check the messages that have become ready since the last time."""
         for offset in self._pending.take_ready():
             self._offer(offset)

@@ -90,12 +90,12 @@ class PartitionedChannel:
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
         """Handle RDY: the client takes up to `count` messages at a time."""
         subscriber.ready_count = count
-        subscriber.go_on()
+        subscriber.resume_delivery()
 
     def set_blocked(self, subscriber: Subscriber, blocked: bool) -> None:
         """Note whether the client has stopped reading from its socket."""
         subscriber.blocked = blocked
-        subscriber.go_on()
+        subscriber.resume_delivery()
 
     # acknowledgements
 
@@ -135,7 +135,7 @@ class PartitionedChannel:
             )
         finally:
             subscriber.held = False
-            subscriber.go_on()
+            subscriber.resume_delivery()
 
     def reject(
         self, subscriber: Subscriber, place: int, reason: DeadLetterReason, error: str = ""
@@ -166,7 +166,7 @@ class PartitionedChannel:
             answer(self.parts[number], subscriber.shares[number], offset)
         finally:
             subscriber.held = False
-            subscriber.go_on()
+            subscriber.resume_delivery()
 
     def finish_run(self, subscriber: Subscriber, places: Offsets) -> Offsets:
         """Handle FIN of many places, in any order. Returns those that must be finished one by
@@ -185,7 +185,7 @@ class PartitionedChannel:
             return np.concatenate(left)
         finally:
             subscriber.held = False
-            subscriber.go_on()
+            subscriber.resume_delivery()
 
     def _finish_some(self, subscriber: Subscriber, number: int, places: Offsets) -> Offsets:
         """Finish the messages of one queue."""

@@ -115,7 +115,7 @@ class Redelivery:
         held = self._take_out(consumer, offset)
         self._note_answer(consumer, offset, held)
         self._note_error(offset, error)
-        state.context.bury(state, offset, held.attempts, held.failures + 1, reason)
+        state.context.move_to_dead_letters(state, offset, held.attempts, held.failures + 1, reason)
         consumer.in_flight_count -= 1
         self._state.moved()
         self._delivery.resume(consumer)
@@ -194,7 +194,7 @@ class Redelivery:
         """Return the offsets of messages that a lost client held and may have started."""
         return charged_of([(self._state, consumer)])[0]
 
-    def take_back(self, consumer: ChannelConsumer, charged: Collection[int]) -> None:
+    def redeliver_held(self, consumer: ChannelConsumer, charged: Collection[int]) -> None:
         """Redeliver what a consumer holds to others; the charged messages have failed."""
         cursor, now_ns = self._state.cursor, self._state.context.clock()
         lost = [
@@ -271,7 +271,7 @@ class Redelivery:
             end, step = offset + 1, _STEPS[cause]
             state.trail.note(step, offset, end, now_ns, consumer, attempts, delay_ns, error)
         if is_over:
-            state.context.bury(state, offset, attempts, failures, cause.value)
+            state.context.move_to_dead_letters(state, offset, attempts, failures, cause.value)
             return None
         again = state.cursor.pending.wait(offset, attempts, now_ns + delay_ns, now_ns, failures)
         again.is_suspect = cause is Cause.GIVEN_BACK if failed else held.is_suspect
@@ -285,13 +285,13 @@ class Redelivery:
 
     # messages handled out of order
 
-    def let_go(self, offset: int) -> None:
+    def finish_unheld(self, offset: int) -> None:
         """Finish a message that no consumer holds."""
         self._state.cursor.pending.remove(offset)
         self._state.moved()
         self._delivery.pump()
 
-    def unroll(self, end: int) -> None:
+    def make_pending(self, end: int) -> None:
         """Make every message below an offset a pending one, so that any of them may be taken; those
         that were never delivered are ready.
         """

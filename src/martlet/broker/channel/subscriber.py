@@ -68,7 +68,7 @@ class Subscriber:
         """The number of further messages that may be sent to the client now."""
         return 0 if self.blocked or self.held else self.ready_count - self.in_flight_count
 
-    def go_on(self) -> None:
+    def resume_delivery(self) -> None:
         """Put the shares in `out` back into their lines, in turn, as long as there is capacity."""
         out = self.out
         for _ in range(len(out)):
@@ -142,7 +142,7 @@ class Share(ChannelConsumer):
 
     def offer_room(self) -> None:
         """Offer capacity that no answer of the client has freed to the other queues."""
-        self.subscriber.go_on()
+        self.subscriber.resume_delivery()
 
     def settle_progress(self) -> None:
         """Update `progress` with all answers, on every queue."""

@@ -71,7 +71,7 @@ class DeadLetterInfo:
     failures: int = 0
 
 
-def buried(
+def dead_letter_properties(
     entry: bytes, death: DeadLetterInfo, origin: Mapping[str, str | int], stored_at_ns: int
 ) -> bytes:
     """Pack the properties of a dead letter.
@@ -97,7 +97,7 @@ def buried(
     return _with_notes(entry, notes)
 
 
-def revived(entry: bytes) -> bytes:
+def redriven_properties(entry: bytes) -> bytes:
     """Pack the properties of a redriven dead letter: those of the original message, and the number
     of redrives.
     """

@@ -205,7 +205,9 @@ class MessageMover:
                 self._refuse(transfer, receipt.error)
             elif receipt.position and self._is_safe(receipt.position):
                 self._refused = False
-                self._topics.moved_to = max(self._topics.moved_to, receipt.position)
+                self._topics.relocated_position = max(
+                    self._topics.relocated_position, receipt.position
+                )
                 if transfer.channel.aside.holds(transfer.offset):
                     transfer.channel.aside.finish(transfer.offset)
                 transfer.on_end(None)

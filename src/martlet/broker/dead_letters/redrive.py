@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import revived
+from martlet.broker.dead_letters.dead_letter import redriven_properties
 from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
@@ -141,7 +141,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
     return listed, found[max_count].offset if len(found) > max_count else None
 
 
-def way_back(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
+def origin_of(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
     """Return the origin of a dead letter: the topic at its queue, and the channel.
 
     Raises NotFound, with a remedy.
@@ -182,14 +182,14 @@ def redrive(
         only: the only channel there that gets it; None for all.
         on_end: called with None when it has been moved, or with the error why it stays.
     """
-    letter.keeper.redelivery.unroll(letter.offset + 1)
+    letter.keeper.redelivery.make_pending(letter.offset + 1)
     mover.begin(
         MessageMove(
             letter.keeper,
             letter.offset,
             letter.attempts,
             to,
-            lambda entry, stored_at_ns: revived(entry),
+            lambda entry, stored_at_ns: redriven_properties(entry),
             only,
             insists=False,
             on_end=on_end,
@@ -199,5 +199,5 @@ def redrive(
 
 def purge(letter: DeadLetter) -> None:
     """Delete a dead letter, which must not be in flight."""
-    letter.keeper.redelivery.unroll(letter.offset + 1)
-    letter.keeper.redelivery.let_go(letter.offset)
+    letter.keeper.redelivery.make_pending(letter.offset + 1)
+    letter.keeper.redelivery.finish_unheld(letter.offset)

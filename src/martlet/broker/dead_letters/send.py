@@ -10,7 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, buried, default_name
+from martlet.broker.dead_letters.dead_letter import (
+    CHANNEL,
+    DeadLetterInfo,
+    dead_letter_properties,
+    default_name,
+)
 from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.tracing.recorder import TraceStep
 
@@ -28,7 +33,7 @@ def dead_letter_topic(channel: ChannelState) -> str:
     return channel.policy.dead_letter_topic or default_name(channel.topic, channel.name)
 
 
-def bury(
+def move_to_dead_letters(
     topics: TopicRegistry,
     mover: MessageMover,
     channel: ChannelState,
@@ -54,7 +59,7 @@ def bury(
     }
 
     def pack(entry: bytes, stored_at_ns: int) -> bytes:
-        return buried(entry, death, origin, stored_at_ns)
+        return dead_letter_properties(entry, death, origin, stored_at_ns)
 
     mover.begin(
         MessageMove(

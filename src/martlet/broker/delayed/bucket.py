@@ -190,7 +190,7 @@ class Bucket(HiddenTopic):
     def _waiting(self, gone: Sequence[Stretch]) -> Offsets:
         return inside(gone, self._marks.unmarked(0, self.queue.end_offset))
 
-    def give_up(self, gone: Sequence[Stretch]) -> None:
+    def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Drop messages whose records are gone."""
         self.target.dropped_count += self._mark(self._waiting(gone))
 
@@ -326,7 +326,7 @@ class Bucket(HiddenTopic):
         self._mark(done)
         self._forget_doubts()
         self._doubtful.append((receipt.position, done))
-        self._registry.moved_to = receipt.position
+        self._registry.relocated_position = receipt.position
         return True
 
     def _take(self, keys: list[Key]) -> list[IndexEntry]:

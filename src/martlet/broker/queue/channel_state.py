@@ -41,7 +41,7 @@ class ChannelContext(BrokerContext, Protocol):
     def put_off(self, channel: ChannelState, error: OSError) -> None:
         """Report that a channel cannot read its messages at the moment; the read is retried."""
 
-    def bury(
+    def move_to_dead_letters(
         self,
         channel: ChannelState,
         offset: int,

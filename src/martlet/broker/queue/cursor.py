@@ -154,7 +154,7 @@ class Cursor:
             taken_bytes += len(part)
         entry = self._entry
         if entry is not None and window.next >= entry.end_offset:
-            self._let_record_go()
+            self._release_record()
         return parts, taken
 
     def take_matching(
@@ -194,7 +194,7 @@ class Cursor:
             taken += min(len(numbers), max_count - taken)
         entry = self._entry
         if entry is not None and window.next >= entry.end_offset:
-            self._let_record_go()
+            self._release_record()
         return parts, taken
 
     def take_one(self, limit: int) -> tuple[memoryview, bytes] | None:
@@ -216,7 +216,7 @@ class Cursor:
         properties = b"" if block is None else entry_of(block, number)
         self._skip(offset + 1)
         if offset + 1 == entry.end_offset:
-            self._let_record_go()
+            self._release_record()
         return frame, properties
 
     def _append_property_frame(
@@ -230,7 +230,7 @@ class Cursor:
             if properties:
                 parts.append(frame(properties))
 
-    def _let_record_go(self) -> None:
+    def _release_record(self) -> None:
         """Release the record of a finished batch: otherwise an idle channel would keep the disk
         space of a retired segment.
         """
@@ -347,7 +347,7 @@ class Cursor:
             self.pending.remove(known)
         self.window.go_back(offset)
         self._entry = None
-        self._let_record_go()
+        self._release_record()
 
     def skip_to(self, offset: int, deferred_ahead: int) -> None:
         """Move `next` forward to an offset, with `deferred_ahead` deferred messages from there
@@ -357,7 +357,7 @@ class Cursor:
         self._skip(offset)
         self.deferred_ahead = deferred_ahead
         self._entry = None
-        self._let_record_go()
+        self._release_record()
 
 
 def frame_ends(entry: IndexEntry, payload_end: int, record: memoryview) -> memoryview:

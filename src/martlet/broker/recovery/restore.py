@@ -263,13 +263,13 @@ def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
         topic.paused_at = max(record.paused_at, topic.backlog_offset, *seen)
     topic.voids = list(record.voids)
     topic.policy = TopicPolicy.read(record.policy or {})
-    holders = [c for c in known.channels.values() if not _lets_go(c)]
+    holders = [c for c in known.channels.values() if not _keeps_nothing(c)]
     if holders and all(is_ephemeral(channel.name) for channel in holders):
         topic.backlog_offset = topic.limit
     return topic
 
 
-def _lets_go(channel: ChannelRecord) -> bool:
+def _keeps_nothing(channel: ChannelRecord) -> bool:
     """Whether the channel keeps no messages."""
     return ChannelPolicy.read(channel.policy or {}).retain == "off"
 

@@ -192,7 +192,7 @@ class TransactionJournal:
         for digest, last in self._series.items():
             transactions.series.read(digest, last)
         if half is not None:
-            self._keep_apart(half)
+            self._reserve_offsets(half)
         for transaction in self._open.values():
             self._check(transaction, half)
         transactions.restore(half, self._open.values())
@@ -206,7 +206,7 @@ class TransactionJournal:
                     transaction.lose(name, number)
                     break
 
-    def _keep_apart(self, half: HalfTopic) -> None:
+    def _reserve_offsets(self, half: HalfTopic) -> None:
         """Prevent later batches from getting the offsets of lost ones."""
         ends = [
             batch.first_offset + batch.message_count + 1

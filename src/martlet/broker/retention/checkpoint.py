@@ -339,7 +339,7 @@ def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
         topic.floor >= floor or broker.by_id.get(topic.id) is not topic
         for topic, floor in job.floors.items()
     ):
-        _let_go(broker, job)
+        _retire_unneeded(broker, job)
     log.refresh_full()
     if job.to_clean is not None and job.to_clean in log.segments:
         try:
@@ -365,7 +365,7 @@ def forget(broker: RetentionContext, segment: Segment) -> None:
             queue.history.tally.forget(segment.base)
 
 
-def _let_go(broker: RetentionContext, job: CheckpointJob) -> None:
+def _retire_unneeded(broker: RetentionContext, job: CheckpointJob) -> None:
     log = broker.log
     for segment in job.free:
         if segment in log.segments:  # else evicted meanwhile

@@ -75,17 +75,17 @@ class EvictionLoss:
         topic = self.topic
         return topic.loss_label if channel is None else f"{topic.name}/{channel.name}"
 
-    def suffer(self) -> None:
+    def drop_unfinished(self) -> None:
         """Drop the messages from all channels."""
         topic = self.topic
         topic.dropped_count += len(self.offsets)
         for channel, offsets in self.unfinished.items():
             if channel is not None:
                 channel.dropped_count += len(offsets)
-                channel.give_up(self.gone)
-        topic.give_up(self.gone)
+                channel.drop_ranges(self.gone)
+        topic.drop_ranges(self.gone)
 
-    def leave_voids(self) -> None:
+    def add_voids(self) -> None:
         """Make voids of the deleted messages that channels would still read.
 
         Those are channels before them and, if the index no longer has them, channels that are set
@@ -142,17 +142,17 @@ class Eviction(HistoryReclaimer):
             return False
         losses = [] if unneeded else self._losses(victim, needed_by)
         for loss in losses:
-            loss.suffer()
+            loss.drop_unfinished()
         log.retire(victim)
         broker.not_cleanable.discard(victim.base)
         for loss in losses:
-            loss.leave_voids()
+            loss.add_voids()
         forget(broker, victim)
         if any(len(loss.offsets) for loss in losses):
             self.evicted_count += 1
             self._on_evicted(Evicted(victim.capacity, losses))
         for loss in losses:
-            loss.topic.go_on()
+            loss.topic.resume_delivery()
         return True
 
     def _may_go(self, victim: Segment) -> bool:
@@ -160,7 +160,7 @@ class Eviction(HistoryReclaimer):
         from it to another topic, would be found elsewhere.
         """
         log = self._broker.log
-        return log.durable_position >= self._broker.moved_to and log.is_releasable(victim)
+        return log.durable_position >= self._broker.relocated_position and log.is_releasable(victim)
 
     def _losses(self, segment: Segment, needed_by: list[Need]) -> list[EvictionLoss]:
         losses = []
@@ -193,8 +193,8 @@ def settle(broker: RetentionContext) -> list[EvictionLoss]:
         gone = _gone(topic, places)
         if gone:
             loss = EvictionLoss(topic, gone)
-            loss.suffer()
-            loss.leave_voids()
+            loss.drop_unfinished()
+            loss.add_voids()
             topic.dropped_count = 0
             if topic.target is not None:
                 topic.target.dropped_count = 0

@@ -48,7 +48,7 @@ class HistoryReclaimer:
                 return True
         return False
 
-    def relieve(self) -> None:
+    def reclaim(self) -> None:
         """Free space when a journal write was refused: no publish may come to trigger it."""
         log = self._broker.log
         log.refresh_full()

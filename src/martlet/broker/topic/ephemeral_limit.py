@@ -85,5 +85,5 @@ def _bound_topic(topic: Topic, max_count: int) -> None:
     elif topic.paused_at is not None:
         end = topic.paused_at + excess
         topic.voids = with_stretch(topic.voids, topic.paused_at, end)
-        topic.give_up([(topic.paused_at, end)])
+        topic.drop_ranges([(topic.paused_at, end)])
     topic.dropped_count += excess

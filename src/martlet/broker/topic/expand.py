@@ -101,7 +101,7 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
             part.channels[channel.name].add_share(subscriber)
         if not isinstance(consumer, Share):
             _notify(channel, subscriber)
-        subscriber.go_on()
+        subscriber.resume_delivery()
 
 
 def _notify(channel: Channel, subscriber: Subscriber) -> None:

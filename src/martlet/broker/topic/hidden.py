@@ -42,7 +42,7 @@ class HiddenTopic(StagedQueue):
         """Itself, since it has one queue."""
         return (self,)
 
-    def go_on(self) -> None:
+    def resume_delivery(self) -> None:
         """Do nothing: no consumer waits for dropped messages."""
 
     def record(self, backlog_offset: int, channels: Sequence[Channel] | None) -> TopicRecord:

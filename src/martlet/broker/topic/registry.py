@@ -21,7 +21,7 @@ class TopicRegistry(TopicContext, Protocol):
     """By number in the log: all topics at all their queues."""
     dropped_names: list[str]
     """Files to delete once the next checkpoint is durable."""
-    moved_to: int
+    relocated_position: int
     """The log position behind the last message that was moved or appended again."""
     stored_count: int
     """Messages stored since the start."""

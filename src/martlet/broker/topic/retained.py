@@ -69,10 +69,10 @@ class Retained(Protocol):
         channel under None.
         """
 
-    def give_up(self, gone: Sequence[Stretch]) -> None:
+    def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Drop the messages of some deleted ranges."""
 
-    def go_on(self) -> None:
+    def resume_delivery(self) -> None:
         """Deliver what may be delivered after that."""
 
     def stored(self, first: int, deferred: bool) -> None:

@@ -168,7 +168,7 @@ class SingleQueueTopic(StagedQueue):
                 waiting.append(np.arange(begin, stop, dtype=np.int64))
         return {None: np.concatenate(waiting)}
 
-    def give_up(self, gone: Sequence[Stretch]) -> None:
+    def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Drop the messages of some deleted ranges; the channels know of it already."""
         # Sorted with the voids: one that touches a deleted range is skipped with it.
         for first, end in sorted([*gone, *self.voids]):
@@ -181,10 +181,10 @@ class SingleQueueTopic(StagedQueue):
         assert self.backlog_offset <= self.queue.end_offset
         assert self.paused_at is None or self.paused_at <= self.queue.end_offset
 
-    def go_on(self) -> None:
+    def resume_delivery(self) -> None:
         """Deliver to consumers that may have capacity since some of their messages were dropped."""
         for channel in list(self.channels.values()):
-            channel.go_on()
+            channel.resume_delivery()
 
     def journal_marks(self, *, certain: bool) -> None:
         """Return nothing: its cursors record which messages are done."""

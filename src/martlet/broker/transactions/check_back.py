@@ -145,7 +145,7 @@ class CheckBack:
             transaction.timer_ns = 0
             if transaction.due_ns > now_ns:
                 self._wind(transaction)  # It was active since.
-            elif why := self._in_vain(transaction, now_ns):
+            elif why := self._reason_to_stop(transaction, now_ns):
                 if not self._give_up(transaction, why):
                     self._look_at(transaction, self._limits.check_every_ns)
             else:
@@ -166,7 +166,7 @@ class CheckBack:
             patience_ns = limits.check_every_ns * limits.max_checks
         self._look_at(transaction, patience_ns)
 
-    def _in_vain(self, transaction: OpenTransaction, now_ns: int) -> str:
+    def _reason_to_stop(self, transaction: OpenTransaction, now_ns: int) -> str:
         """Return why a due transaction is not checked again; empty if it is."""
         limits = self._limits
         if transaction.may_be_abandoned:

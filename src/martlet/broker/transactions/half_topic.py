@@ -133,7 +133,7 @@ class HalfTopic(HiddenTopic):
         parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
         return {None: inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))}
 
-    def give_up(self, gone: Sequence[Stretch]) -> None:
+    def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Do nothing: the loss is detected when the transaction is committed."""
 
     def stored(self, first: int, deferred: bool) -> None:

@@ -102,7 +102,7 @@ def forward(
             # A bucket delivers nothing yet, and adds one row at a time.
             piece.topic.stored(piece.first_offset, False)
             firsts.pop(piece.topic, None)
-    position = registry.moved_to = registry.log.position
+    position = registry.relocated_position = registry.log.position
     for topic, first in firsts.items():
         topic.stored(first, False)
     return position

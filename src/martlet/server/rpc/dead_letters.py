@@ -28,9 +28,9 @@ from martlet.broker.dead_letters.redrive import (
     DeadLetter,
     DeadLetterSelection,
     letters,
+    origin_of,
     purge,
     redrive,
-    way_back,
 )
 from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import NotFound, WritesRefused
@@ -152,7 +152,7 @@ class DeadLetterCalls:
             def to() -> Topic:
                 return broker.topic(to_name).next_part()
         else:
-            part, only = way_back(broker, letter)
+            part, only = origin_of(broker, letter)
             caller.may(part.name)
 
             def to() -> Topic:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, buried
+from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, dead_letter_properties
 from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.fetch import MAX_FETCH_MESSAGES
@@ -112,7 +112,9 @@ class GroupFailureCalls:
             "id": part.queue.message_id(offset).decode(),
         }
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
-        entry = buried(channel.cursor.properties(offset), death, origin, stored_at_ns)
+        entry = dead_letter_properties(
+            channel.cursor.properties(offset), death, origin, stored_at_ns
+        )
         keeper = broker.topic(dead_letter_topic(channel))
         keeper.channel(CHANNEL)
         receipt = keeper.next_part().stage([bytes(frame[FRAME_HEADER_BYTES:])], 0, [(0, entry)])

@@ -12,9 +12,9 @@ from martlet.broker.dead_letters.redrive import (
     DeadLetter,
     DeadLetterSelection,
     letters,
+    origin_of,
     purge,
     redrive,
-    way_back,
 )
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.queue.peek import PeekState
@@ -47,7 +47,7 @@ def all_letters(core: Core) -> list[DeadLetter]:
 
 def back(core: Core, letter: DeadLetter) -> list[WritesRefused | None]:
     ends: list[WritesRefused | None] = []
-    part, only = way_back(core.broker, letter)
+    part, only = origin_of(core.broker, letter)
     redrive(core.broker.transfers, letter, lambda: part, only, ends.append)
     core.broker.run()
     return ends
@@ -182,10 +182,10 @@ def test_a_way_back_that_is_gone_is_told_with_the_way_out() -> None:
     (letter,) = all_letters(core)
     core.broker.delete_channel(core.broker.topic("t"), "c")
     with pytest.raises(NotFound, match=r"no channel 'c' of topic 't', .*make it again, or name"):
-        way_back(core.broker, letter)
+        origin_of(core.broker, letter)
     core.publish("t.c.dead", b"by hand")
     with pytest.raises(NotFound, match="does not say where it came from"):
-        way_back(core.broker, all_letters(core)[1])
+        origin_of(core.broker, all_letters(core)[1])
 
 
 def test_where_the_disk_is_full_a_letter_is_put_back() -> None:
@@ -207,7 +207,7 @@ def test_a_letter_stays_whose_way_back_is_deleted_at_the_last_moment(gone: str) 
     core = Core()
     dead(core, b"a", b"b")
     letter, other = all_letters(core)
-    part, only = way_back(core.broker, letter)
+    part, only = origin_of(core.broker, letter)
     ends: list[WritesRefused | None] = []
     redrive(core.broker.transfers, letter, lambda: part, only, ends.append)
     if gone == "topic":

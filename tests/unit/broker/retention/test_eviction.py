@@ -405,6 +405,6 @@ def test_a_journal_that_found_no_room_is_relieved() -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(core.broker.log, "on_full", lambda: False)
             core.publish("t", b"body" * 30)
-    core.eviction.relieve()
+    core.eviction.reclaim()
     assert core.broker.health == "OK"
     assert core.publish("t", b"body").error is None
