@@ -115,7 +115,7 @@ class _Window:
         sends: by their numbers.
         floor: other sends up to this number were, or may have been, forgotten.
         heard_at_ns: the time of the last send.
-        doubted_until_ns: sends up to this time may have been forgotten, because the whole producer
+        doubted_until_ns: sends up to this time may have been forgotten, because the producer
             was.
     """
 

@@ -388,8 +388,8 @@ def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
             break
         entries.append((RecordKind(header.kind), header.topic, bytes(payload(header, record))))
         at += header.length
-    begins_whole = entries and json.loads(entries[0][2]).get("op") == "snapshot"
-    return Checkpoint(entries) if begins_whole else None
+    has_snapshot = entries and json.loads(entries[0][2]).get("op") == "snapshot"
+    return Checkpoint(entries) if has_snapshot else None
 
 
 def _index(

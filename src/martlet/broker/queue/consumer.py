@@ -32,7 +32,7 @@ class MessageReceiver(Protocol):
 class _Nobody:
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Fail: the internal consumer never gets messages."""
-        raise AssertionError("messages for nobody")
+        raise AssertionError("the internal consumer gets no messages")
 
     def channel_closed(self) -> None:
         """Do nothing."""
