@@ -194,8 +194,8 @@ def _nearby(topic: str, queues: Queues, members: Members) -> Assignment:
             found |= _averagely(topic, there, near)
         else:
             far += there
-    for id, more in _averagely(topic, sorted(far), members).items():
-        found[id] = sorted(found[id] + more)
+    for member_id, more in _averagely(topic, sorted(far), members).items():
+        found[member_id] = sorted(found[member_id] + more)
     return found
 
 
@@ -212,9 +212,9 @@ def _hash(text: str) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _nodes(id: str) -> list[tuple[int, str]]:
+def _nodes(member_id: str) -> list[tuple[int, str]]:
     """Return a member's points on the circle."""
-    return [(_hash(f"{id}-{node}"), id) for node in range(VIRTUAL_NODES)]
+    return [(_hash(f"{member_id}-{node}"), member_id) for node in range(VIRTUAL_NODES)]
 
 
 def _consistent(topic: str, queues: Queues, members: Members) -> Assignment:
@@ -270,21 +270,21 @@ class _Shares:
         self._loads = {member.id: member.elsewhere + len(of[member.id]) for member in members}
         self._reached = {m.id: [b for b in brokers if m.reaches(b)] for m in members}
         self._heaps: dict[str, list[tuple[int, str]]] = {broker: [] for broker in brokers}
-        for id, reached in self._reached.items():
+        for member_id, reached in self._reached.items():
             for broker in reached:
-                self._heaps[broker].append((self._loads[id], id))
+                self._heaps[broker].append((self._loads[member_id], member_id))
         for heap in self._heaps.values():
             heapify(heap)
 
-    def give(self, id: str, queue: TopicQueue) -> None:
+    def give(self, member_id: str, queue: TopicQueue) -> None:
         """Assign a queue to a member."""
-        self._of[id].append(queue)
-        self._count(id, 1)
+        self._of[member_id].append(queue)
+        self._count(member_id, 1)
 
-    def _count(self, id: str, more: int) -> None:
-        self._loads[id] += more
-        for broker in self._reached[id]:
-            heappush(self._heaps[broker], (self._loads[id], id))
+    def _count(self, member_id: str, more: int) -> None:
+        self._loads[member_id] += more
+        for broker in self._reached[member_id]:
+            heappush(self._heaps[broker], (self._loads[member_id], member_id))
 
     def least(self, broker: str) -> str | None:
         """Return the member with the fewest queues of those that reach a broker; None where none
@@ -301,14 +301,16 @@ class _Shares:
         Returns whether one moved; then another may move from a member that was tried before.
         """
         has_moved = False
-        donors = [(-load, id) for id, load in self._loads.items()]
+        donors = [(-load, member_id) for member_id, load in self._loads.items()]
         heapify(donors)
         while donors:
             load, donor = heappop(donors)
             if -load != self._loads[donor]:
                 continue
-            least = {b: id for b in self._heaps if (id := self.least(b)) is not None}
-            if -load < 2 + min((self._loads[id] for id in least.values()), default=-load):
+            least = {b: member_id for b in self._heaps if (member_id := self.least(b)) is not None}
+            if -load < 2 + min(
+                (self._loads[member_id] for member_id in least.values()), default=-load
+            ):
                 break  # It has not enough for that, so no member has.
             # The last of its queues at the broker where another member has least.
             last = {queue.broker: queue for queue in sorted(self._of[donor])}.values()
@@ -318,8 +320,8 @@ class _Shares:
                 self._of[donor].remove(queue)
                 self._count(donor, -1)
                 self.give(taker, queue)
-                for id in (donor, taker):
-                    heappush(donors, (-self._loads[id], id))
+                for member_id in (donor, taker):
+                    heappush(donors, (-self._loads[member_id], member_id))
                 has_moved = True
         return has_moved
 

@@ -56,7 +56,7 @@ def usage() -> str:
             "The jobs on topics that run on Spark, on this machine or where --master says.",
             "",
             "jobs:",
-            *(f"  {name:<{width}}  {help}" for name, help in JOBS.items()),
+            *(f"  {name:<{width}}  {summary}" for name, summary in JOBS.items()),
         ]
     )
 

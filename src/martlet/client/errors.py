@@ -108,9 +108,9 @@ class TransactionError(ClientError):
         id: which.
     """
 
-    def __init__(self, id: str, text: str) -> None:
+    def __init__(self, transaction_id: str, text: str) -> None:
         super().__init__(text)
-        self.id = id
+        self.id = transaction_id
 
 
 class TransactionRefused(TransactionError):
@@ -123,8 +123,8 @@ class TransactionRefused(TransactionError):
         state: its state, where the broker reports it.
     """
 
-    def __init__(self, id: str, code: str, text: str, state: str = "") -> None:
-        super().__init__(id, f"{code} {text}")
+    def __init__(self, transaction_id: str, code: str, text: str, state: str = "") -> None:
+        super().__init__(transaction_id, f"{code} {text}")
         self.code = code
         self.state = state
 
@@ -143,8 +143,8 @@ class TransactionEnded(TransactionError):
         state: ``committed`` or ``rolled-back``.
     """
 
-    def __init__(self, id: str, state: str) -> None:
-        super().__init__(id, f"transaction {id!r} is {state}")
+    def __init__(self, transaction_id: str, state: str) -> None:
+        super().__init__(transaction_id, f"transaction {transaction_id!r} is {state}")
         self.state = state
 
 

@@ -164,7 +164,7 @@ class Layout:
         if not self._tried_keys:
             return []
         found: dict[Key, Tried] = {}
-        wanted = np.array(sorted({id for id, _ in self._tried_keys}), np.uint64)
+        wanted = np.array(sorted({topic_id for topic_id, _ in self._tried_keys}), np.uint64)
         for number, queue in enumerate(self._queues):
             for chunk in queue.chunks(self._findings):
                 likely = chunk.some(np.isin(chunk.ids(), wanted))
@@ -216,7 +216,7 @@ class Layout:
         low = int(self._bounds[part - 1]) if part else 0
         high = int(self._bounds[part]) if part < len(self._bounds) else 1 << 64
         found: list[Copies] = [np.empty(0, COPY)]
-        tried = np.array(sorted({id for id, _ in self._tried_keys}), np.uint64)
+        tried = np.array(sorted({topic_id for topic_id, _ in self._tried_keys}), np.uint64)
         for file_number, file in enumerate(queue.files):
             if file.last_id < low or file.first_id >= high:
                 continue

@@ -12,19 +12,19 @@ from martlet.options.options import Options
 
 
 def connect_timeout(
-    help: str = "how long connecting over HTTP may take", min_value: int = 1
+    description: str = "how long connecting over HTTP may take", min_value: int = 1
 ) -> Any:
     """``--http-client-connect-timeout``, two seconds by default."""
     name = "http-client-connect-timeout"
-    return option(2 * SECOND_NS, help, name=name, limits=(min_value, None))
+    return option(2 * SECOND_NS, description, name=name, limits=(min_value, None))
 
 
 def request_timeout(
-    help: str = "how long an HTTP request may take", seconds: int = 5, min_value: int = 1
+    description: str = "how long an HTTP request may take", seconds: int = 5, min_value: int = 1
 ) -> Any:
     """``--http-client-request-timeout``, with a default in seconds."""
     name = "http-client-request-timeout"
-    return option(seconds * SECOND_NS, help, name=name, limits=(min_value, None))
+    return option(seconds * SECOND_NS, description, name=name, limits=(min_value, None))
 
 
 @dataclass(frozen=True, kw_only=True)

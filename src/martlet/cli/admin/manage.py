@@ -226,26 +226,29 @@ def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
     )
 
 
-def change(verb: Verb, kind: type[TopicOptions] | type[ChannelOptions], help: str) -> ManageAction:
+def change(
+    verb: Verb, kind: type[TopicOptions] | type[ChannelOptions], summary: str
+) -> ManageAction:
     """Do one thing to a topic or a channel."""
     names = ["topic", "channel"] if issubclass(kind, ChannelOptions) else ["topic"]
     places = " ".join(name.upper() for name in names)
     arguments = f"{places} --force" if verb.drops else places
-    return ManageAction(partial(_change, verb, kind, names, help), arguments, help)
+    return ManageAction(partial(_change, verb, kind, names, summary), arguments, summary)
 
 
 def _change(
     verb: Verb,
     kind: type[TopicOptions] | type[ChannelOptions],
     names: Sequence[str],
-    help: str,
+    summary: str,
     argv: Sequence[str],
 ) -> int:
     command = f"{names[-1]} {verb.name}"
     places = " ".join(name.upper() for name in names)
     text = (
-        f"{help[0].upper()}{help[1:]}: on each broker named, or on all that a lookup daemon knows"
-        f" to have the topic. The names may stand without their flags: martlet {command} {places}."
+        f"{summary[0].upper()}{summary[1:]}: on each broker named, or on all that a lookup daemon"
+        " knows to have the topic. The names may stand without their flags:"
+        f" martlet {command} {places}."
     )
     options = tool.options(command, text, kind, argv, places, names)
     asked = Change(verb, options)

@@ -38,9 +38,9 @@ def mode_option(of: str, *, multicast: bool = False) -> Any:
     return option(modes[0], f"of several {of}: {meanings}", choices=choices)
 
 
-def status_option(help: str) -> Any:
+def status_option(description: str) -> Any:
     """``--status-every``: after how many messages it is logged how long they take."""
-    return option(250, help, limits=(0, 10**6))
+    return option(250, description, limits=(0, 10**6))
 
 
 MODES = ("round-robin", "hostpool", "epsilon-greedy")

@@ -211,12 +211,12 @@ def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> byte
 
 def _result(fields: dict[str, Any], broker: str) -> SendResult:
     """Read the answer to a SEND that was stored. Raises ValueError, LookupError and TypeError."""
-    offset, id = fields["offset"], fields["id"]
+    offset, message_id = fields["offset"], fields["id"]
     return SendResult(
         PutStatus(fields["status"]),
         int(fields["queue"]),
         None if offset is None else int(offset),
-        None if id is None else str(id).encode(),
+        None if message_id is None else str(message_id).encode(),
         broker,
         bool(fields.get("duplicate")),
     )

@@ -37,8 +37,8 @@ class SendResult(NamedTuple):
         if not count:
             return self
         offset = None if self.offset is None else self.offset + count
-        id = None if self.id is None else b"%016x" % ((int(self.id, 16) + count) & _ID_MASK)
-        return self._replace(offset=offset, id=id)
+        message_id = None if self.id is None else b"%016x" % ((int(self.id, 16) + count) & _ID_MASK)
+        return self._replace(offset=offset, id=message_id)
 
 
 class SendResults(Sequence[SendResult]):

@@ -52,8 +52,10 @@ class BulkLoader:
         branch: the name of what is added here in the transaction.
     """
 
-    def __init__(self, pinned: PinnedSession, id: str, begin: Mapping[str, Any]) -> None:
-        self.id = id
+    def __init__(
+        self, pinned: PinnedSession, transaction_id: str, begin: Mapping[str, Any]
+    ) -> None:
+        self.id = transaction_id
         self.branch = new_branch()
         self._pinned = pinned
         self._begin = begin

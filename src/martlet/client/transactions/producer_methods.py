@@ -94,11 +94,13 @@ class ProducerTransactions(ABC):
             is_joined=True,
         )
 
-    def staging(self, id: str, begin: Mapping[str, Any], *, broker: str = "") -> BulkLoader:
+    def staging(
+        self, transaction_id: str, begin: Mapping[str, Any], *, broker: str = ""
+    ) -> BulkLoader:
         """Add blocks of encoded messages to a transaction.
 
         Args:
-            id: of the transaction, which begins with the first block, or was begun.
+            transaction_id: of the transaction, which begins with the first block, or was begun.
             begin: the fields of ``transaction.begin``.
             broker: which of several, as ``host:port``; else it is found by the id.
 
@@ -106,7 +108,7 @@ class ProducerTransactions(ABC):
             Closed: the producer has been closed.
         """
         self._check_open()
-        return BulkLoader(PinnedSession(self._pool, self._timeout_s, broker), id, begin)
+        return BulkLoader(PinnedSession(self._pool, self._timeout_s, broker), transaction_id, begin)
 
     def _fresh_id(self, pinned: PinnedSession, broker: str) -> str:
         """Choose a random id whose broker is the one with the least in flight."""
@@ -116,5 +118,10 @@ class ProducerTransactions(ABC):
             return next(tried)
         links = self._pool.links
         return next(
-            (id for id in tried if broker_of_transaction(links, id) is link), secrets.token_hex(16)
+            (
+                transaction_id
+                for transaction_id in tried
+                if broker_of_transaction(links, transaction_id) is link
+            ),
+            secrets.token_hex(16),
         )

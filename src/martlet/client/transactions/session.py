@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def broker_of_transaction(links: Sequence[BrokerLink], id: str) -> BrokerLink | None:
+def broker_of_transaction(links: Sequence[BrokerLink], transaction_id: str) -> BrokerLink | None:
     """Find a transaction's broker, connected or not: at another one it would begin once more."""
     brokers = {link.queue: link for link in links}
-    broker = broker_of_key(brokers, ("%transaction", id), among_all=True)
+    broker = broker_of_key(brokers, ("%transaction", transaction_id), among_all=True)
     return None if broker is None else brokers[broker]
 
 
@@ -72,7 +72,7 @@ class PinnedSession:
             raise NotSupported(f"{names}: no Martlet broker, so there are no transactions")
         return min(able, key=lambda link: (link.queue.is_slow, link.queue.size_bytes), default=None)
 
-    def check_broker(self, id: str, topic: str, order_key: str) -> None:
+    def check_broker(self, transaction_id: str, topic: str, order_key: str) -> None:
         """Check that messages with an order key belong to the transaction's broker.
 
         Raises:
@@ -82,28 +82,29 @@ class PinnedSession:
         if len(links) < 2:
             return
         broker = broker_of_key([link.queue for link in links], (topic, order_key))
-        chosen = self._chosen(id)
+        chosen = self._chosen(transaction_id)
         if broker is not None and chosen is not None and chosen.queue is not broker:
             raise WrongBroker(
                 f"messages of topic {topic!r} with the order key {order_key!r} go to {broker.name},"
-                f" and transaction {id!r} is at {chosen}: a transaction is at one broker; begin"
-                f" one with broker={broker.name!r} for them, or use a producer of one broker"
+                f" and transaction {transaction_id!r} is at {chosen}: a transaction is at one"
+                f" broker; begin one with broker={broker.name!r} for them, or use a producer of one"
+                " broker"
             )
 
-    def _chosen(self, id: str) -> BrokerLink | None:
+    def _chosen(self, transaction_id: str) -> BrokerLink | None:
         """The broker, as far as it is known now."""
         if self._link is not None:
             return self._link
         links = self._pool.links
         if not self._broker:
-            return broker_of_transaction(links, id)
+            return broker_of_transaction(links, transaction_id)
         found = [link for link in links if str(link) == self._broker]
         if not found and self._pool.is_fixed:
             names = ", ".join(map(str, links))
             raise WrongBroker(f"there is no broker {self._broker!r}; there are {names}")
         return found[0] if found else None
 
-    async def send(self, id: str, command: bytes) -> None:
+    async def send(self, transaction_id: str, command: bytes) -> None:
         """Send a SEND until it is answered. Raises TransactionRefused and TransactionUnclear."""
 
         async def ask(connection: Connection) -> None:
@@ -112,18 +113,20 @@ class PinnedSession:
             try:
                 reply = json.loads(await connection.ask(command))
             except Refused as error:
-                raise TransactionRefused(id, error.code, error.text) from error
+                raise TransactionRefused(transaction_id, error.code, error.text) from error
             if reply["status"] != "OK":
                 state = str(reply.get("state", ""))
-                raise TransactionRefused(id, reply["status"], reply.get("text", ""), state)
+                raise TransactionRefused(
+                    transaction_id, reply["status"], reply.get("text", ""), state
+                )
 
-        await self._until_answered(id, ask)
+        await self._until_answered(transaction_id, ask)
 
-    async def call(self, id: str, method: str, **fields: Any) -> Mapping[str, Any]:
+    async def call(self, transaction_id: str, method: str, **fields: Any) -> Mapping[str, Any]:
         """Call until it is answered. Raises TransactionRefused and TransactionUnclear."""
-        return await self.ask(id, method, id=id, **fields)
+        return await self.ask(transaction_id, method, id=transaction_id, **fields)
 
-    async def features(self, id: str) -> Features:
+    async def features(self, transaction_id: str) -> Features:
         """Return the broker's answer to IDENTIFY. Raises TransactionUnclear and NotSupported."""
 
         async def ask(connection: Connection) -> Features:
@@ -131,27 +134,29 @@ class PinnedSession:
                 raise NotSupported(f"{connection.address} is no Martlet broker")
             return connection.features
 
-        return await self._until_answered(id, ask)
+        return await self._until_answered(transaction_id, ask)
 
     async def ask(self, transaction: str, method: str, /, **fields: Any) -> Mapping[str, Any]:
         """Call the broker of a transaction, with fields that need not name it."""
-        id = transaction
+        transaction_id = transaction
 
         async def ask(connection: Connection) -> Mapping[str, Any]:
             try:
                 return (await connection.call(method, **fields)).fields
             except CallRefused as error:
                 state = str(error.fields.get("state", ""))
-                raise TransactionRefused(id, error.code, error.text, state) from error
+                raise TransactionRefused(transaction_id, error.code, error.text, state) from error
 
-        return await self._until_answered(id, ask)
+        return await self._until_answered(transaction_id, ask)
 
-    async def _until_answered(self, id: str, ask: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _until_answered(
+        self, transaction_id: str, ask: Callable[[Connection], Awaitable[T]]
+    ) -> T:
         trouble: object = ""
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
-                    connection = await self._connected(id)
+                    connection = await self._connected(transaction_id)
                     try:
                         return await ask(connection)
                     except ConnectionLost as error:
@@ -159,19 +164,20 @@ class PinnedSession:
         except TimeoutError as error:
             where = self._link or "no broker"
             raise TransactionUnclear(
-                id,
-                f"transaction {id!r}: no answer from {where} within {self._timeout_s:g} s"
-                f" ({trouble or self._pool.trouble}); it may have been done or not",
+                transaction_id,
+                f"transaction {transaction_id!r}: no answer from {where} within"
+                f" {self._timeout_s:g} s ({trouble or self._pool.trouble}); it may have been"
+                " done or not",
             ) from error
 
-    async def _connected(self, id: str) -> Connection:
+    async def _connected(self, transaction_id: str) -> Connection:
         """Wait until the broker is connected, and return the connection."""
         while True:
             if self._pool.is_closed:
                 raise Closed("the producer has been closed")
             if self._pool.refusal is not None:
                 raise self._pool.refusal
-            link = self._chosen(id)
+            link = self._chosen(transaction_id)
             if link is not None:
                 self._link = link
                 connection = link.connection

@@ -91,7 +91,7 @@ class Transaction:
     def __init__(
         self,
         pinned: PinnedSession,
-        id: str,
+        transaction_id: str,
         *,
         group: str,
         check_after_s: float | None,
@@ -99,9 +99,11 @@ class Transaction:
         is_named: bool = False,
         is_joined: bool = False,
     ) -> None:
-        if not id.isprintable():
-            raise ValueError(f"the transaction id {id!r} must have printable characters alone")
-        self.id = id
+        if not transaction_id.isprintable():
+            raise ValueError(
+                f"the transaction id {transaction_id!r} must have printable characters alone"
+            )
+        self.id = transaction_id
         self.branch = new_branch()
         self._pinned = pinned
         self._max_body_bytes = max_body_bytes

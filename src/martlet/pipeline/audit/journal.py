@@ -120,7 +120,9 @@ class QueueState:
             "made_at": self.made_at,
             "end": self.end_offset,
             "position": self.position,
-            "channels": {id: channel.to_json for id, channel in self.channels.items()},
+            "channels": {
+                channel_id: channel.to_json for channel_id, channel in self.channels.items()
+            },
         }
 
 
@@ -293,9 +295,9 @@ class Journal:
     # cursors
 
     def _cursor(self, topic: int, entry: bytes, position: int, epoch: int) -> None:
-        id, full = channel_of(entry)
+        channel_id, full = channel_of(entry)
         state = self.topics.get(topic)
-        channel = state.channels.get(id) if state is not None else None
+        channel = state.channels.get(channel_id) if state is not None else None
         if channel is None:
             return  # The channel is ephemeral, or its only record is damaged.
         number = number_of(entry)
@@ -305,7 +307,9 @@ class Journal:
             channel.first_number = number if full else number - 1
             channel.known = full
         elif number > expected:
-            self.gaps.append((topic, self._gap(id, channel, entry, number, expected, position)))
+            self.gaps.append(
+                (topic, self._gap(channel_id, channel, entry, number, expected, position))
+            )
         if not full:
             # Apply the entry to the cursor as far as it is known.
             before.number = number - 1
@@ -314,12 +318,17 @@ class Journal:
 
     @staticmethod
     def _gap(
-        id: int, channel: JournaledChannel, entry: bytes, number: int, expected: int, position: int
+        channel_id: int,
+        channel: JournaledChannel,
+        entry: bytes,
+        number: int,
+        expected: int,
+        position: int,
     ) -> dict[str, Any]:
         following = CursorState(0, 0, number=number - 1)
         following.apply(entry)
         return {
-            "channel": id,
+            "channel": channel_id,
             "name": channel.record.name,
             "missing": number - expected,
             "since": channel.position,

@@ -76,9 +76,9 @@ class QueueAudit:
         newest = self._states[-1][1]
         self.topic, self.queue = newest["name"], newest["queue"]
         for _, state in self._states:
-            for id, entry in state["channels"].items():
+            for channel_id, entry in state["channels"].items():
                 if entry["name"]:
-                    self._names[int(id)] = entry["name"]
+                    self._names[int(channel_id)] = entry["name"]
         self._strangers()
         stored: list[Stretch] = []
         for run in sorted([*self._runs, *self._copies], key=lambda run: run.first):
@@ -185,23 +185,27 @@ class QueueAudit:
         last: dict[str, tuple[int, dict[str, Any]]] = {}
         by_segment = [entry for entry in self._states if not entry[1]["checkpoint"]]
         for segment, state in by_segment:
-            for id, entry in state["channels"].items():
-                if id in last and not entry["made"]:
-                    self._continued(int(id), *last[id], segment, entry, entry["first_number"])
-                if entry["known"] or id not in last:
-                    last[id] = segment, entry
+            for channel_id, entry in state["channels"].items():
+                if channel_id in last and not entry["made"]:
+                    self._continued(
+                        int(channel_id), *last[channel_id], segment, entry, entry["first_number"]
+                    )
+                if entry["known"] or channel_id not in last:
+                    last[channel_id] = segment, entry
         for segment, state in self._states:
             before = [entry for base, entry in by_segment if base == segment]
             if state["checkpoint"] and before:
-                for id, entry in state["channels"].items():
-                    known = before[0]["channels"].get(id)
+                for channel_id, entry in state["channels"].items():
+                    known = before[0]["channels"].get(channel_id)
                     if known is not None:
                         position = state["position"]
-                        self._continued(int(id), segment, known, position, entry, entry["number"])
+                        self._continued(
+                            int(channel_id), segment, known, position, entry, entry["number"]
+                        )
 
     def _continued(
         self,
-        id: int,
+        channel_id: int,
         segment: int,
         before: dict[str, Any],
         position: int,
@@ -216,7 +220,7 @@ class QueueAudit:
         if missing <= 0 or let_go or not (before["known"] and entry["known"]):
             return
         gap = {
-            "channel": id,
+            "channel": channel_id,
             "missing": missing,
             "since": before["position"],
             "position": max(position, before["position"]),
@@ -393,14 +397,14 @@ class QueueAudit:
             return []
         there: dict[str, dict[str, Any]] = {}
         for _, state in self._states:
-            for id, entry in state["channels"].items():
-                if id not in there or _newness(entry) > _newness(there[id]):
-                    there[id] = entry
+            for channel_id, entry in state["channels"].items():
+                if channel_id not in there or _newness(entry) > _newness(there[channel_id]):
+                    there[channel_id] = entry
         kept = self._last_state()["channels"]
         return [
-            _Channel(int(id), self._names[int(id)], entry)
-            for id, entry in there.items()
-            if id in kept and not is_ephemeral(self._names.get(int(id), ""))
+            _Channel(int(channel_id), self._names[int(channel_id)], entry)
+            for channel_id, entry in there.items()
+            if channel_id in kept and not is_ephemeral(self._names.get(int(channel_id), ""))
         ]
 
     def _bracket(self, gap: Stretch) -> tuple[int | None, int | None]:

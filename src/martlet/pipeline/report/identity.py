@@ -67,8 +67,8 @@ def _grouped_by(figure: Figure, aggregate: Any, projects: list[Any]) -> set[int]
     for project in reversed(projects):
         columns = {_id(named): _references(named) for named in _each(project.projectList())}
         made_of = {
-            id: {column for source in of for column in made_of[source]}
-            for id, of in columns.items()
+            column_id: {column for source in of for column in made_of[source]}
+            for column_id, of in columns.items()
             if of <= made_of.keys()
         }
     if not wanted <= set().union(*made_of.values()):

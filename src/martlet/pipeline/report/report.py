@@ -193,11 +193,13 @@ class LiveReport:
                     f'figures.{figure.name}: --parquet takes only final rows: mode = "append"'
                 )
             path = f"{options.parquet.rstrip('/')}/{figure.name}"
-            yield self._begin(figure, rows, f"{folder}/parquet", final, format="parquet", path=path)
+            yield self._begin(
+                figure, rows, f"{folder}/parquet", final, sink_format="parquet", path=path
+            )
         if options.to_topic:
             sent = as_messages(figure, rows)
             sink = {"topic": options.to_topic, **options.sink}
-            yield self._begin(figure, sent, f"{folder}/topic", final, format="martlet", **sink)
+            yield self._begin(figure, sent, f"{folder}/topic", final, sink_format="martlet", **sink)
 
     def _plan(self, figure: Figure) -> DataFrame:
         at = f"figures.{figure.name}"
@@ -220,11 +222,11 @@ class LiveReport:
         mode: Mode,
         *,
         foreach: Any = None,
-        format: str = "",
+        sink_format: str = "",
         **settings: str,
     ) -> StreamingQuery:
         writer = rows.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
-        writer = writer.foreachBatch(foreach) if foreach else writer.format(format)
+        writer = writer.foreachBatch(foreach) if foreach else writer.format(sink_format)
         writer = writer.options(**settings)
         if self._options.once:
             writer = writer.trigger(availableNow=True)

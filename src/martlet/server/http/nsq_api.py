@@ -263,14 +263,14 @@ class NsqApi:
         """Store messages for a time, or for now. Returns SEND's answer. Raises WritesRefused."""
         target = self._broker.delays.bucket(topic, at_ns, len(bodies)) if at_ns else topic
         first = target.next_offset
-        id = target.queue.message_id(first).decode()
+        message_id = target.queue.message_id(first).decode()
         await self._commits.settled(target.stage(bodies, at_ns, entries))
         return {
             "status": "OK",
             "queue": topic.number,
             "offset": None if at_ns else first,
             "count": len(bodies),
-            "id": id,
+            "id": message_id,
         }
 
     def _asked_time_ns(self, request: Request) -> int | None:

@@ -94,8 +94,8 @@ class AckCommands:
             return  # its lease is over, as are those of all before it
 
 
-def _failed(verb: str, id: bytes, error: Exception) -> v2.ProtocolError:
+def _failed(verb: str, message_id: bytes, error: Exception) -> v2.ProtocolError:
     """The refusal of a message's command; a malformed id names no message in flight either."""
     text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
-    shown = id.decode("utf-8", "surrogateescape")
+    shown = message_id.decode("utf-8", "surrogateescape")
     return v2.ProtocolError(f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False)

@@ -388,15 +388,24 @@ class PublishCommands:
 
         arguments.only(*_TRANSACTION_OPTIONS)
         transactions = self._broker.transactions
-        id = arguments.text("transaction", max_value=255)
+        transaction_id = arguments.text("transaction", max_value=255)
         branch, number = arguments.text("branch", max_value=64), arguments.number("number")
         topic = self._broker.topic(command.topic)
         queue = queue_of(topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
-        if "begin" in arguments and id not in transactions.open:
-            begin_open(transactions, id, CallArguments(arguments.mapping("begin", max_value=5)))
+        if "begin" in arguments and transaction_id not in transactions.open:
+            begin_open(
+                transactions, transaction_id, CallArguments(arguments.mapping("begin", max_value=5))
+            )
         batch, position = transactions.add(
-            id, branch, number, topic.name, command.bodies, command.properties, queue, times
+            transaction_id,
+            branch,
+            number,
+            topic.name,
+            command.bodies,
+            command.properties,
+            queue,
+            times,
         )
         receipt = Receipt()
         receipt.position = position
@@ -442,14 +451,14 @@ def _sent(arguments: CallArguments, count: int) -> Sent | None:
     producer = arguments.text("producer")
     sequence = arguments.number("sequence", min_value=1)
     try:
-        id = bytes.fromhex(producer)
+        producer_id = bytes.fromhex(producer)
     except ValueError:
-        id = b""
-    if len(id) != PRODUCER_BYTES or len(producer) != 2 * PRODUCER_BYTES:
+        producer_id = b""
+    if len(producer_id) != PRODUCER_BYTES or len(producer) != 2 * PRODUCER_BYTES:
         raise CallError(
             "BAD_ARGUMENT", f"'producer' must be 32 hexadecimal digits, not {producer[:40]!r}"
         )
-    return Sent(id, sequence, count)
+    return Sent(producer_id, sequence, count)
 
 
 def _part(topic: Topic, arguments: CallArguments) -> Topic:

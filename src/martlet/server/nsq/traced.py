@@ -98,5 +98,5 @@ def describe(command: v2.Command) -> list[str]:
     return lines
 
 
-def _text(id: bytes) -> str:
-    return id.decode("utf-8", "backslashreplace")
+def _text(message_id: bytes) -> str:
+    return message_id.decode("utf-8", "backslashreplace")

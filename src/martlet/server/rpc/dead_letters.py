@@ -100,8 +100,8 @@ class DeadLetterCalls:
                     continue
                 shown_bytes += min(len(letter.body), max_bytes)
                 if len(messages) == max_count or (messages and shown_bytes > _MAX_ANSWER_BYTES):
-                    next = {"queue": letter.keeper.queue.number, "offset": letter.offset}
-                    return {"messages": messages, "next": next}
+                    following = {"queue": letter.keeper.queue.number, "offset": letter.offset}
+                    return {"messages": messages, "next": following}
                 messages.append(_to_json(letter, max_bytes))
         return {"messages": messages, "next": walk.next}
 
@@ -234,7 +234,7 @@ class DeadLetterCalls:
         ids = arguments.sequence("ids") if "ids" in arguments else ()
         now_ms = self._broker.clock() // MILLISECOND_NS
         return DeadLetterSelection(
-            frozenset(str(id) for id in ids),
+            frozenset(str(message_id) for message_id in ids),
             arguments.text("reason", ""),
             arguments.text("error", ""),
             arguments.number("since_ms", 0),

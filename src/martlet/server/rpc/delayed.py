@@ -75,17 +75,21 @@ class DelayCalls:
         else:
             ids = [arguments.text("id")]
         wanted: list[str] = []
-        for id in ids:
-            if not isinstance(id, str) or not _ID.fullmatch(id):
-                shown = ascii(str(id)[:80])
+        for message_id in ids:
+            if not isinstance(message_id, str) or not _ID.fullmatch(message_id):
+                shown = ascii(str(message_id)[:80])
                 raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {shown}")
-            wanted.append(id)
-        cancelled = broker.delays.cancel(topic, [id.encode() for id in dict.fromkeys(wanted)])
+            wanted.append(message_id)
+        cancelled = broker.delays.cancel(
+            topic, [message_id.encode() for message_id in dict.fromkeys(wanted)]
+        )
         if cancelled:
             await self._commits.all_settled()
         return {
-            "cancelled": [id for id in wanted if id.encode() in cancelled],
-            "not_waiting": [id for id in wanted if id.encode() not in cancelled],
+            "cancelled": [message_id for message_id in wanted if message_id.encode() in cancelled],
+            "not_waiting": [
+                message_id for message_id in wanted if message_id.encode() not in cancelled
+            ],
         }
 
 

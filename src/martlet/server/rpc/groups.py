@@ -221,7 +221,7 @@ class GroupCalls:
         arguments.only("topic", "group", "member", "roster", "count", "members")
         topic, members, member = self._member(caller, arguments)
         plan = arguments.mapping("members", max_value=MAX_MEMBERS)
-        queues = {id: _numbers(CallArguments(plan), id) for id in plan}
+        queues = {member_id: _numbers(CallArguments(plan), member_id) for member_id in plan}
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)
         self._log.debug(

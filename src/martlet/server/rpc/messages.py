@@ -95,7 +95,10 @@ class MessageCalls:
         """Give messages back to other consumers. Answers how many were in flight."""
         arguments.only("ids", "started")
         channel, consumer = _subscription(caller)
-        offsets = [_offset(channel, id) for id in arguments.sequence("ids", max_value=_MAX_IDS)]
+        offsets = [
+            _offset(channel, message_id)
+            for message_id in arguments.sequence("ids", max_value=_MAX_IDS)
+        ]
         is_started = arguments.flag("started")
         return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
 
@@ -127,10 +130,12 @@ def _as_call_errors(arguments: CallArguments) -> Iterator[None]:
         raise CallError("NOT_IN_FLIGHT", f"{arguments.text('id')}: {error}") from None
 
 
-def _offset(channel: Channel | PartitionedChannel, id: object) -> int:
+def _offset(channel: Channel | PartitionedChannel, message_id: object) -> int:
     try:
-        if isinstance(id, str) and len(id) == 16:
-            return channel.queue.offset_of(id.encode())
+        if isinstance(message_id, str) and len(message_id) == 16:
+            return channel.queue.offset_of(message_id.encode())
     except ValueError:
         pass
-    raise CallError("BAD_ARGUMENT", f"{str(id)[:40]!r} is no message id: 16 hexadecimal digits")
+    raise CallError(
+        "BAD_ARGUMENT", f"{str(message_id)[:40]!r} is no message id: 16 hexadecimal digits"
+    )

@@ -53,20 +53,20 @@ class TraceCalls:
         )
         since_ns = arguments.number("since_ns", 0)
         max_count = arguments.number("most", 20, min_value=1, max_value=MAX_TRACES)
-        id, key = arguments.text("id", ""), arguments.text("key", "")
-        if not id and not key:
+        message_id, key = arguments.text("id", ""), arguments.text("key", "")
+        if not message_id and not key:
             raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
         async with self._searching:
             with suppress(WritesRefused):
                 self._broker.write_journal()
             ends_s = time.monotonic() + limit_ms / 1000
             found = await asyncio.get_running_loop().run_in_executor(
-                None, self._search, id, key, topic, since_ns, max_count, ends_s
+                None, self._search, message_id, key, topic, since_ns, max_count, ends_s
             )
         return self._allowed(caller, found)
 
     def _search(
-        self, id: str, key: str, topic: str, since_ns: int, max_count: int, ends_s: float
+        self, message_id: str, key: str, topic: str, since_ns: int, max_count: int, ends_s: float
     ) -> TraceResult:
         """In a thread. Raises CallError."""
         from martlet.broker.recovery.trace_search import Search, TraceNotFound
@@ -75,7 +75,9 @@ class TraceCalls:
         try:
             folder = Folder(self._data_path)
             search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
-            return search.by_id(id) if id else search.by_key(key, since_ns, max_count)
+            return (
+                search.by_id(message_id) if message_id else search.by_key(key, since_ns, max_count)
+            )
         except TraceNotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
 

@@ -91,7 +91,9 @@ def transaction_limits(options: BrokerOptions) -> TransactionLimits:
     )
 
 
-def begin(transactions: Transactions, id: str, arguments: CallArguments) -> TransactionState:
+def begin(
+    transactions: Transactions, transaction_id: str, arguments: CallArguments
+) -> TransactionState:
     """Begin a transaction as a client asks."""
     arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
     check_after_ns = None
@@ -99,7 +101,9 @@ def begin(transactions: Transactions, id: str, arguments: CallArguments) -> Tran
         after_ms = arguments.number("check_after_ms", min_value=1, max_value=_MAX_CHECK_AFTER_MS)
         check_after_ns = after_ms * MILLISECOND_NS
     group, disposable = arguments.text("group", "", max_value=255), arguments.flag("disposable")
-    return transactions.begin(id, group, check_after_ns, place_of(arguments), disposable)
+    return transactions.begin(
+        transaction_id, group, check_after_ns, place_of(arguments), disposable
+    )
 
 
 def place_of(arguments: CallArguments) -> CommitSequence | None:
@@ -110,11 +114,11 @@ def place_of(arguments: CallArguments) -> CommitSequence | None:
     return CommitSequence(name, arguments.number("series_number", max_value=MAX_NUMBER))
 
 
-def begin_open(transactions: Transactions, id: str, arguments: CallArguments) -> None:
+def begin_open(transactions: Transactions, transaction_id: str, arguments: CallArguments) -> None:
     """Begin a transaction, or go on with one. Raises TransitionRefused if it has ended."""
-    state = begin(transactions, id, arguments)
+    state = begin(transactions, transaction_id, arguments)
     if state is not TransactionState.OPEN:
-        raise TransitionRefused(f"transaction {id!r} is {state}", state)
+        raise TransitionRefused(f"transaction {transaction_id!r} is {state}", state)
 
 
 class TransactionCalls:
@@ -154,35 +158,37 @@ class TransactionCalls:
 
     def _id(self, caller: Caller, arguments: CallArguments) -> str:
         """Which transaction; the caller must be one who may publish what is in it."""
-        id = arguments.text("id", max_value=_MAX_ID_LENGTH)
-        transaction = self._transactions.open.get(id)
+        transaction_id = arguments.text("id", max_value=_MAX_ID_LENGTH)
+        transaction = self._transactions.open.get(transaction_id)
         if transaction is not None:
             for topic in transaction.topics if caller.connection is not None else ():
                 caller.may(topic)
-        return id
+        return transaction_id
 
     # what producers do
 
     async def begin(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Begin a transaction."""
-        id = arguments.text("id", max_value=_MAX_ID_LENGTH)
-        state = begin(self._transactions, id, arguments.without("id"))
+        transaction_id = arguments.text("id", max_value=_MAX_ID_LENGTH)
+        state = begin(self._transactions, transaction_id, arguments.without("id"))
         await self._commits.all_settled()
         return {"state": state}
 
     async def prepare(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Prepare a transaction: complete, and safe from a power cut in any flush mode."""
         arguments.only("id", "branches")
-        id = self._id(caller, arguments)
-        self._transactions.prepare(id, _branches(arguments))
+        transaction_id = self._id(caller, arguments)
+        self._transactions.prepare(transaction_id, _branches(arguments))
         await self._commits.all_on_disk()
         return {"state": TransactionState.PREPARED}
 
     async def commit(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Commit a transaction."""
         arguments.only("id", "branches", "series", "series_number")
-        id = self._id(caller, arguments)
-        outcome = self._transactions.commit(id, _branches(arguments), place_of(arguments))
+        transaction_id = self._id(caller, arguments)
+        outcome = self._transactions.commit(
+            transaction_id, _branches(arguments), place_of(arguments)
+        )
         await self._commits.all_settled()
         return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
 
@@ -270,15 +276,19 @@ class TransactionCalls:
     async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Show a transaction with its messages."""
         arguments.only("id", "limit", "max_body_bytes")
-        id = self._id(caller, arguments)
+        transaction_id = self._id(caller, arguments)
         limit = arguments.number("limit", 100, max_value=_MAX_SHOWN)
         max_bytes = arguments.number("max_body_bytes", 1024, max_value=_MAX_ANSWER_BYTES)
-        transaction = self._transactions.open.get(id)
+        transaction = self._transactions.open.get(transaction_id)
         if transaction is None:
-            state = self._transactions.state(id)
-            outcome = self._transactions.outcomes.get(id)
+            state = self._transactions.state(transaction_id)
+            outcome = self._transactions.outcomes.get(transaction_id)
             assert outcome is not None
-            return {"id": id, "state": state, "ended_at_ms": outcome.at_ns // MILLISECOND_NS}
+            return {
+                "id": transaction_id,
+                "state": state,
+                "ended_at_ms": outcome.at_ns // MILLISECOND_NS,
+            }
         return _to_json(transaction) | {"messages": self._messages(transaction, limit, max_bytes)}
 
     def _messages(

@@ -51,9 +51,9 @@ class ProgressReporter:
                 endpoint = self._brokers.endpoint(key.broker)
                 endpoint.advance(place, options.channel, seen[key].start_offset)
         if options.group is not None:
-            for broker, topic, id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
+            for broker, topic, topic_id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
                 endpoint = self._brokers.endpoint(broker)
-                endpoint.follow(topic, id, options.group, {}, retain=options.retain)
+                endpoint.follow(topic, topic_id, options.group, {}, retain=options.retain)
 
     def report(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
         """Report that the query has committed all messages before a position.
@@ -68,7 +68,7 @@ class ProgressReporter:
         for key, offset in position.items():
             if self._reported.get(key) != offset and key in seen and key.broker not in silent:
                 changed.setdefault((key.broker, key.topic, key.topic_id), {})[key] = offset
-        for (broker, topic, id), offsets in changed.items():
+        for (broker, topic, topic_id), offsets in changed.items():
             # The first report creates the channel, so it must succeed; later ones make up for it.
             patient = not offsets.keys() <= self._reported.keys()
             endpoint = self._brokers.endpoint(broker)
@@ -77,7 +77,7 @@ class ProgressReporter:
             try:
                 if options.group is not None:
                     endpoint.follow(
-                        *(topic, id, options.group, by_queue),
+                        *(topic, topic_id, options.group, by_queue),
                         retain=options.retain,
                         patient=patient,
                     )

@@ -155,13 +155,15 @@ def _topic(options: Mapping[str, str]) -> str | None:
 
 
 def _application_id(options: Mapping[str, str]) -> str | None:
-    id = options.get("applicationId")
-    if id is not None and not (0 < len(id) <= _MAX_APPLICATION_ID_LENGTH and id.isprintable()):
+    application_id = options.get("applicationId")
+    if application_id is not None and not (
+        0 < len(application_id) <= _MAX_APPLICATION_ID_LENGTH and application_id.isprintable()
+    ):
         raise ValueError(
-            f"option applicationId: {id[:80]!r} is not 1 to {_MAX_APPLICATION_ID_LENGTH} printable"
-            " characters"
+            f"option applicationId: {application_id[:80]!r} is not 1 to"
+            f" {_MAX_APPLICATION_ID_LENGTH} printable characters"
         )
-    return id
+    return application_id
 
 
 def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> SparkTls | None:

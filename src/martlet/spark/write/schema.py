@@ -42,20 +42,20 @@ from pyspark.sql.types import (
 from martlet.spark.read.schema import SCHEMA
 
 
-def _is_text(type: DataType) -> bool:
-    return isinstance(type, (BinaryType, StringType))
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind, (BinaryType, StringType))
 
 
-def _is_number(type: DataType) -> bool:
-    return isinstance(type, (IntegerType, LongType))
+def _is_number(kind: DataType) -> bool:
+    return isinstance(kind, (IntegerType, LongType))
 
 
-def _is_headers(type: DataType) -> bool:
-    if isinstance(type, MapType):
-        return isinstance(type.keyType, StringType) and _is_text(type.valueType)
-    if not isinstance(type, ArrayType) or not isinstance(type.elementType, StructType):
+def _is_headers(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and _is_text(kind.valueType)
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
         return False
-    fields = {field.name: field.dataType for field in type.elementType}
+    fields = {field.name: field.dataType for field in kind.elementType}
     return (
         fields.keys() == {"key", "value"}
         and isinstance(fields["key"], StringType)
@@ -103,7 +103,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             columns.
     """
     types = {field.name: field.dataType for field in schema}
-    for name, type in types.items():
+    for name, kind in types.items():
         if name in PASSED_OVER:
             continue
         known = COLUMNS.get(name)
@@ -114,9 +114,9 @@ def check_columns(schema: StructType, topic: str | None) -> None:
                 f"the martlet sink has no column {name!r}: {hint}it has {', '.join(COLUMNS)};"
                 " put other data into value, as to_json(struct(*)) does, or into headers"
             )
-        if not known.fits(type):
+        if not known.fits(kind):
             raise ValueError(
-                f"column {name!r} is {type.simpleString()}, the martlet sink wants"
+                f"column {name!r} is {kind.simpleString()}, the martlet sink wants"
                 f" {known.types}: CAST it"
             )
     if "value" not in types:

@@ -108,7 +108,11 @@ class GroupView:
             for each in answer["members"]
         }
         return cls(
-            broker, queues, members, {n: id for id, n in names.items()}, int(answer["roster"])
+            broker,
+            queues,
+            members,
+            {n: member_id for member_id, n in names.items()},
+            int(answer["roster"]),
         )
 
 

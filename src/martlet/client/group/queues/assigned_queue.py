@@ -291,8 +291,8 @@ class AssignedQueue:
         piece = self._pieces.popleft()
         packed = piece.run.properties
         self._ready.extend(
-            PulledMessage(self, offset, timestamp_ns, id, body, packed.get(at, b""))
-            for at, (offset, (timestamp_ns, _, id, body)) in enumerate(
+            PulledMessage(self, offset, timestamp_ns, message_id, body, packed.get(at, b""))
+            for at, (offset, (timestamp_ns, _, message_id, body)) in enumerate(
                 zip(piece.offsets(), piece.run.fields(), strict=True)
             )
         )

@@ -52,8 +52,8 @@ class FetchedChunk(NamedTuple):
         """The offset of each."""
         if self.last - self.first + 1 == self.run.count:
             return range(self.first, self.last + 1)
-        ids = [int(id, 16) for id in self.run.ids().view("S16").tolist()]
-        return [self.first + ((id - ids[0]) & _MASK) for id in ids]
+        ids = [int(message_id, 16) for message_id in self.run.ids().view("S16").tolist()]
+        return [self.first + ((message_id - ids[0]) & _MASK) for message_id in ids]
 
     def split(self, count: int) -> tuple[FetchedChunk, FetchedChunk]:
         """Split into the first so many, and the others."""
