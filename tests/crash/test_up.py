@@ -157,7 +157,7 @@ def test_a_taken_port_is_named(up: Callable[..., Up], tmp_path: Path) -> None:
     last = next(line for line in reversed(up_now.log.splitlines()) if "FATAL" in line)
     assert "FATAL: lookup cannot start: it (process " in last
     assert f"listen ({address}) failed" in last
-    assert "somebody else listens there: stop it, or give another port with --http-address" in last
+    assert "another process listens there: stop it, or give another port with --http-address" in last
 
 
 def test_a_data_path_that_is_no_folder_is_named(up: Callable[..., Up], tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_reader_that_keeps_its_own_place_is_shown(broker: BrokerProcess, tool:
     shown = tool("groups", "describe", "read", "spark", where).out
     assert "lag 2, follower, retains\n" in shown
     refused = tool("groups", "reset", "read", "spark", where, "--to-last")
-    assert (refused.code, "keeps its own place" in refused.err) == (1, True)
+    assert (refused.code, "keeps its own position" in refused.err) == (1, True)
 
 
 @pytest.mark.parametrize(

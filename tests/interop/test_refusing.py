@@ -76,7 +76,7 @@ async def test_refusing_is_told_and_counted_and_ends_once_consumers_have_finishe
 
         def ends() -> list[str]:
             lines = [record.getMessage() for record in caplog.records]
-            return [line for line in lines if line.startswith("LOG: messages are taken again: ")]
+            return [line for line in lines if line.startswith("LOG: messages are accepted again: ")]
 
         async def ended() -> bool:
             return bool(ends())

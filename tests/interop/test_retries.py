@@ -95,7 +95,7 @@ async def test_an_error_that_is_no_text_holds_up_no_dead_letter(
     assert properties.system["dead_last_error"] == "no file ?"
     status, answer = await call(broker, "trace.find", key="\udcff")
     assert (status, answer["code"]) == (400, "BAD_ARGUMENT")
-    assert "'key' is no text that UTF-8 can tell" in answer["message"]
+    assert "'key' is no text that UTF-8 can encode" in answer["message"]
 
 
 async def test_what_a_client_of_nsq_always_fails_to_handle_ends_in_the_dead_letter_topic(
@@ -295,8 +295,8 @@ async def test_what_can_not_be_done_with_dead_letters_is_told_with_the_way_out(
     for fields, status, told in (
         ({"topic": "t", "channel": "d", "all": True}, 404, "'t.d.dead', where they would be"),
         ({"dead_letter_topic": "t", "all": True}, 404, "'t' is no dead-letter topic"),
-        (whose, 400, "or 'all' true for all of them"),
-        ({**whose, "all": True, "to_topic": "t.c.dead"}, 400, "where they are already"),
+        (whose, 400, "or set 'all' to true"),
+        ({**whose, "all": True, "to_topic": "t.c.dead"}, 400, "already"),
         ({**whose, "all": True, "queue": 1}, 400, "'queue' must be a whole number from 0 to 0"),
     ):
         answer = await call(broker, "dead_letters.redrive", **fields)

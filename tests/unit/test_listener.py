@@ -36,7 +36,7 @@ def test_a_port_in_use_is_told_by_address_and_flag() -> None:
             listen(address, "http-address")
         assert f"listen ({address}) failed" in str(caught.value)
         assert str(caught.value).endswith(
-            "somebody else listens there: stop it, or give another port with --http-address"
+            "another process listens there: stop it, or give another port with --http-address"
         )
 
 
@@ -65,7 +65,7 @@ def test_what_fails_is_told_with_the_flag_and_a_way_out(address: str, told: str)
     ("error", "told"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "there is no such host"),
-        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "nobody tells the host's address"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "no name server knows the host's address"),
     ],
 )
 def test_a_name_that_is_not_known_is_told_as_that(

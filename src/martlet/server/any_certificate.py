@@ -1,7 +1,7 @@
-"""TLS that demands a certificate of each client, and takes any.
+"""TLS that demands a certificate of each client, and accepts any.
 
-Python's ssl refuses each certificate that it cannot verify, and has no setting for that.  OpenSSL
-itself asks a callback, which pyOpenSSL lets Python be.  A context of this kind is an
+Python's ssl refuses each certificate that it cannot verify, and has no setting for that. OpenSSL
+itself asks a callback, which pyOpenSSL lets an application set.  A context of this kind is an
 ``ssl.SSLContext`` whose sessions are pyOpenSSL's, so all that works on memory (`TlsLayer`, and the
 TLS of asyncio and uvloop) takes it as it is::
 
@@ -22,7 +22,7 @@ from OpenSSL import SSL
 
 _Result = TypeVar("_Result")
 _RECORD_BYTES = 1 << 14
-"""The most that one record of TLS holds, and one read returns."""
+"""The maximum size of a TLS record, which is also the maximum that one read returns."""
 _OUTGOING_BYTES = 1 << 16
 _OPTIONS = SSL.OP_ALL | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_TICKET
 
@@ -30,8 +30,8 @@ _OPTIONS = SSL.OP_ALL | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE 
 class AnyCertificateContext(ssl.SSLContext):
     """A server's context.
 
-    What is not done by way of ``wrap_bio`` is done by Python's ssl, which refuses clients whose
-    certificates it cannot verify.
+    Only sessions made by ``wrap_bio`` accept any certificate; all others are those of Python's ssl,
+    which refuses clients whose certificates it cannot verify.
     """
 
     _ciphers = b""
@@ -42,7 +42,7 @@ class AnyCertificateContext(ssl.SSLContext):
         self._ciphers = cipherlist.encode()
 
     def load_cert_chain(self, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
-        """Take the server's certificate; what else is to be set must be set before.
+        """Take the server's certificate. Call it after all other settings.
 
         Raises:
             OSError: the files do not hold a certificate and its key.
@@ -72,7 +72,7 @@ class AnyCertificateContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Begin a session on memory. Raises ValueError for a client's side."""
+        """Begin a session on memory buffers. Raises ValueError for a client's side."""
         if not server_side:
             raise ValueError("a context that takes any certificate is a server's")
         made = AnyCertificateSession(self, SSL.Connection(self._other), incoming, outgoing)
@@ -102,11 +102,11 @@ class AnyCertificateSession:
         self._outgoing = outgoing
         self._common_name = ""
         self._undecoded_bytes = 0
-        """At most so many of those that OpenSSL was given are still to be decoded."""
+        """An upper bound of the bytes that OpenSSL was given and has not decoded yet."""
         connection.set_accept_state()
 
     def do_handshake(self) -> None:
-        """Go on with the handshake. Raises ssl.SSLError, as what is below."""
+        """Continue the handshake. Raises ssl.SSLError, as do the methods below."""
         self._run(self._connection.do_handshake)
         certificate = self._connection.get_peer_certificate(as_cryptography=True)
         assert certificate is not None, "OpenSSL let a client in that has no certificate"
@@ -127,7 +127,7 @@ class AnyCertificateSession:
         return count
 
     def pending(self) -> int:
-        """How many bytes can be read at once; more than there are while some are not decoded."""
+        """Return how many bytes can be read at once; too many while some are not decoded."""
         count: int = self._connection.pending()
         return count + self._undecoded_bytes
 
@@ -142,11 +142,11 @@ class AnyCertificateSession:
             raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "no goodbye from the client yet")
 
     def getpeercert(self) -> dict[str, object]:
-        """The common name of the client's certificate, if it has one; nothing of it is verified."""
+        """Return the common name of the client's certificate, if it has one, unverified."""
         return {"subject": ((("commonName", self._common_name),),)} if self._common_name else {}
 
     def cipher(self) -> tuple[str, str, int] | None:
-        """The cipher suite: its name, the version of TLS and the bits of its key."""
+        """Return the cipher suite: its name, the version of TLS and the bits of its key."""
         connection = self._connection
         name = connection.get_cipher_name()
         if name is None:
@@ -154,15 +154,15 @@ class AnyCertificateSession:
         return name, connection.get_cipher_version() or "", connection.get_cipher_bits() or 0
 
     def version(self) -> str | None:
-        """The version of TLS, once the handshake is through."""
+        """Return the version of TLS, once the handshake is complete."""
         connection = self._connection
         return connection.get_protocol_version_name() if connection.get_cipher_name() else None
 
     def compression(self) -> None:
-        """Nothing is ever compressed by TLS."""
+        """Return None: TLS never compresses here."""
 
     def _run(self, step: Callable[..., _Result], *arguments: object) -> _Result:
-        """Take a step with what came, and hand on what it wants to send."""
+        """Run one step on the bytes received, and pass on the bytes that it sends."""
         if self._incoming.pending:
             self._undecoded_bytes += self._connection.bio_write(self._incoming.read())
         try:
@@ -183,12 +183,12 @@ class AnyCertificateSession:
             pass  # there is no more
 
 
-def _take_any(*_told: object) -> bool:
+def _take_any(*_arguments: object) -> bool:
     return True
 
 
 def _translated(error: SSL.Error) -> ssl.SSLError:
-    """The exception that Python's ssl raises for the same."""
+    """Return the exception that Python's ssl raises for the same error."""
     if isinstance(error, SSL.WantReadError):
         return ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "more must come first")
     if isinstance(error, SSL.ZeroReturnError):

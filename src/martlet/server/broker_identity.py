@@ -1,6 +1,6 @@
 """The identity of a data folder: a random name that stays with it.
 
-Readers of the segment files compare it with what the broker says of itself, so that they never
+Readers of the segment files compare it with the name that the broker reports, so that they never
 read another broker's log.
 """
 
@@ -19,15 +19,15 @@ class WrongVersion(OSError):
 
 
 class NoIdentity(OSError):
-    """The file says nothing; the text says what to do."""
+    """The file holds no name; the text says what to do."""
 
 
 class Unfinished(OSError):
-    """Something is being done to the folder that has to be ended first; the text says what."""
+    """An unfinished operation on the folder must end first; the text names it."""
 
 
 def mark_unfinished(storage: Storage, why: str | None) -> None:
-    """Let no broker start on the folder, and say why; with None, let one start again."""
+    """Keep brokers from starting on the folder, and record why; with None, allow it again."""
     found = json.loads(storage.read(NAME) or b"{}")
     if found.get("unfinished") != why:
         content = {key: value for key, value in found.items() if key != "unfinished"}
@@ -37,12 +37,11 @@ def mark_unfinished(storage: Storage, why: str | None) -> None:
 
 
 def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) -> str:
-    """The folder's name, which is `fresh` if it has none yet.
+    """Return the folder's name, which is `fresh` if it has none yet.
 
     Raises:
-        WrongVersion: the folder's format is not ours.
-        NoIdentity: the name cannot be read.
-        Unfinished: it is marked so, and the caller is not the one `to_finish` it.
+        WrongVersion: this version cannot read the folder's format. NoIdentity: the name cannot be
+        read. Unfinished: it is marked so, and the caller is not the one `to_finish` it.
     """
     data = storage.read(NAME)
     if data is None:

@@ -61,7 +61,7 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
 
     Args:
         options: as the flags give them.
-        log: where log lines go.
+        log: the destination of log lines.
 
     Raises:
         OSError: an address, the folder or a certificate cannot be used; the text says why.
@@ -72,7 +72,7 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
     tls = server_context(options)
     _allow_many_files()
     with ExitStack() as undo:
-        # The addresses first: a broker that cannot listen leaves no folder behind.
+        # The addresses come first: a broker that cannot listen leaves no folder behind.
         listeners = Listeners(options, tls, log)
         undo.callback(listeners.close)
         folder = open_folder(Path(options.data_path or ".").absolute(), options, log)
@@ -86,7 +86,7 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
 
 
 def _with_ports(options: BrokerOptions, listeners: Listeners) -> BrokerOptions:
-    """The options with the ports that are listened on."""
+    """Return the options with the actual ports."""
     http_port = options.broadcast_http_port or max(0, listeners.http_port)
     return options.replace(
         broadcast_tcp_port=options.broadcast_tcp_port or max(0, listeners.tcp_port),
@@ -97,7 +97,7 @@ def _with_ports(options: BrokerOptions, listeners: Listeners) -> BrokerOptions:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files as far as it goes: each connection is one."""
+    """Raise the limit of open files to the maximum: each connection is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -10,8 +10,8 @@ _STEP_NS = 1_000_000_000
 class Clock:
     """Wall-clock time that runs as evenly as the monotonic clock.
 
-    A wall clock that is set back would stop all timeouts for that long; this one takes a step
-    over only when it is called to `adjust`, and never backwards.
+    A wall clock that is set back would stop all timeouts for that long.  This one follows a step of
+    the wall clock only in `adjust`, and never backwards.
     """
 
     def __init__(self) -> None:
@@ -22,8 +22,8 @@ class Clock:
         return time.monotonic_ns() + self._shift_ns
 
     def adjust(self) -> bool:
-        """Follow the wall clock where it has run ahead of us by more than a second. Returns whether
-        it had: timers have to be set anew.
+        """Follow the wall clock where it is ahead by more than a second. Returns whether it was:
+        timers then have to be set anew.
         """
         shift_ns = time.time_ns() - time.monotonic_ns()
         if shift_ns - self._shift_ns <= _STEP_NS:

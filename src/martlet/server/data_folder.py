@@ -1,4 +1,4 @@
-"""The data folder of a broker: opened, or refused with what is wrong and the way out."""
+"""The data folder of a broker: opened, or refused with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _WAYS_OUT = {
     errno.EACCES: _NOT_ALLOWED,
     errno.EPERM: _NOT_ALLOWED,
     errno.EROFS: f"its disk can only be read: mount it otherwise, or give another {_FLAG}",
-    errno.ENOSPC: f"its disk is full: make room, or give another {_FLAG}",
+    errno.ENOSPC: f"its disk is full: free some space, or give another {_FLAG}",
     errno.ENOENT: f"it cannot be made: make it, or give another {_FLAG}",
 }
 
 
 class NsqdData(OSError):
-    """nsqd's messages are in the folder; the text says what to do."""
+    """The folder has nsqd's messages; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A data folder that is open.
+    """An open data folder.
 
     Attributes:
         path: absolute.
@@ -51,12 +51,11 @@ class DataFolder:
 
 
 def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> DataFolder:
-    """Open a folder, which is made where there is none.
+    """Open a folder; create it if it is missing.
 
     Raises:
-        FolderInUse: another broker runs on it.
-        NsqdData: it has nsqd's files, and no broker of Martlet's has run on it.
-        OSError: it cannot be used; the text says why, and names the flag.
+        FolderInUse: another broker runs on it. NsqdData: it has nsqd's files, and no Martlet broker
+        has run on it. OSError: it cannot be used; the text says why, and names the flag.
     """
     try:
         is_new = not os.path.lexists(path)
@@ -96,6 +95,6 @@ def _look_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> N
 
 
 def refusal(path: Path, error: OSError) -> OSError:
-    """The error that says what to do about one that a folder has met."""
+    """Return an error of the folder with the remedy added."""
     way_out = _WAYS_OUT.get(error.errno or 0, f"give another {_FLAG} if it is not meant")
     return OSError(f"the data folder {path} cannot be used: {error}; {way_out}")

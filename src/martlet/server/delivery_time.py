@@ -1,12 +1,12 @@
 """The delivery time of delayed messages.
 
-The answer has the id of the first message, by which it can be cancelled; the ids of the others
-count up from it::
+The answer has the id of the first message, which cancels it; the ids of the others count up from
+it::
 
     {"status": "OK", "queue": 0, "offset": null, "count": 1, "id": "00c0ffee00c0ffee"}
 
-A delayed message has no offset before it is due, and then another id, like any message published
-then; the property ``delayed`` has its first one.
+A delayed message has no offset before it is due.  When due it gets a new id, like any message
+published then; the property ``delayed`` keeps the first id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LATEST_MS = 1 << 43
 
 
 def deliver_at_ns(arguments: CallArguments, now_ns: int, max_delay_ns: int) -> int:
-    """The argument ``deliver_at_ms`` in nanoseconds, 0 for at once, as for a time that has passed.
+    """Return the argument ``deliver_at_ms`` in nanoseconds: 0 for now or a time in the past.
 
     Raises CallError.
     """

@@ -1,8 +1,8 @@
-"""Disk space: when checkpoints are made, and how a full log gets space again.
+"""Disk space: schedule checkpoints, and free space in a full log.
 
-A checkpoint releases segments that are no longer needed.  One is made every
-``--checkpoint-interval`` where something has changed, sooner under much load, and as soon as it
-frees something where the log is full.
+A checkpoint releases segments that are no longer needed. One is made every
+``--checkpoint-interval`` if something has changed, sooner under high load, and in a full log as
+soon as it frees a segment.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from martlet.server.observability.event_log import EventLog
 
 LOOK_NS = 1_000_000_000
-"""How often `DiskSpace.look` is to be called."""
+"""The interval at which `DiskSpace.look` is called."""
 LOOK_WHILE_FULL_NS = 100_000_000
-"""How often `DiskSpace.look_while_full` is."""
+"""The interval at which `DiskSpace.look_while_full` is called."""
 _RESTS = 9
-"""After a search for space a full log rests for so many times its duration."""
+"""The pause after a search for space in a full log, as a multiple of its duration."""
 _TIGHT_S = 10.0
-"""For so long after it was full, a log is looked at as if it were."""
+"""The time for which a log that was full is still checked as a full one."""
 _MANY_SEGMENTS = 3
 _MANY_BYTES = 64 << 20
 
 
 class DiskSpace:
-    """Makes space for a broker's log.
+    """Free space for a broker's log.
 
     Args:
         broker: has the log.
@@ -52,9 +52,9 @@ class DiskSpace:
         self._tight_until_s = 0.0
 
     async def keep_checkpoint(self) -> None:
-        """Make a checkpoint where there is something to write down, or to release."""
+        """Make a checkpoint if it would record a change or release a segment."""
         log = self._broker.log
-        # A full log may not move at all; then only a checkpoint can free segments.
+        # A full log may accept nothing at all; then only a checkpoint can free segments.
         moved = log.position != self._disk.checkpoint_position
         if moved or log.full is not None or await self._disk.find_room():
             await self._disk.checkpoint()
@@ -62,8 +62,8 @@ class DiskSpace:
             allow_spares(self._broker)
 
     async def look(self) -> None:
-        """Under much load, release segments while their pages are still in memory, to be
-        written again: fresh ones cost several times as much.
+        """Under high load, release segments while their pages are still in memory, for reuse: fresh
+        segments cost several times as much.
         """
         log = self._broker.log
         if log.full is not None:
@@ -76,7 +76,7 @@ class DiskSpace:
     async def look_while_full(self) -> None:
         """Release segments as soon as consumers have finished their messages.
 
-        That goes on for a while once there is some space: more follows, as a rule.
+        Continue for a while once there is some space: more usually follows.
         """
         began_s = monotonic()
         if self._broker.log.full is not None:

@@ -1,4 +1,4 @@
-"""The due timer: runs what the core has scheduled, when it is due."""
+"""The due timer: runs the core's scheduled work when it is due."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class DueTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Run what is due, and from now on what becomes due."""
+        """Run all due work, now and from now on."""
         self._broker.schedule.on_earlier = self._set
         self._set(self._broker.run())
 
     def follow_clock(self) -> None:
-        """Set the timer anew where the wall clock was set forward."""
+        """Reset the timer after the wall clock was set forward."""
         if self._clock.adjust():
             self._set(self._broker.schedule.next_ns())
 
@@ -54,6 +54,6 @@ class DueTimer:
         try:
             self._broker.run()
         except Exception:
-            # Without the next line nothing would ever be due again.
+            # Without the next line the timer would never fire again.
             self._log.exception("something that is due failed; it is tried again")
         self._set(self._broker.schedule.next_ns())

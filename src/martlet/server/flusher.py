@@ -1,7 +1,7 @@
-"""The disk's side of a broker: flushes and checkpoints, in a thread, one at a time.
+"""The disk side of a broker: flushes and checkpoints, in a thread, one at a time.
 
-While one flush runs, what comes meanwhile gathers, and the next one covers it all: that is group
-commit.  A flush that fails is final (see `martlet.log.commit_log`).
+All writes made while one flush runs are covered by the next: group commit. A failed flush is final
+(see `martlet.log.commit_log`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from martlet.log.commit_log import FlushJob
 from martlet.server.observability.histogram import Histogram
 
 _REST = 50
-"""A flush that no client waits for follows the last one after so many times its duration."""
+"""The pause before a flush that no client waits for, as a multiple of the last one's duration."""
 
 
 class Flusher:
-    """Runs the jobs that block.
+    """Run the jobs that block.
 
     Args:
-        broker: whose log it is.
-        on_durable: called when more of the log has become durable, or never will.
+        broker: owns the log.
+        on_durable: called when more of the log has become durable, or has failed to.
     """
 
     def __init__(
@@ -52,25 +52,25 @@ class Flusher:
         self._ended: asyncio.Future[None] | None = None
         self._checkpointing = False
         self.checkpoint_position = -1
-        """Up to where the newest checkpoint tells everything."""
+        """The position that the newest checkpoint covers."""
         self.flushes = Histogram()
         self.checkpoints = Histogram()
-        """How long those took that went well."""
+        """The durations of successful jobs."""
         self._began = 0.0
         self._rested_at = 0.0
         self._failure: OSError | None = None
-        """With which the first flush that failed did so."""
+        """The error of the first failed flush."""
 
     @property
     def rested(self) -> bool:
-        """Whether the disk has been left alone for a while since the last flush.
+        """Whether the disk has had a pause since the last flush.
 
-        Flushes that no client waits for leave it to others most of the time.
+        Flushes that no client waits for leave most of the disk's time to others.
         """
         return not self.flushing and self._loop.time() >= self._rested_at
 
     def flush(self) -> None:
-        """Make durable what is written now; when a flush runs, another follows it."""
+        """Make durable all that is written by now; if a flush is running, another follows it."""
         if self.flushing:
             self._flush_again = True
             return
@@ -85,7 +85,7 @@ class Flusher:
         future.add_done_callback(lambda done: self._flushed(job, done))
 
     async def flushed(self) -> None:
-        """Flush what is written now, and return when a flush has ended, well or not."""
+        """Flush all that is written by now, and return when a flush has ended or failed."""
         if self._ended is None:
             self._ended = self._loop.create_future()
         self.flush()
@@ -115,10 +115,11 @@ class Flusher:
         return False
 
     def flush_now(self) -> bool:
-        """Make durable what is written now, while the event loop waits. False where that failed.
+        """Make durable all that is written by now, while the event loop waits. False if that
+        failed.
 
-        For a log that has no room left but what is not yet on the disk: it takes messages no faster
-        than the disk does.
+        For a log whose only space left is not on the disk yet: it accepts messages no faster than
+        the disk does.
         """
         job = self._broker.log.flush_job()
         try:
@@ -130,7 +131,7 @@ class Flusher:
         return True
 
     def _run(self, job: FlushJob) -> None:
-        """In the thread: a flush after one that failed fails too, though none has heard of it."""
+        """Flush, in the thread. After a failed flush every later one fails too, without trying."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -147,8 +148,8 @@ class Flusher:
             self._log.critical("%s", log.failed)
 
     async def find_room(self) -> bool:
-        """Whether time alone has made space, or the disk has filled up around what is history: a
-        checkpoint lets it go, though there is nothing else to write down.
+        """Return whether a checkpoint would release history, since its retention is over or the
+        disk has filled up, though it would record no other change.
         """
         if not keeps_history(self._broker):
             return False
@@ -160,8 +161,8 @@ class Flusher:
             return False
 
     async def free_room(self) -> None:
-        """Make a checkpoint where that lets a segment go, as when consumers have finished what is
-        in one: for a log that is full.
+        """Make a checkpoint for a full log if that releases a segment, as when consumers have
+        finished its messages.
         """
         for _ in count_needs(self._broker):
             await asyncio.sleep(0)
@@ -169,10 +170,10 @@ class Flusher:
             if makes_room(self._broker):
                 await self.checkpoint()
         except OSError as error:
-            self._log.error("no room could be looked for: %s; it is tried again", error)
+            self._log.error("searching for space failed: %s; it is tried again", error)
 
     async def checkpoint(self) -> bool:
-        """Save the broker's state and let go of what is not needed. False where it failed."""
+        """Save the broker's state and release unneeded segments. False if that failed."""
         log = self._broker.log
         if self._checkpointing or log.failed is not None:
             return False
@@ -187,7 +188,7 @@ class Flusher:
                 self.checkpoints.add(self._loop.time() - began)
             return done
         except OSError as error:
-            self._log.error("the checkpoint failed: %s; the log is kept whole", error)
+            self._log.error("the checkpoint failed: %s; nothing of the log is removed", error)
             return False
         finally:
             self._checkpointing = False
@@ -201,7 +202,8 @@ class Flusher:
             return False
         if self._broker.log.failed is not None:
             return False
-        # Now, so that no flush that begins while the state is saved has a segment that is let go.
+        # Released before the state is saved, so that no flush that begins meanwhile holds one of
+        # them.
         self._broker.log.flushed(job.flush)
         self._on_durable()
         await self._loop.run_in_executor(self._thread, job.save)
@@ -219,9 +221,9 @@ class Flusher:
                 await asyncio.sleep(0)
         except WritesRefused as error:
             self._log.warning(
-                "LOG: what is needed of a segment found no room elsewhere, and so it stays: %s."
-                " Where others do not give back some of the disk, less may stay free for a while"
-                " (--min-free-bytes), or more be taken (--max-disk-bytes)",
+                "LOG: a segment stays, since its needed records fit nowhere else: %s."
+                " Free some of the disk, let less of it stay free for a while"
+                " (--min-free-bytes), or let the log take more (--max-disk-bytes)",
                 error,
             )
         self._on_durable()

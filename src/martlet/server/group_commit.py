@@ -1,7 +1,7 @@
-"""Group commit: what all connections stage in one tick is committed at once, and answered.
+"""Group commit: commit and answer at once all that connections stage in one tick.
 
-At the end of a tick there is one batch a queue, one write each, and one reply write a connection.
-With ``--flush=sync`` the answers wait for a flush, which covers all that was committed before it.
+At the end of a tick each queue gets one batch in one write, and each connection one write of
+replies. With ``--flush=sync`` the answers wait for a flush, which covers all earlier commits.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class StagingConnection(Protocol):
-    """A connection whose publishes are staged, and that has answers due for them."""
+    """A connection with staged publishes, whose answers are due."""
 
     def settle(self, durable_position: int | None) -> bool:
-        """Answer what has been committed, and is durable up to a position, None for all that was
-        written. Returns whether any answer is still due.
+        """Answer committed publishes that are durable up to a position, or all written ones for
+        None. Returns whether any answer is still due.
         """
 
     def fail(self, error: WritesRefused) -> None:
-        """Refuse what was not made durable, since it never will be."""
+        """Refuse all publishes that are not durable, since they never will be."""
 
 
 class GroupCommit:
-    """Commits what was staged, and keeps the promise of the flush mode.
+    """Commit staged messages, and answer as the flush mode promises.
 
     Args:
-        broker: holds what was staged.
+        broker: holds the staged messages.
         options: the flush mode and its intervals.
         log: takes the errors.
 
@@ -68,17 +68,17 @@ class GroupCommit:
     # connections
 
     def stage(self, connection: StagingConnection) -> None:
-        """Settle a connection at the end of this tick: it has staged messages."""
+        """Settle a connection with staged messages at the end of this tick."""
         self._staged[connection] = None
 
     def forget(self, connection: StagingConnection) -> None:
-        """Settle a connection no more: it is closed."""
+        """Stop settling a closed connection."""
         self._staged.pop(connection, None)
         self._awaiting.pop(connection, None)
 
     @property
     def durable_position(self) -> int | None:
-        """The position up to which the log is durable; None where to be written is enough."""
+        """The position up to which the log is durable; None in the modes that answer on write."""
         return self._broker.log.durable_position if self._sync else None
 
     # callers
@@ -93,7 +93,7 @@ class GroupCommit:
         await future
 
     async def all_settled(self) -> None:
-        """Return when the flush mode's promise holds for all that was changed until now.
+        """Return when the flush mode's promise holds for all changes until now.
 
         Raises:
             WritesRefused: it never will.
@@ -103,7 +103,7 @@ class GroupCommit:
         await self.settled(receipt)
 
     async def all_on_disk(self) -> None:
-        """Return when all that was changed until now survives a power cut, in any flush mode.
+        """Return when all changes until now survive a power cut, in any flush mode.
 
         Raises:
             WritesRefused: it may not.
@@ -118,7 +118,7 @@ class GroupCommit:
     # ticks and flushes
 
     def end_tick(self) -> None:
-        """Commit what was staged, and answer it where it need not wait."""
+        """Commit all staged messages, and answer those that need not wait for a flush."""
         self._commit()
         if self._staged:
             staged, self._staged = self._staged, {}
@@ -142,16 +142,16 @@ class GroupCommit:
             return
 
     def _commit(self) -> None:
-        """Commit everything, though committing one topic's messages may fail unexpectedly."""
+        """Commit all topics, even if one fails unexpectedly."""
         while True:
             try:
                 return self._broker.commit()
             except Exception:
-                # The publishers to the other topics have to be answered all the same.
+                # Publishers to the other topics must get their answers all the same.
                 self._log.exception("a topic's messages could not be stored or delivered")
 
     def _answer_durable(self) -> None:
-        """Answer for what has become durable, or never will."""
+        """Answer publishes that have become durable, or have failed to."""
         log = self._broker.log
         if self._broker.transfers:
             self._broker.transfers.settle()
@@ -175,18 +175,18 @@ class GroupCommit:
                 self._waiting.append((receipt, future))
 
     def flush_if_idle(self) -> None:
-        """Flush what is written, unless a flush runs."""
+        """Flush all that is written, unless a flush is running."""
         if not self.flusher.flushing:
             self._flushed_count = self._broker.stored_count
             self.flusher.flush()
 
     async def write_journal(self) -> None:
-        """Write down the cursors that have moved."""
+        """Write the moved cursors to the journal."""
         with suppress(WritesRefused):
             await self._journal.write()
 
     def close(self) -> None:
-        """Commit what is left; with ``--flush=sync`` flush it too."""
+        """Commit the rest; with ``--flush=sync`` flush it too."""
         self.end_tick()
         if self._sync and self._broker.log.failed is None:
             self.flusher.flush()

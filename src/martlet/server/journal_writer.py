@@ -1,12 +1,12 @@
-"""The journal writer: when the cursors that moved are written down.
+"""The journal writer: schedules when moved cursors are written.
 
-Each cursor that moved is written down within ``--journal-interval``, and sooner behind the batches
-of a busy broker, since a message that was finished later than that comes again after a crash.  A
-cursor costs some microseconds and up to 200 bytes of the log, so two things are bounded:
+Each moved cursor is written within ``--journal-interval``, and sooner behind the batches of a busy
+broker, since a crash redelivers each message that was finished after the last write. A cursor costs
+some microseconds and up to 200 bytes of the log, so two things are bounded:
 
-- Time: some cursors are written, and then the loop is left to others for 19 times as long, but
-  never for longer than the interval.  With thousands of busy channels a round takes longer than
-  the interval, and each cursor is written less often.
+- Time: after some cursors the loop serves other work for 19 times as long, but never for longer
+  than the interval.  With thousands of busy channels a round takes longer than the interval, and
+  each cursor is written less often.
 - Bytes: behind batches a few cursors go once the log has grown by several times their size.
 """
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
 
 REST = 19
-"""After a write the journal rests for so many times as long: it takes 5 % of the loop's time."""
+"""The pause after a write, as a multiple of its duration: the journal takes 5 % of the time."""
 _BESIDE_BATCHES_S = 0.01
 _BESIDE_BATCHES_BYTES = 1 << 16
-"""Cursors are written behind batches no more often than that, nor before so much was stored."""
+"""The minimum pause between writes behind batches, and the minimum of bytes stored between them."""
 MAX_BESIDE_BATCHES = 8
-"""So many cursors, the longest unwritten, go behind the batches of one turn."""
+"""The maximum number of cursors, those unwritten for longest, behind the batches of one turn."""
 
 
 class JournalWriter:
-    """Writes a broker's cursors.
+    """Write a broker's cursors.
 
     Args:
-        broker: whose.
-        interval_ns: what is asked for, and the longest rest between two writes.
+        broker: owns the cursors.
+        interval_ns: the maximum pause between two writes.
     """
 
     def __init__(self, broker: BrokerCore, interval_ns: int) -> None:
@@ -43,17 +43,15 @@ class JournalWriter:
         self._not_before_s = 0.0
 
     async def write(self) -> None:
-        """Write all cursors that have moved by now, some at a time. Raises WritesRefused."""
-        # The processor's time: one that other programs keep from us says nothing of the next write.
+        """Write all cursors that have moved by now, a few at a time. Raises WritesRefused."""
+        # Processor time, not wall time: a wait for other programs does not predict the next write.
         began_s = thread_time()
         for _ in self._broker.write_some_journal():
             await asyncio.sleep(min(REST * (thread_time() - began_s), self._max_rest_s))
             began_s = thread_time()
 
     def turn_ended(self) -> None:
-        """A turn's batches were written: write some cursors too, where that costs little beside
-        them. Raises WritesRefused.
-        """
+        """Write some cursors after a turn's batches, if they add little. Raises WritesRefused."""
         broker = self._broker
         grown_bytes = broker.log.position - self._position
         if grown_bytes < _BESIDE_BATCHES_BYTES or not broker.moved:

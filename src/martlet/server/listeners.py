@@ -8,8 +8,8 @@ HTTP      ``--http-address``   the endpoints; nothing where it is empty
 HTTPS     ``--https-address``  the same in TLS; nothing without a certificate
 ========  ===================  =====================================================
 
-Each address is ``host:port`` or the path of a Unix socket.  Where clients must use TLS, without the
-exception for HTTP, HTTP does nothing but name the port of HTTPS.
+Each address is ``host:port`` or the path of a Unix socket. Where clients must use TLS, without the
+exception for HTTP, HTTP only names the port of HTTPS.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
 
 
 class Listeners:
-    """The sockets listen as soon as this is made; connections are accepted from ``open`` on.
+    """The listening sockets of a broker. They listen once made, and accept connections from
+    ``open`` on.
 
     Args:
         options: with the addresses.
         tls: the certificate and its settings, if there is one.
-        log: where log lines go.
+        log: the destination of log lines.
 
     Attributes:
-        tcp_address, http_address: as they are, with the port that was given for port 0.
-        tcp_port, http_port, https_port: 0 where nothing listens, -1 for a Unix socket.
+        tcp_address, http_address: the actual addresses, with the port chosen for port 0.
+        tcp_port, http_port, https_port: 0 if nothing listens, -1 for a Unix socket.
 
     Raises:
-        OSError: an address cannot be listened on; the text says which, and of which flag.
+        OSError: the broker cannot listen on an address; the text names it and its flag.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Listeners:
 
         Args:
             connection: makes the protocol of a TCP connection.
-            routes: gives the endpoints of HTTP; called only where there is HTTP.
+            routes: returns the endpoints of HTTP; called only if there is HTTP.
         """
         loop = asyncio.get_running_loop()
         self._listeners.append(await serve(loop, connection, self._tcp))
@@ -101,7 +102,7 @@ class Listeners:
         tls: ssl.SSLContext | None,
         https_port_instead: int | None,
     ) -> None:
-        # Not at the top: aiohttp takes longer to import than a broker takes to listen.
+        # Imported here: aiohttp takes longer to import than a broker takes to listen.
         from martlet.server.http.server import HttpServer
 
         server = HttpServer(routes, https_port_instead)
@@ -110,7 +111,7 @@ class Listeners:
         self._log.info("%s: listening on %s", name, shown(sock))
 
     def close(self) -> None:
-        """Accept no more connections over TCP; Unix sockets lose their files."""
+        """Stop accepting connections over TCP, and remove the files of Unix sockets."""
         for path in self._files:
             remove(path)
         for listener in self._listeners:

@@ -1,8 +1,8 @@
-"""The listening socket: made from an address as flags give it, and addresses as text.
+"""Make a listening socket from the address of a flag, and show addresses as text.
 
 An address is ``host:port``, ``:port``, ``[::1]:port`` or, where it is none of these, the path of a
 Unix socket, as with nsqd; a path that begins with ``@`` has no file (Linux's abstract names).  No
-host, ``0.0.0.0`` and ``[::]`` all stand for every address of the machine, of IPv4 and IPv6 alike.
+host, ``0.0.0.0`` and ``[::]`` all mean every address of the machine, IPv4 and IPv6 alike.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MAX_PATH_BYTES = 107
 _OTHER_PORT = "give another port with --{flag}"
 _OTHER_PATH = "give another path with --{flag}"
 _WAYS_OUT: dict[int | None, str] = {
-    errno.EADDRINUSE: f"somebody else listens there: stop it, or {_OTHER_PORT}",
+    errno.EADDRINUSE: f"another process listens there: stop it, or {_OTHER_PORT}",
     errno.EADDRNOTAVAIL: "this machine has no such address: give one that it has with --{flag},"
     " or :PORT for all of them",
     errno.EACCES: f"ports below 1024 are root's: {_OTHER_PORT}",
     socket.EAI_NONAME: "there is no such host: correct --{flag}, or give :PORT for every address of"
     " this machine",
-    socket.EAI_AGAIN: "nobody tells the host's address: correct --{flag}, or give a number",
+    socket.EAI_AGAIN: "no name server knows the host's address: correct --{flag}, or give a number",
 }
 _WAYS_OUT_OF_PATHS: dict[int | None, str] = {
-    errno.EADDRINUSE: f"somebody else listens there: stop it, or {_OTHER_PATH}",
+    errno.EADDRINUSE: f"another process listens there: stop it, or {_OTHER_PATH}",
     errno.EACCES: f"let this user write in that folder, or {_OTHER_PATH}",
     errno.ENOENT: f"the folder is not there: make it, or {_OTHER_PATH}",
     errno.ENOTDIR: f"a file is where a folder has to be: {_OTHER_PATH}",
@@ -45,17 +45,18 @@ _WAYS_OUT_OF_PATHS: dict[int | None, str] = {
 
 
 def listen(address: str, flag: str) -> socket.socket:
-    """A socket that listens, and does not block.
+    """Return a listening socket that does not block.
 
-    A Unix socket that a killed process left behind is replaced; one that a process listens on is
-    not, nor is any other file.
+    The socket file of a killed process is replaced; one with a listening process, or any other
+    file, is not.
 
     Args:
-        address: where.
+        address: to listen on.
         flag: the flag that the address came from, for the error.
 
     Raises:
-        OSError: it cannot; the text says which address, why, and the way out by the flag.
+        OSError: it cannot listen; the text names the address, the reason, and the remedy by the
+        flag.
     """
     host, colon, port = address.rpartition(":")
     sock: socket.socket | None = None
@@ -119,7 +120,7 @@ async def serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None = None,
 ) -> asyncio.Server:
-    """Accept connections on the socket, of whichever family it is, in TLS if asked to."""
+    """Accept connections on a socket of any family, in TLS if given a context."""
     limits: dict[str, Any] = {"backlog": _BACKLOG}
     if tls is not None:
         limits |= {"ssl": tls, "ssl_handshake_timeout": 5.0, "ssl_shutdown_timeout": 1.0}
@@ -129,12 +130,12 @@ async def serve(
 
 
 def shown(sock: socket.socket) -> str:
-    """The address as one would write it: ``127.0.0.1:4150``, ``[::1]:4150`` or a path."""
+    """Return the address as a user writes it: ``127.0.0.1:4150``, ``[::1]:4150`` or a path."""
     return _written(sock.getsockname())
 
 
 def shown_peer(transport: asyncio.BaseTransport | None) -> str:
-    """Where a client is, as ``host:port``; ``@`` for one that came through a Unix socket."""
+    """Return a client's address as ``host:port``; ``@`` for a client at a Unix socket."""
     return _written(transport and transport.get_extra_info("peername"))
 
 
@@ -150,18 +151,18 @@ def _written(name: object) -> str:
 
 
 def shown_host(host: str) -> str:
-    """A host as it is shown: an IPv4 address that came over IPv6 as what it is."""
+    """Return a host to show: an IPv4 address that is mapped into IPv6 as IPv4."""
     return host.removeprefix("::ffff:")
 
 
 def port_of(sock: socket.socket) -> int:
-    """The port that it listens on; -1 for a Unix socket, as nsqd tells it."""
+    """Return the port of a listening socket; -1 for a Unix socket, as nsqd reports it."""
     name = sock.getsockname()
     return int(name[1]) if isinstance(name, tuple) else -1
 
 
 def remove(path: str) -> None:
-    """Take a Unix socket's file away, if it has one, once it listens no more."""
+    """Remove a Unix socket's file, if it has one, after it stopped listening."""
     if not path.startswith("@"):
         with suppress(FileNotFoundError):
             os.unlink(path)

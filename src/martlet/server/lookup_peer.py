@@ -1,12 +1,12 @@
-"""The broker's side of discovery: it registers with lookup daemons for as long as it runs.
+"""The broker's side of discovery: keep it registered with lookup daemons while it runs.
 
-For each daemon there is one connection.  On each new one the broker identifies itself and registers
-all its topics and channels; then it sends each change, and a PING every 15 s.  A connection that
-fails is made anew, after a pause that doubles up to 4 s.  Changes meanwhile are not remembered,
+There is one connection to each daemon. On a new connection the broker identifies itself and
+registers all its topics and channels; then it sends each change, and a PING every 15 s. After a
+failure it connects again, after a pause that doubles up to 4 s. Changes meanwhile need no record,
 since everything is registered again.
 
-A new topic's channels are asked of the daemons, so that it has at once those that it has at other
-brokers, and they get its messages from the first on.
+For a new topic the broker asks the daemons for its channels at other brokers and creates them at
+once, so that they get its messages from the first on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 PING_S = 15.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 4.0
-"""A daemon that is back names no broker to consumers before brokers have registered again."""
+"""A daemon that has restarted names no broker to consumers before brokers have registered again."""
 _ANSWER_S = 5.0
 """How long a daemon may take to answer a command."""
 _COMMANDS_AT_ONCE = 256
@@ -61,7 +61,7 @@ class LookupPeer:
         self._identity = identity
         self.address = address
         self.http_address = ""
-        """Where it is asked; empty until it has said so."""
+        """The daemon's HTTP address; empty until it has reported it."""
         self._changes: dict[tuple[str, str], None] = {}
         self._changed = asyncio.Event()
         self._outage = Outage(
@@ -73,7 +73,7 @@ class LookupPeer:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def notify(self, topic: str, channel: str = "") -> None:
-        """Register a topic or channel anew, or no longer."""
+        """Register or unregister a topic or channel."""
         self._changes.pop((topic, channel), None)
         self._changes[topic, channel] = None
         self._changed.set()
@@ -145,7 +145,7 @@ class LookupPeer:
                 await self._ask(reader, writer, [v1.PING])
 
     async def _changes_within(self, seconds: float, reader: asyncio.StreamReader) -> bool:
-        """Whether anything changes within that time. Raises OSError if the daemon closes."""
+        """Return whether anything changes within that time. Raises OSError if the daemon closes."""
         changed = asyncio.ensure_future(self._changed.wait())
         heard = asyncio.ensure_future(reader.read(1))
         both = {changed, heard}
@@ -153,7 +153,7 @@ class LookupPeer:
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if heard.done():
                 said = heard.result()
-                raise ConnectionError(f"it says {said!r} unasked" if said else "it has hung up")
+                raise ConnectionError(f"it sends {said!r} unasked" if said else "it hung up")
             return changed.done()
         finally:
             for each in both:
@@ -209,7 +209,7 @@ class LookupPeers:
     Args:
         broker: has the topics and channels to register.
         options: the broker's name, and the timeouts of HTTP.
-        tcp_port, http_port: where the broker listens, -1 for a Unix socket.
+        tcp_port, http_port: of the broker, -1 for a Unix socket.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class LookupPeers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def topic_changed(self, topic: Topic) -> None:
-        """A topic was made or deleted."""
+        """Register a new topic or unregister a deleted one."""
         for peer in self._peers.values():
             peer.notify(topic.name)
         asked = [peer.http_address for peer in self._peers.values() if peer.http_address]
@@ -260,21 +260,21 @@ class LookupPeers:
             task.add_done_callback(self._tasks.discard)
 
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
-        """A channel was made or deleted."""
+        """Register a new channel or unregister a deleted one."""
         if not _is_registered(channel):
             return
         for peer in self._peers.values():
             peer.notify(topic.name, channel.name)
 
     async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
-        """Make the channels that a new topic has at other brokers; they get all its messages."""
+        """Create the channels that a new topic has at other brokers; they get all its messages."""
         starts = {part.number: part.backlog_offset for part in topic.parts}
         answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
         for name in dict.fromkeys(name for names in answers for name in names):
             known = self._broker.topics.get(topic.name) is topic
             if known and name not in topic.channels:
                 try:
-                    # A queue that has come meanwhile is as new as the topic.
+                    # A queue added meanwhile is as new as the topic.
                     starts = {part.number: starts.get(part.number, 0) for part in topic.parts}
                     topic.channel(name, starts, policy=ChannelPolicy(from_lookup=True))
                 except WritesRefused as error:
@@ -303,5 +303,7 @@ class LookupPeers:
 
 
 def _is_registered(channel: Channel) -> bool:
-    """Whether others are to make the channel too: a follower is made by who follows."""
+    """Return whether other brokers should create the channel too; an external reader creates its
+    own.
+    """
     return channel.policy.kind != "follower"

@@ -1,8 +1,8 @@
 """The server: a broker behind its listeners, on one event loop.
 
-In each tick of the loop the connections with input are read, one after the other, and what they
-publish is staged.  At the end of the tick it is committed at once (`martlet.server.group_commit`).
-The parts of a server are put together in `martlet.server.build`.
+In each tick of the loop the server reads all connections with input, one after the other, and
+stages what they publish. At the end of the tick it commits everything at once
+(`martlet.server.group_commit`). `martlet.server.build` puts the parts of a server together.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Server:
     """A broker with its TCP and HTTP listeners.
 
     Attributes:
-        options: as the broker was started, with the ports that it has got.
-        connect: makes the connection of a client that is accepted.
-        routes: gives the endpoints of HTTP, which take long to import.
+        options: as at the broker's start, with the actual ports.
+        connect: makes the connection of an accepted client.
+        routes: returns the endpoints of HTTP, which take long to import.
     """
 
     options: BrokerOptions
@@ -69,7 +69,7 @@ class Server:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Accept connections, and start what is done at intervals."""
+        """Accept connections, and start the periodic jobs."""
         options = self.options
         self.timer.start()
         await self.listeners.open(self.connect, self.routes)
@@ -84,7 +84,7 @@ class Server:
         self._every(options.sync_timeout_ns, self._keep_flushed)
 
     async def stop(self) -> None:
-        """Close the listeners, write down the broker's state, and release the data folder."""
+        """Close the listeners, save the broker's state, and release the data folder."""
         await self.lookups.close()
         self.listeners.close()
         for task in self._tasks:
@@ -107,7 +107,7 @@ class Server:
 
     @property
     def tcp_address(self) -> str:
-        """Where NSQ's protocol is spoken, with the port that was given for port 0."""
+        """The address of NSQ's protocol, with the port chosen for port 0."""
         return self.listeners.tcp_address
 
     @property
@@ -117,7 +117,7 @@ class Server:
 
     @property
     def http_address(self) -> str:
-        """Where HTTP is served; empty where it is not."""
+        """The address of HTTP; empty for none."""
         return self.listeners.http_address
 
     @property
@@ -152,7 +152,7 @@ class Server:
                     if asyncio.iscoroutine(result):
                         await result
                 except Exception:
-                    # Without this it would never be called again, and no line would say so.
+                    # Without this the job would silently never run again.
                     self.log.exception("%r failed; it is tried again", call)
                 if steady:
                     rest_s = max(0.0, interval_s - (loop.time() - began_s))

@@ -1,4 +1,4 @@
-"""Warnings at a broker's start: options that do not do what they seem to."""
+"""Warnings at a broker's start about options whose effect may surprise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from martlet.options import BrokerOptions
 
 
 async def warn(options: BrokerOptions, log: logging.Logger) -> None:
-    """Warn of options that are in order and yet a mistake, as a rule."""
+    """Warn of valid options that are usually a mistake."""
     if options.sync_every == 1 and options.flush != "sync":
         log.warning(
             "LOG: --sync-every=1 flushes each message to the disk, but OK does not wait for that:"
@@ -18,13 +18,13 @@ async def warn(options: BrokerOptions, log: logging.Logger) -> None:
         )
     if options.disk_full_policy == "dead-letter" or options.dead_letter_path:
         log.warning(
-            "LOG: a full disk is no more written to files of dead letters (--disk-full-policy="
+            "LOG: a full disk moves nothing to files of dead letters any more (--disk-full-policy="
             "dead-letter, --dead-letter-path): publishing is refused then, unless"
             " --disk-full-policy=drop-oldest is given"
         )
     name = options.broadcast_address
     if not options.lookupd_tcp_addresses and name == socket.gethostname():
-        return  # It is the default, and no lookup daemon gets it.
+        return  # The name is the default, and no lookup daemon gets it.
     try:
         await asyncio.get_running_loop().getaddrinfo(name, None)
     except (OSError, UnicodeError) as error:

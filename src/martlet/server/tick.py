@@ -1,13 +1,13 @@
-"""The tick: one round of the event loop, and the work that is done once for all its input.
+"""The tick: one round of the event loop, and the work done once for all its input.
 
 A connection that receives bytes reports it; at the tick's end the broker commits and answers.
 
-After a turn the loop looks for more bytes for a moment before it sleeps (busy polling).  To put a
-thread to sleep and to wake it costs more than to answer a lone message, above all in a virtual
-machine.  How long to look is learned, as Linux does for its idle processors
-(https://docs.kernel.org/virt/guest-halt-polling.html): bytes that come soon after the loop went
-to sleep open the window, each look in vain halves it.  So an idle broker sleeps, and so does one
-that hears something a thousand times a second.
+After a turn the loop polls for more bytes for a moment before it sleeps (busy polling), since a
+sleep and a wake-up of the thread cost more than the answer to a lone message, above all in a
+virtual machine. The length of the poll adapts, as Linux's does for idle processors
+(https://docs.kernel.org/virt/guest-halt-polling.html): bytes that arrive soon after the loop went
+to sleep open the window, and each poll in vain halves it. So an idle broker sleeps, and so does one
+that receives bytes only a thousand times a second.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 MAX_NS = 100_000
-"""The longest window; what comes so soon after the loop went to sleep opens it."""
+"""The maximum window; bytes that arrive within it after the loop went to sleep open it."""
 MIN_NS = 10_000
-"""A shorter window is closed."""
+"""The minimum window: a shorter one is closed."""
 FEW = 4
-"""So many connections that speak in one turn are better served one by one."""
+"""Up to this number of connections with input in one turn, each is answered by itself."""
 
 
 class LoopTicks:
     """The turns of a loop.
 
     Args:
-        call_soon: the loop's: what it is given is called in the next round.
+        call_soon: calls a function in the loop's next round.
         end: called at the end of each turn.
         clock: nanoseconds, never going back.
-        give_way: called in each vain round, so that other processes get the processor.
+        give_way: called in each round without input, so that other processes get the processor.
     """
 
     __slots__ = (
@@ -62,10 +62,10 @@ class LoopTicks:
         self._since_ns = 0
         self._window_ns = 0
         self.crowded = False
-        """Whether many connections spoke in the last turn."""
+        """Whether many connections had input in the last turn."""
 
     def heard(self) -> None:
-        """Bytes have come: see that the turn ends, and look for more after it."""
+        """Note that bytes have arrived: end the turn, and poll for more after it."""
         self._heard_count += 1
         if not self._awake:
             self._awake = True
@@ -74,7 +74,7 @@ class LoopTicks:
             self._call_soon(self._round)
 
     def _round(self) -> None:
-        """One round of the loop, before it asks for bytes."""
+        """Run before the loop asks for bytes, once a round."""
         heard_count = self._heard_count
         if heard_count:
             self._heard_count = 0
@@ -82,7 +82,7 @@ class LoopTicks:
             try:
                 self._end()
             except BaseException:
-                # Or no turn would ever end again.
+                # Otherwise no turn would ever end again.
                 self._awake = False
                 raise
             self._since_ns = self._clock()

@@ -1,4 +1,4 @@
-"""The pace: work that takes long is done in slices, between which others have their turn."""
+"""Cooperative time slices: long work yields to the event loop between slices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SLICE_NS = 2 * MILLISECOND_NS
 
 
 class TimeSlice:
-    """The slices of one piece of work; the first begins when this is made.
+    """The time slices of one job; the first begins at once.
 
-    ``await pace.rest()`` stands where the work may be interrupted, which is after each step that
-    takes some microseconds.  What is counted in one slice may have changed by the next.
+    Put ``await pace.rest()`` where the job may be interrupted: after each step of some
+    microseconds. A count taken in one slice may be outdated by the next.
     """
 
     __slots__ = ("_until_ns",)
@@ -24,11 +24,11 @@ class TimeSlice:
 
     @property
     def over(self) -> bool:
-        """Whether the slice is over."""
+        """Return whether the slice is over."""
         return perf_counter_ns() > self._until_ns
 
     async def rest(self) -> None:
-        """Let others have their turn, if the slice is over."""
+        """Yield to the event loop if the slice is over."""
         if perf_counter_ns() > self._until_ns:
             await asyncio.sleep(0)
             self._until_ns = perf_counter_ns() + SLICE_NS

@@ -1,4 +1,4 @@
-"""TLS from the flags: the certificate, what is asked of clients', and nsqd's names in the stats.
+"""TLS from the flags: the certificate, the policy for clients' certificates, and nsqd's names.
 
 Of clients' certificates nsqd knows three policies:
 
@@ -8,11 +8,12 @@ none                a client is not asked for one
 ``require-verify``  it has to show one that an authority of ``--tls-root-ca-file`` has signed
 ==================  ======================================================================
 
-Any other word asks for none, but makes TLS required, as each policy does.  Python's ssl takes no
-certificate that it cannot verify, so ``require`` is left to pyOpenSSL (`any_certificate`).
+Any other word demands no certificate but makes TLS required, as each policy does. Python's ssl
+refuses each certificate that it cannot verify, so ``require`` uses pyOpenSSL (`any_certificate`).
 
-Where the flags allow TLS 1.0 or 1.1, as nsqd's default does, OpenSSL's security level is 0 for all:
-it speaks them at no other.  Who can do more gets more, but ``--tls-min-version=tls1.2`` is safer.
+Where the flags allow TLS 1.0 or 1.1, as nsqd's default does, OpenSSL's security level is 0 for all
+connections, since it speaks those versions at no other. Clients that support newer versions get
+them, but ``--tls-min-version=tls1.2`` is safer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from martlet.options import BrokerOptions
 HANDSHAKE_S = 5.0
 _MUST_SHOW = frozenset({"require", "require-verify"})
 _OLD_CIPHERS = "DEFAULT:!aNULL:!eNULL:@SECLEVEL=0"
-"""OpenSSL speaks TLS 1.0 and 1.1 only at this level."""
+"""The only security level at which OpenSSL speaks TLS 1.0 and 1.1."""
 _VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 _SUITES = {
     "DES-CBC3-SHA": "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
@@ -40,20 +41,20 @@ _SUITES = {
     "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
     "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
 }
-"""The suites whose names nsqd knows; of any other it tells the number."""
+"""The suites whose names nsqd knows; it reports the number of any other."""
 
 
 def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
-    """The TLS context that the flags describe; None where they give no certificate.
+    """Return the TLS context that the flags describe; None without a certificate.
 
     Raises:
-        OSError: a file cannot be read, or is not what it should be; the text names the flag.
+        OSError: a file cannot be read, or has the wrong content; the text names the flag.
     """
     context = _context_class(options.tls_client_auth_policy)(ssl.PROTOCOL_TLS_SERVER)
     if options.tls_root_ca_file:
         _load_authority(context, options.tls_root_ca_file)
     if not options.tls_cert and not options.tls_key:
-        if options.tls_root_ca_file:  # a wrong file is reported, though it is not needed
+        if options.tls_root_ca_file:  # report a wrong file even where it is not needed
             _load_authority(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.tls_root_ca_file)
         return None
     for path, flag, other in (
@@ -84,7 +85,7 @@ def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
 
 
 def suite_name(context: ssl.SSLContext, cipher: str) -> str:
-    """nsqd's name for a cipher suite, given OpenSSL's."""
+    """Return nsqd's name for a cipher suite, given OpenSSL's."""
     known = _SUITES.get(cipher)
     if known is not None:
         return known
@@ -95,7 +96,7 @@ def suite_name(context: ssl.SSLContext, cipher: str) -> str:
 
 
 def version_name(version: str) -> str:
-    """nsqd's name for a version of TLS, given OpenSSL's."""
+    """Return nsqd's name for a version of TLS, given OpenSSL's."""
     return _VERSIONS.get(version, f"Unknown {version}")
 
 

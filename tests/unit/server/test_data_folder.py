@@ -42,7 +42,7 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     [
         (errno.EACCES, "let the user that runs the broker write there (chown, chmod), or give"),
         (errno.EROFS, "its disk can only be read: mount it otherwise, or give another --data-path"),
-        (errno.ENOSPC, "its disk is full: make room, or give another --data-path"),
+        (errno.ENOSPC, "its disk is full: free some space, or give another --data-path"),
         (errno.ENOENT, "it cannot be made: make it, or give another --data-path"),
         (errno.EIO, "give another --data-path if it is not meant"),
     ],

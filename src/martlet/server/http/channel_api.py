@@ -1,17 +1,17 @@
-"""The HTTP endpoints for looking into a channel, and for setting it back.
+"""The HTTP endpoints that show a channel's messages and rewind it.
 
 ===============================  ==================================================================
 ``GET /channel/peek``            messages that the channel has yet to finish, by offset: up to
                                  ``limit`` from ``offset`` on, in the states of ``state``, of one
                                  ``queue``, 0 by default; ``queue_count`` says how many there are
-``POST /channel/replay``         the channel goes on from ``offset``, or from what was stored at or
+``POST /channel/replay``         the channel continues at ``offset``, or at the first message at or
                                  after ``timestamp_ns``; with ``new=true`` a channel is made that
                                  begins there; 410 with ``start_offset`` where that has gone.
                                  Without a ``queue`` a time is looked for in all of them
 ===============================  ==================================================================
 
-A body is text where it is UTF-8, else as ``body_base64``; no more of it than
-``max_body_bytes``.  Where there is more to see, ``next_offset`` says where.
+A body is text where it is UTF-8, else as ``body_base64``; no more of it than ``max_body_bytes``.
+If there are more messages, ``next_offset`` says where.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ChannelApi:
             else:
                 channel = topic.find_channel(name)
                 if len(offsets) > 1:
-                    # A queue where it has not come to that time yet has it before it anyway.
+                    # A queue in which the channel has not reached that time delivers it anyway.
                     there = {n: o for n, o in offsets.items() if o <= channel.parts[n].cursor.next}
                     offsets = there or offsets
                 replay(topic, name, offsets)
@@ -133,7 +133,7 @@ class ChannelApi:
         return {"queues": queues, "depth": topic.channels[name].all_queues.depth}
 
     def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:
-        """The offset that is asked for in each queue, one way or the other."""
+        """Return the requested offset in each queue, from an offset, a time or the beginning."""
         given = [each for each in ("offset", "timestamp_ns", "beginning") if each in request.query]
         if len(given) != 1:
             raise HttpError(400, "MISSING_ARG_OFFSET: give one of offset, timestamp_ns, beginning")
@@ -163,7 +163,7 @@ class ChannelApi:
 
 
 def _part(request: Request, topic: Topic) -> Topic:
-    """The topic at the queue that is named, number 0 by default."""
+    """Return the topic's named queue, by default queue 0."""
     try:
         return topic.part(request.number("queue", 0))
     except NotFound:
@@ -171,7 +171,7 @@ def _part(request: Request, topic: Topic) -> Topic:
 
 
 def _beginning(topic: Topic) -> dict[str, object]:
-    """Where what is stored of a topic begins."""
+    """Return the offset at which a topic's stored messages begin."""
     first = first_entry(topic.queue)
     return {
         "start_offset": topic.queue.start_offset,
@@ -180,7 +180,7 @@ def _beginning(topic: Topic) -> dict[str, object]:
 
 
 def _states(request: Request) -> list[PeekState]:
-    """The states that are asked for, all of them by default."""
+    """Return the requested states, by default all."""
     states = request.query.get("state", "")
     try:
         return [PeekState(name) for name in states.split(",")] if states else list(PeekState)
@@ -192,7 +192,7 @@ def _states(request: Request) -> list[PeekState]:
 def _message(
     channel: Channel, peeked: Peeked, frames: PeekedFrames, max_bytes: int
 ) -> dict[str, Any]:
-    """A message as JSON; where it cannot be read, its body is null."""
+    """Return a message as JSON; the body is null if it cannot be read."""
     message: dict[str, Any] = {
         "offset": peeked.offset,
         "id": channel.cursor.queue.message_id(peeked.offset).decode(),
@@ -223,7 +223,7 @@ def _message(
 
 
 def _decoded(body: bytes, is_cut: bool) -> str:
-    """A body as text; of one that was cut, without the half of a character at its end.
+    """Return a body as text; of one that was cut, without the partial character at its end.
 
     Raises UnicodeDecodeError.
     """

@@ -1,6 +1,6 @@
-"""The endpoints below ``/debug`` that have a meaning in Python, at nsqd's paths.
+"""The endpoints below ``/debug`` that make sense in Python, at nsqd's paths.
 
-Go's profiles below ``/debug/pprof`` have none: `martlet.server.http.server` answers 404 there.
+Go's profiles below ``/debug/pprof`` do not: `martlet.server.http.server` answers 404 there.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class DebugApi:
         rate = request.query.get("rate", "")
         if not _DECIMAL.fullmatch(rate):
             raise HttpError(400, f"invalid block rate : {rate!r} is not a number", plain=True)
-        return _text("no effect: Python does not tell where its threads wait for locks\n")
+        return _text("no effect: Python does not report where its threads wait for locks\n")
 
     async def free_memory(self, request: Request) -> object:
         """Give unused memory back to the system."""
-        # The collection stops the broker, in whichever thread it runs; the rest does not.
+        # The collection stops all threads wherever it runs; the rest runs beside the broker.
         gc.collect()
         await asyncio.to_thread(_trim)
         return _text("")
 
 
 def _trim() -> None:
-    with suppress(AttributeError):  # a C library without it gives memory back by itself
+    with suppress(AttributeError):  # a C library without malloc_trim returns memory by itself
         ctypes.CDLL(None).malloc_trim(0)
 
 

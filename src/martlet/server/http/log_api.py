@@ -1,8 +1,8 @@
 """The HTTP endpoints for readers of the log, such as Spark or an audit.
 
-A reader lists the topics, finds offsets by time, asks the index where batches are, and fetches
-whole batch records, the very bytes of the log, each of which it can verify by itself.  A channel
-that the reader advances keeps what it has not read yet from being thrown away.
+A reader lists the topics, finds offsets by time, looks batches up in the index, and fetches entire
+batch records: the bytes of the log, each record verifiable by itself. A channel that the reader
+advances retains the messages that it has not read yet.
 
 ===============================  ==================================================================
 ``GET /log/topics``              all topics, or those in ``names``, comma separated, with their
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 MAX_INDEX_ROWS = MIB // ENTRY.itemsize
-"""The most that one answer of the index holds; ask again from its last row's end."""
+"""The maximum size of one answer of the index; ask again from its last row's end."""
 DEFAULT_BATCHES_BYTES = 8 * MIB
 MAX_BATCHES_BYTES = 64 * MIB
 _PIECE_BYTES = 256 * 1024
-"""How much is handed to the socket at a time, so that a slow reader holds little."""
+"""The size of each write to the socket, so that a slow reader holds little memory."""
 _ROWS_AT_A_TIME = 1024
 MAX_PLACES = 1000
 _MAX_PLACES_BYTES = 1 << 20
@@ -77,7 +77,7 @@ _Asked = tuple[str, int, int, int, int]
 
 
 class LogApi:
-    """The reader's endpoints over a server's broker."""
+    """The endpoints for readers of a broker's log."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit, folder: DataFolder) -> None:
         self._broker = broker
@@ -133,7 +133,7 @@ class LogApi:
         }
 
     def _holes(self, queue: QueueLog) -> dict[str, object]:
-        """The fields with a queue's holes, where it has any."""
+        """Return the fields with a queue's holes, if it has any."""
         if not queue.start_offset:
             return {}
         log = self._broker.log
@@ -156,7 +156,7 @@ class LogApi:
         return {"offset": max(index.row(row).first_offset, queue.start_offset)}
 
     async def index(self, request: Request) -> object:
-        """Rows of the batches that hold any offset from ``start`` up to ``end``."""
+        """Answer the index rows of the batches with any offset from ``start`` up to ``end``."""
         index = self._queue(request).index
         start, end = request.number("start"), request.number("end")
         rows = _rows(index, start, end, MAX_INDEX_ROWS)
@@ -222,9 +222,9 @@ class LogApi:
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
     def _records(self, queue: QueueLog, offset: int, max_bytes: int) -> list[memoryview]:
-        """The log's bytes from the batch that holds an offset on; nothing if it has gone.
+        """Return the log's bytes from the batch that holds an offset on; none if it has gone.
 
-        What lies side by side in the log comes as one piece.
+        Adjacent records come as one piece.
         """
         log, index = self._broker.log, queue.index
         runs: list[tuple[int, int]] = []
@@ -249,9 +249,9 @@ class LogApi:
         return [view for view in views if view is not None]
 
     def _heads(self, queue: QueueLog, offset: int, max_bytes: int) -> list[memoryview]:
-        """Of the same batches, so far as there are as many bytes in these, header and properties.
+        """Return header and properties of the same batches, up to the same number of bytes.
 
-        Of a record whose header is damaged it is the header alone.
+        A record with a damaged header gives the header alone.
         """
         log, index = self._broker.log, queue.index
         number = index.find(offset)
@@ -328,7 +328,7 @@ class LogApi:
         return self._part(request).queue
 
     def _part(self, request: Request) -> Topic:
-        """The topic at the queue that is named, number 0 by default."""
+        """Return the topic's named queue, by default queue 0."""
         asked = request.number("topic_id") if "topic_id" in request.query else None
         return self._part_of(request.argument("topic"), request.number("queue", 0), asked)
 
@@ -351,7 +351,7 @@ class LogApi:
 
 
 def _rows(index: Index, start: int, end: int, max_count: int) -> Rows:
-    """Of the batches that hold any offset from one up to another, the first so many."""
+    """Return index rows of the batches with any offset in a range, up to a maximum number."""
     if start >= end or not max_count:
         return np.empty(0, ENTRY)
     first = index.find(start)
@@ -360,7 +360,7 @@ def _rows(index: Index, start: int, end: int, max_count: int) -> Rows:
 
 
 def _places(body: bytes) -> list[_Asked]:
-    """The ranges that a request asks for. Raises HttpError."""
+    """Return the ranges that a request names. Raises HttpError."""
     try:
         places = json.loads(body)
         wanted = [(str(t), int(q), int(i), int(first), int(end)) for t, q, i, first, end in places]

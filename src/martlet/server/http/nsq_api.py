@@ -1,6 +1,6 @@
-"""The HTTP endpoints of nsqd: publish, look, and manage topics and channels.
+"""The HTTP endpoints of nsqd: publish, inspect, and manage topics and channels.
 
-What is checked, in which order, and with which status and message it is refused, is as in nsqd.
+The checks, their order, and the status and message of each refusal are nsqd's.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _SMALLEST_MESSAGE_BYTES = 5
 
 
 class LiveOptions:
-    """The options of a broker, of which a few may change while it runs.
+    """The options of a broker; a few may change while it runs.
 
     Args:
-        options: as it was started.
-        lookups: register it with lookup daemons.
-        tcp_port, http_port: where it listens, -1 for a Unix socket.
+        options: as at its start.
+        lookups: registers it with lookup daemons.
+        tcp_port, http_port: of its listeners, -1 for a Unix socket.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class NsqApi:
             routes[path] = {"POST": self._changing(endpoint)}
         return routes
 
-    # looking
+    # inspecting
 
     async def ping(self, request: Request) -> object:
-        """``OK``, or why the broker is not well."""
+        """Answer ``OK``, or why the broker is unhealthy."""
         health = self._broker.health
         if health != "OK":
             raise HttpError(500, health, plain=True)
@@ -147,7 +147,7 @@ class NsqApi:
         }
 
     async def stats(self, request: Request) -> object:
-        """Counts of everything, as text or, with ``format=json``, for programs."""
+        """Answer the counts of everything, as text or, with ``format=json``, as JSON."""
         query, broker = request.query, self._broker
         topic, channel = query.get("topic", ""), query.get("channel", "")
         clients = _BOOLEANS.get(query.get("include_clients", ""), True)
@@ -166,8 +166,10 @@ class NsqApi:
         head, process = self._stats.head(), pauses.memory() if memory else None
         producers = await self._stats.producers(topic, pace) if clients else None
         if as_json:
-            return respond_json(await stats_text.whole_json(head, topics, process, producers, pace))
-        return await stats_text.whole_text(head, topics, process, producers, now_ns, pace)
+            return respond_json(
+                await stats_text.report_json(head, topics, process, producers, pace)
+            )
+        return await stats_text.report_text(head, topics, process, producers, now_ns, pace)
 
     # publishing
 
@@ -194,7 +196,7 @@ class NsqApi:
         return "OK"
 
     async def publish_many(self, request: Request) -> object:
-        """The body is a message a line or, with ``binary=true``, sizes and messages."""
+        """Publish each line of the body or, with ``binary=true``, each message after its size."""
         options = self._settings.options
         if request.content_length > options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
@@ -218,9 +220,7 @@ class NsqApi:
         return await self._store(topic, bodies, at_ns or 0, properties, for_later=at_ns is not None)
 
     def _append(self, topic: Topic, body: bytes) -> bool:
-        """Append one message that has not to wait for others, nor for the disk. False where it
-        has.
-        """
+        """Append one message at once. False if it must wait for others or for the disk."""
         commits = self._commits
         commits.ticks.heard()
         too_long = len(body) > MAX_BODY_BYTES
@@ -241,7 +241,7 @@ class NsqApi:
         *,
         for_later: bool = False,
     ) -> object:
-        """Store messages. Returns what is answered."""
+        """Store messages. Returns the answer."""
         entry = properties.pack()
         entries = [(number, entry) for number in range(len(bodies))] if entry else []
         if properties.order_key:
@@ -277,7 +277,7 @@ class NsqApi:
         return asked_time_ns(request, self._broker.clock(), self._settings.options.max_delay_ns)
 
     def _topic_to_fill(self, request: Request) -> Topic:
-        """The topic named, made where it is missing."""
+        """Return the named topic; create it if missing."""
         name = request.query.get("topic")
         if name is None:
             raise HttpError(400, "MISSING_ARG_TOPIC")
@@ -293,7 +293,7 @@ class NsqApi:
     def _changing(
         self, endpoint: Callable[[Request], None]
     ) -> Callable[[Request], Awaitable[object]]:
-        """An endpoint that changes what must survive: it answers once it does."""
+        """Make an endpoint for a durable change: it answers once the change is durable."""
 
         async def change(request: Request) -> object:
             try:
@@ -306,7 +306,7 @@ class NsqApi:
         return change
 
     def create_topic(self, request: Request) -> None:
-        """Make a topic, unless it is there; with ``queues``, so many, which are never fewer."""
+        """Create a topic, unless it exists, with ``queues`` queues; their number never falls."""
         if "queues" not in request.query:
             self._topic_to_fill(request)
             return
@@ -422,20 +422,20 @@ def _addresses(body: bytes) -> tuple[str, ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(piece, str) for piece in value):
         raise HttpError(400, "INVALID_VALUE")
-    # Half a pair of surrogates is no character: as Go does, it is replaced.
+    # Half a pair of surrogates is no character; replace it, as Go does.
     return tuple(
         piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in value
     )
 
 
 def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """The messages of a binary /mpub: ``count u32 | count x (size u32 | message)``, big-endian.
+    """Split a binary /mpub: ``count u32 | count x (size u32 | message)``, big-endian.
 
-    What comes behind the last message is not looked at, as by nsqd.
+    Bytes after the last message are ignored, as by nsqd.
 
     Raises:
-        HttpError: 413 BAD_BODY, the count is missing or impossible; 413 BAD_MESSAGE, a size is, or
-            a message is cut short.
+        HttpError: 413 BAD_BODY: the count is missing or impossible; 413 BAD_MESSAGE: a size is, or
+        a message is cut short.
     """
     max_count = (max_body_size - _U32.size) // _SMALLEST_MESSAGE_BYTES
     if len(body) < _U32.size or not 0 < _U32.unpack_from(body)[0] <= max_count:

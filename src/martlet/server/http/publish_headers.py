@@ -4,7 +4,7 @@
 ``X-Martlet-Header: name=value`` (one for each header) are properties of the message.
 
 ``X-Martlet-Deliver-At`` is the delivery time: in milliseconds since 1970, or in ISO 8601 with a
-time zone.  As with SEND's ``deliver_at_ms`` a time that has passed is now.  The answer is SEND's::
+time zone.  As with SEND's ``deliver_at_ms`` a time in the past means now.  The answer is SEND's::
 
     POST /pub?topic=t    X-Martlet-Deliver-At: 2026-12-24T18:00:00+01:00
     {"status":"OK","queue":0,"offset":null,"count":1,"id":"00c0ffee00c0ffee"}
@@ -32,7 +32,7 @@ _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 
 
 def asked_properties(request: Request) -> Properties:
-    """The properties that a publish gives its message; they can be packed.
+    """Return the properties that a request gives its message, valid for packing.
 
     Raises:
         HttpError: 400 INVALID_PROPERTIES and the reason.
@@ -60,7 +60,7 @@ def asked_properties(request: Request) -> Properties:
 
 
 def asked_time_ns(request: Request, now_ns: int, max_delay_ns: int) -> int | None:
-    """The delivery time that a publish asks for: 0 for at once, None where it has no header.
+    """Return the requested delivery time: 0 for now, None without a header.
 
     Raises:
         HttpError: 400 INVALID_DELIVER_AT and the reason.

@@ -1,7 +1,7 @@
-"""The HTTP request as the endpoints see it: query and body by the rules of nsqd.
+"""An HTTP request to an endpoint: query and body by nsqd's rules.
 
-A query is cut as Go cuts it: an escape that is none, or a semicolon, makes all of it invalid.  A
-body is read in pieces and no further than its limit, so a client cannot make the broker hold more.
+A query is parsed as Go parses it: an invalid escape, or a semicolon, makes all of it invalid. A
+body is read in pieces up to its limit, so a client cannot make the broker hold more.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from martlet.server.listening_socket import shown_peer
 log = logging.getLogger(__name__)
 
 _MAX_LEFT_BYTES = 256 << 10
-"""nsqd too reads so much of a body that it has refused."""
+"""The size up to which a refused body is still read, as by nsqd."""
 _NUMBER = re.compile(r"[0-9]{1,19}")
 SERVER = {"Server": f"martlet/{__version__}"}
-"""The one name of the server, on every answer."""
+"""The server's name on every answer."""
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class HttpError(Exception):
-    """The refusal of a request: ``{"message": "TOPIC_NOT_FOUND"}`` and the like.
+    """The refusal of a request, such as ``{"message": "TOPIC_NOT_FOUND"}``.
 
     Args:
         status: of the answer.
-        message: in the answer.
-        fields: what else its JSON says.
-        plain: whether it is the bare message and no JSON.
+        message: of the answer.
+        fields: further fields of its JSON.
+        plain: whether the answer is the bare message instead of JSON.
     """
 
     def __init__(
@@ -78,26 +78,26 @@ class Request:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client is disconnected."""
+        """Return whether the client is disconnected."""
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The first value of each argument.
+        """Return the first value of each argument.
 
         Raises:
-            HttpError: 400 INVALID_REQUEST, the query is not well formed.
+            HttpError: 400 INVALID_REQUEST: the query is malformed.
         """
         if self._query is None:
             self._query = parse_query(self.query_text)
         return self._query
 
     def argument(self, name: str) -> str:
-        """An argument of the query.
+        """Return an argument of the query.
 
         Raises:
-            HttpError: 400 MISSING_ARG_TOPIC and the like, it is missing.
+            HttpError: 400, such as MISSING_ARG_TOPIC: it is missing.
         """
         try:
             return self.query[name]
@@ -105,10 +105,10 @@ class Request:
             raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
 
     def number(self, name: str, default: int | None = None) -> int:
-        """An argument of the query that is a whole number from 0.
+        """Return an argument of the query that is a whole number from 0 on.
 
         Raises:
-            HttpError: 400, it is none, or it is missing and has no default.
+            HttpError: 400: it is not a number, or it is missing and has no default.
         """
         if default is not None and name not in self.query:
             return default
@@ -120,7 +120,7 @@ class Request:
         return int(text)
 
     def headers(self, name: str) -> list[str]:
-        """The values of a header, in order; what aiohttp took for other bytes is UTF-8."""
+        """Return the values of a header in order, with bytes that aiohttp escaped read as UTF-8."""
         values = self._request.headers.getall(name, ())
         try:
             return [value.encode("utf-8", "surrogateescape").decode() for value in values]
@@ -128,10 +128,10 @@ class Request:
             raise HttpError(400, f"INVALID_HEADER: {name} is not UTF-8") from None
 
     def topic_and_channel(self) -> tuple[str, str]:
-        """The two valid names of the query.
+        """Return the two names of the query.
 
         Raises:
-            HttpError: 400, one is missing or not valid.
+            HttpError: 400: one is missing or invalid.
         """
         for what in ("topic", "channel"):
             if not is_valid_name(self.argument(what)):
@@ -140,12 +140,12 @@ class Request:
 
     @property
     def content_length(self) -> int:
-        """The bytes of the body as announced; 0 where it is not said."""
+        """Return the announced size of the body; 0 if it is not announced."""
         return self._request.content_length or 0
 
     @property
     def has_much_left(self) -> bool:
-        """Whether more of the body may come than is worth reading to keep the connection."""
+        """Return whether the rest of the body is too long to read it for the connection's sake."""
         request = self._request
         if request.content.at_eof():
             return False
@@ -153,11 +153,11 @@ class Request:
         return expects or not 0 < self.content_length <= _MAX_LEFT_BYTES
 
     async def read(self, limit_bytes: int, too_large: str) -> bytes:
-        """The whole body.
+        """Read the entire body.
 
         Raises:
-            HttpError: 413 with the text `too_large`, there is more than the limit; 500
-                INTERNAL_ERROR, it broke off.
+            HttpError: 413 with the text `too_large`: it exceeds the limit; 500 INTERNAL_ERROR: it
+            broke off.
         """
         request = self._request
         if self.content_length > limit_bytes:
@@ -186,7 +186,7 @@ class Request:
     async def stream(
         self, pieces: Iterable[memoryview], content_type: str, max_bytes: int
     ) -> web.StreamResponse:
-        """Answer with bytes that are not copied together, so many at a time."""
+        """Answer with several pieces of bytes without joining them, in writes of a limited size."""
         pieces = list(pieces)
         response = web.StreamResponse(headers=SERVER)
         response.content_type = content_type
@@ -201,15 +201,15 @@ class Request:
 
 Endpoint = Callable[[Request], Awaitable[object]]
 Routes = Mapping[str, Mapping[str, Endpoint]]
-"""For each path, the endpoint of each method. A path may end in ``/:name``, for any one name."""
+"""The endpoint of each method of each path. A path may end in ``/:name``, for any one name."""
 
 
-@lru_cache(maxsize=256)  # clients ask for the same again and again
+@lru_cache(maxsize=256)  # clients repeat the same few queries
 def parse_query(text: str) -> Mapping[str, str]:
-    """Cut a query into its arguments; of several of one name the first counts.
+    """Parse a query into its arguments; of several with one name the first counts.
 
     Raises:
-        HttpError: 400 INVALID_REQUEST, as Go finds it not well formed.
+        HttpError: 400 INVALID_REQUEST: malformed by Go's rules.
     """
     fault = _fault(text)
     if fault:
@@ -224,7 +224,7 @@ def parse_query(text: str) -> Mapping[str, str]:
 
 
 def _fault(text: str) -> str:
-    """The first fault that Go finds; empty for none."""
+    """Return the first fault that Go finds; empty for none."""
     if ";" in text or BAD_ESCAPE.search(text):
         for piece in text.split("&"):
             if ";" in piece:

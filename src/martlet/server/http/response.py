@@ -1,8 +1,7 @@
-"""Answers: what an endpoint returned, as an HTTP response.
+"""Make an HTTP response of an endpoint's result.
 
-Most requests publish, and are answered ``OK``.  Those bytes are put together once, but for the
-date: aiohttp would build and write out the same headers again each time, which costs as much as
-storing the message does.
+Most requests publish, and are answered ``OK``. Those bytes are built once, except the date: aiohttp
+would build and write the same headers each time, which costs as much as storing the message.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _JSON_HEADERS = {**_HEADERS, "Content-Type": JSON}
 
 
 def respond(status: int, answer: object) -> web.Response:
-    """The response for what an endpoint returned: text as it is, nothing empty, the rest JSON."""
+    """Make the response for a result: text as it is, None as an empty body, the rest as JSON."""
     if not answer and isinstance(answer, str | None):
         return web.Response(status=status, headers=_HEADERS)
     if isinstance(answer, str):
@@ -32,12 +31,12 @@ def respond(status: int, answer: object) -> web.Response:
 
 
 def respond_json(text: str, status: int = 200) -> web.Response:
-    """The response for what is JSON already."""
+    """Make the response for a text that is JSON already."""
     return web.Response(status=status, body=text.encode(), headers=_JSON_HEADERS)
 
 
 def refuse(error: HttpError) -> web.Response:
-    """The response for an error."""
+    """Make the response for an error."""
     if error.plain:
         return web.Response(
             status=error.status,
@@ -48,9 +47,9 @@ def refuse(error: HttpError) -> web.Response:
 
 
 class ReadyText(web.StreamResponse):
-    """Status 200 and a short text, for a connection of HTTP/1.1 that stays open.
+    """Status 200 and a short text, for a persistent connection of HTTP/1.1.
 
-    It keeps nothing of a request, so one serves them all.
+    It keeps no state of a request, so one object serves all.
     """
 
     def __init__(self, text: str) -> None:
@@ -66,7 +65,7 @@ class ReadyText(web.StreamResponse):
 
     @staticmethod
     def suits(request: web.BaseRequest) -> bool:
-        """Whether a request may be answered with it."""
+        """Return whether a request may be answered with it."""
         return request.version == HttpVersion11 and request.keep_alive
 
     @property
@@ -89,4 +88,4 @@ class ReadyText(web.StreamResponse):
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to send."""
+        """Do nothing: all is sent."""

@@ -1,4 +1,4 @@
-"""The endpoints of a broker, put together."""
+"""All HTTP endpoints of a broker."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def broker_routes(
     stats: StatsSource,
     metrics: BrokerMetrics,
 ) -> Routes:
-    """The endpoints of a broker."""
-    _ = calls.methods  # imported now, and not when the first client waits for them
+    """Return the endpoints of a broker."""
+    _ = calls.methods  # imported now, so that the first client does not wait for it
     return {
         **NsqApi(broker, commits, settings, stats).routes(),
         **LogApi(broker, commits, folder).routes(),

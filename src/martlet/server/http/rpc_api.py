@@ -1,7 +1,7 @@
 """The HTTP endpoint for calls: ``POST /call/<method>``, the fields as a JSON object in the body.
 
-An error is answered with 404 where something is not there, 400 for a bad argument, 503 where the
-broker takes no writes, and its code, text and fields as JSON.
+An error is answered with status 404 for a missing object, 400 for a bad argument, 503 if the broker
+accepts no writes, and with its code, text and fields as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STATUS = {
 
 
 class HttpCaller:
-    """A caller over HTTP, which is for operators: nsqd has no AUTH there either."""
+    """A caller over HTTP. HTTP is for operators and has no AUTH, as in nsqd."""
 
     def __init__(self, request: Request) -> None:
         self.remote_address = request.remote_address
@@ -43,7 +43,7 @@ class HttpCaller:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client is disconnected."""
+        """Return whether the client is disconnected."""
         return self._request.is_gone
 
     @property
@@ -52,7 +52,7 @@ class HttpCaller:
         return None
 
     def may(self, topic: str, channel: str = "") -> None:
-        """Let every caller do everything."""
+        """Allow everything."""
 
 
 class CallApi:

@@ -1,8 +1,8 @@
 """The HTTP server: aiohttp with a router like nsqd's.
 
-aiohttp does the protocol.  The router does what nsqd's does: JSON for 404 and 405, the methods
-allowed, a redirect from ``/ping/`` and ``/PING`` to ``/ping``.  An endpoint is a coroutine function
-that returns the answer: nothing, text, something for JSON, or a response.
+aiohttp implements the protocol. The router behaves as nsqd's: JSON for 404 and 405, the methods
+allowed, a redirect from ``/ping/`` and ``/PING`` to ``/ping``. An endpoint is a coroutine function
+that returns the answer: None, text, an object for JSON, or a response.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STOP_S = 0.3
-"""How long requests under way may take when the broker stops, in seconds."""
+"""The time in seconds that open requests get when the broker stops."""
 _LINGER_S = 1.0
-"""How long a body that was refused is still read, so that its sender sees the answer."""
+"""The time for which a refused body is still read, so that its sender sees the answer."""
 _UNLOGGED = frozenset({"/pub", "/mpub"})
-"""Paths that are asked too often for a log line each."""
+"""Paths requested too often for a log line each."""
 _PLAIN = frozenset({"/ping"})
-"""Paths whose answers do not name NSQ's content type."""
+"""Paths whose answers do not have NSQ's content type."""
 _MAX_LINE_BYTES = 1 << 16
 _MAX_HEADERS = 1 << 10
 _OK = ReadyText("OK")
 
 
 class _Protocol(web.RequestHandler):
-    """A connection whose errors from aiohttp itself have the same form as all others."""
+    """A connection on which aiohttp's own errors have the form of all others."""
 
     def handle_error(
         self,
@@ -54,20 +54,20 @@ class _Protocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no request."""
+        """Answer bytes that are no request."""
         response = super().handle_error(request, status, exc, message)
         response.headers.update(SERVER)
         return response
 
     def log_exception(self, *arguments: Any, **named: Any) -> None:
-        """Log an error, with the address as it is shown elsewhere."""
+        """Log an error, with the address as in other log lines."""
         shown = (shown_host(each) if isinstance(each, str) else each for each in arguments)
         super().log_exception(*shown, **named)
 
 
 class _WebServer(web.Server):
     def __call__(self) -> web.RequestHandler:
-        """The protocol of a new connection."""
+        """Make the protocol of a new connection."""
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
@@ -75,9 +75,8 @@ class HttpServer:
     """Serves HTTP on a listening socket.
 
     Args:
-        routes: what is served.
-        https_port_instead: serve nothing, but say that there is HTTPS on this port; 0 if there is
-            none.
+        routes: the endpoints.
+        https_port_instead: serve nothing, but point to HTTPS on this port; 0 if there is none.
     """
 
     def __init__(self, routes: Routes, https_port_instead: int | None = None) -> None:
@@ -90,17 +89,17 @@ class HttpServer:
             max_line_size=_MAX_LINE_BYTES,
             max_field_size=_MAX_LINE_BYTES,
             max_headers=_MAX_HEADERS,
-            auto_decompress=False,  # a message is stored as it comes
+            auto_decompress=False,  # a message is stored as it arrives
         )
         self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Accept connections on a socket that listens already, in TLS if asked to."""
+        """Accept connections on a listening socket, in TLS if given a context."""
         pauses.watch()
         self._listener = await serve(asyncio.get_running_loop(), self._web, sock, tls)
 
     async def stop(self) -> None:
-        """Accept no more, and close what is open after a moment."""
+        """Stop accepting, and close open connections after a moment."""
         if self._listener is not None:
             self._listener.close()
         await self._web.shutdown(_STOP_S)
@@ -166,8 +165,8 @@ class HttpServer:
         return methods
 
     def _meant(self, path: str) -> str:
-        """The path without needless slashes and dots, in the case of the routes; a name in it
-        stays as it is.
+        """Return the path without redundant slashes and dots, in the case of the routes, with names
+        in it unchanged.
         """
         clean = posixpath.normpath(path).replace("//", "/")
         for known in (clean.lower(), f"{clean.lower()}/"):
@@ -177,7 +176,7 @@ class HttpServer:
         return f"{folder.lower()}/{name}"
 
     def _redirect(self, request: Request) -> web.Response:
-        """To the path that was meant, if it differs by case or slashes alone."""
+        """Redirect to a route whose path differs by case or slashes alone."""
         if BAD_ESCAPE.search(request.target.partition("?")[0]):
             raise HttpError(400, "400 Bad Request", plain=True)
         path = self._meant(request.path)

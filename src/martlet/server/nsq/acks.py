@@ -1,9 +1,9 @@
-"""The acknowledging commands: FIN, REQ, TOUCH and STARTED of messages that a consumer holds.
+"""The acknowledgement commands of a consumer: FIN, REQ, TOUCH and STARTED.
 
-An id less the first queue's base is an offset, or the place of a message in a topic of several
-queues (see `martlet.broker.channel.partitioned`).
+An id minus the first queue's base is an offset or, in a topic of several queues, a position (see
+`martlet.broker.channel.partitioned`).
 
-A command that cannot be done is refused by an error that is not fatal and names the message.
+A failed command is answered with an error that names the message and does not end the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AckCommands:
     """FIN, REQ, TOUCH and STARTED.
 
     Args:
-        max_requeue_ns: the longest delay of a REQ.
+        max_requeue_ns: the maximum delay of a REQ.
         events: logs refusals.
     """
 
@@ -35,7 +35,7 @@ class AckCommands:
         self._events = events
 
     def finish_run(self, connection: ClientConnection, command: v2.FinishRun) -> None:
-        """FIN of many messages."""
+        """Finish many messages."""
         channel, consumer = connection.subscription()
         base = np.uint64(channel.queue.id_base)
         left = channel.finish_run(consumer, (command.ids - base).view(np.int64))
@@ -68,7 +68,7 @@ class AckCommands:
         if delay_ns > max_ns:
             self._events.shortened(connection.remote_address, delay_ns, max_ns)
             delay_ns = max_ns
-        # A client that closes and requeues without delay gives back what it has prefetched.
+        # A closing client that requeues without delay returns messages that it has prefetched.
         closing = connection.state == v2.ParserState.CLOSING and not delay_ns
         cause = Cause.GIVEN_BACK if closing else Cause.REQUEUED
         try:
@@ -91,11 +91,11 @@ class AckCommands:
         try:
             channel.started(consumer, channel.queue.offset_of(command.id))
         except (NotInFlight, ValueError):
-            return  # its lease is over, as are those of all before it
+            return  # its lease is over, and so are those of all before it
 
 
 def _failed(verb: str, message_id: bytes, error: Exception) -> v2.ProtocolError:
-    """The refusal of a message's command; a malformed id names no message in flight either."""
+    """Return the refusal of a message's command; a malformed id is not in flight either."""
     text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
     shown = message_id.decode("utf-8", "surrogateescape")
     return v2.ProtocolError(f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False)

@@ -1,8 +1,8 @@
-"""AUTH: an auth server says over HTTP what a client may do, as with nsqd.
+"""AUTH: an auth server returns over HTTP what a client may do, as with nsqd.
 
-A command that needs its answer waits for it: `Authorizer` says so, the connection leaves the
-command in its buffer and reads no more, and handles the same command again when the answer has
-come.  So the commands behind it keep their order, and no other connection waits.
+A command that needs the answer waits for it: `Authorizer` returns that, the connection leaves the
+command in its buffer, stops reading, and handles the same command again when the answer has come.
+So the commands behind it keep their order, and no other connection waits.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     import aiohttp
 
 MAX_ANSWER_BYTES = 1 << 20
-"""A longer answer of an auth server is refused."""
+"""The maximum size of an auth server's answer."""
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
 class AuthServerSilent(Exception):
-    """No auth server said what the client may do; the text has the reason of each."""
+    """No auth server answered; the text has the reason of each."""
 
 
 class AuthServers:
-    """Asks the auth servers, one after the other until one answers.
+    """Ask the auth servers, one after the other until one answers.
 
     Args:
         options: have their addresses, the request's method and the timeouts.
@@ -46,11 +46,11 @@ class AuthServers:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, remote_ip: str, common_name: str | None, secret: bytes) -> Authorizations:
-        """Ask what a client may do.
+        """Ask for a client's permissions.
 
         Args:
             remote_ip: of the client, empty for a Unix socket.
-            common_name: of its certificate, empty where it has none; None without TLS.
+            common_name: of its certificate, empty if it has none; None without TLS.
             secret: from its AUTH.
 
         Raises:
@@ -121,18 +121,18 @@ class AuthServers:
         return self._session
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close open connections."""
         if self._session is not None:
             await self._session.close()
 
 
 def _tls(options: BrokerOptions) -> ssl.SSLContext:
-    """The TLS context for https addresses, which checks their certificates."""
+    """Return the TLS context for https addresses, which verifies their certificates."""
     return ssl.create_default_context(cafile=options.tls_root_ca_file or None)
 
 
 def _over_https(url: str, body: bytes) -> str:
-    """The https address that a server names in its answer 403, in the form that nsqd reads."""
+    """Return the https address that a server names in its answer 403, in nsqd's form."""
     try:
         port = json.loads(body)["https_port"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -149,9 +149,9 @@ class Authorizer:
         servers: the auth servers.
         clock: nanoseconds.
         remote_address: of the client.
-        common_name: gives that of its certificate, None without TLS.
-        go_on: called when the answer has come that a command waits for.
-        log: takes failures: the client learns nothing of the auth servers.
+        common_name: returns that of its certificate, None without TLS.
+        go_on: called when the answer for a waiting command has come.
+        log: takes failures, since the client must learn nothing about the auth servers.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class Authorizer:
 
     @property
     def authed(self) -> bool:
-        """Whether anything is allowed at all."""
+        """Return whether anything is allowed at all."""
         return self.given is not None and bool(self.given.rules)
 
     def authenticate(self, secret: bytes) -> bytes | None:
-        """The answer to AUTH; None where the command has to wait. Raises ProtocolError."""
+        """Return the answer to AUTH; None if the command must wait. Raises ProtocolError."""
         if not self._answered:
             if self.authed:
                 raise ProtocolError("E_INVALID", "AUTH already set")
@@ -196,10 +196,10 @@ class Authorizer:
         return given.answer()
 
     def admits(self, verb: str, topic: str, channel: str) -> bool:
-        """Whether a command may be done now; False where it has to wait.
+        """Return whether a command may run now; False if it must wait.
 
         Raises:
-            ProtocolError: it may not be done.
+            ProtocolError: it is not allowed.
         """
         if self.given is None or (not self.given.rules and not self._answered):
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
@@ -212,7 +212,7 @@ class Authorizer:
         return True
 
     def _has_answer(self) -> bool:
-        """Whether an answer has come for this command; if not, ask. Raises ProtocolError."""
+        """Return whether an answer has come for this command; if not, ask. Raises ProtocolError."""
         if not self._answered:
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._query())
@@ -239,6 +239,6 @@ class Authorizer:
         self._go_on()
 
     def close(self) -> None:
-        """Ask no more: the client is gone."""
+        """Stop asking: the client is gone."""
         if self._asking is not None:
             self._asking.cancel()

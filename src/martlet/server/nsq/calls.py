@@ -1,4 +1,4 @@
-"""CALL: the calls of a client (see `martlet.server.rpc.registry`), answered when they are done."""
+"""CALL: run a client's calls (see `martlet.server.rpc.registry`), and answer each when done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import CallRegistry
 
 MAX_CALLS = 1000
-"""Of one connection that are not answered yet."""
+"""The maximum number of unanswered calls of one connection."""
 
 
 class CallCommand:
@@ -35,7 +35,7 @@ class CallCommand:
         self._log = log
 
     def call(self, connection: ClientConnection, command: v2.Call) -> Outcome:
-        """Call a method; one that never waits is done at once, in the order of the commands.
+        """Call a method; one that never waits runs at once, in the order of the commands.
 
         The command waits while the client does not read its answers, which may be large.
         """
@@ -66,7 +66,7 @@ class CallCommand:
     def _answering(
         self, connection: ClientConnection, command: v2.Call
     ) -> Iterator[Callable[[Reply], None]]:
-        """Give a function that answers a call; an exception is answered as its error."""
+        """Return a function that answers a call; an exception becomes an error."""
 
         def answer(reply: Reply) -> None:
             fields, data = reply

@@ -1,4 +1,4 @@
-"""The clients that are connected over TCP."""
+"""The clients connected over TCP."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class OpenConnection(Protocol):
 
     Attributes:
         remote_address: as ``address:port``.
-        greeted: whether the client has said which protocol it speaks.
+        greeted: whether the client has named its protocol.
     """
 
     remote_address: str
     greeted: bool
 
     def close(self) -> None:
-        """Send the answers that are due, then close."""
+        """Send due answers, then close."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -32,16 +32,16 @@ ConnectionT = TypeVar("ConnectionT", bound=OpenConnection)
 
 
 class Clients(Generic[ConnectionT]):
-    """The connections that are open.
+    """The open connections.
 
     Args:
-        max_count: of connections, 0 for no limit.
-        events: logs those that come and go.
+        max_count: the maximum number of connections, 0 for no limit.
+        events: logs new and closed connections.
         log: takes refusals.
 
     Attributes:
-        connections: all of them.
-        is_stopping: whether the broker closes them, to stop itself.
+        connections: all open ones.
+        is_stopping: whether the broker is closing them to stop.
     """
 
     def __init__(self, max_count: int, events: EventLog, log: logging.Logger) -> None:
@@ -66,7 +66,7 @@ class Clients(Generic[ConnectionT]):
             self._events.opened(connection.remote_address)
 
     def closed(self, connection: ConnectionT, error: Exception | None) -> None:
-        """Count a connection no longer."""
+        """Uncount a closed connection."""
         self.connections.discard(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()
@@ -74,7 +74,7 @@ class Clients(Generic[ConnectionT]):
             self._events.closed(connection.remote_address, error)
 
     async def stop(self) -> None:
-        """Close all connections, and return when they are closed."""
+        """Close all connections, and wait for it."""
         self.is_stopping = True
         for connection in list(self.connections):
             connection.close()

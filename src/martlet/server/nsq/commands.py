@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def command_handlers(
     session: SessionCommands, publish: PublishCommands, acks: AckCommands, call: CallCommand
 ) -> Mapping[type, Handler]:
-    """The handlers of all commands, by the command's class."""
+    """Return the handler of each command by the command's class."""
     return {
         v2.IdentifyCommand: session.identify,
         v2.Auth: session.authenticate,

@@ -1,9 +1,9 @@
-"""The connection of one client over TCP, which speaks NSQ's protocol.
+"""The connection of one client over TCP, by NSQ's protocol.
 
-Bytes come in through a buffer that all connections share; only the beginning of a command that is
-incomplete is kept, in a buffer of the connection's own.  Each command goes to its handler (see
-`martlet.server.nsq.commands`).  Publishes are staged and answered when the tick is committed, or
-flushed; other answers wait behind them, so that answers have the order of the commands.
+All connections receive into one shared buffer; only the beginning of an incomplete command is kept,
+in the connection's own buffer. Each command goes to its handler (see
+`martlet.server.nsq.commands`). Publishes are staged and answered when the tick is committed, or
+flushed; other answers wait behind them, so that answers keep the order of the commands.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 1 << 18
 _FIRST_OWN_BYTES = 1 << 16
 _UNTIMED = 4
-"""How many commands are handled between two checks of the time."""
+"""The number of commands between two checks of the time."""
 
 
 Handler = Callable[["ClientConnection", Any], Outcome]
@@ -64,8 +64,8 @@ class ConnectionContext:
     Attributes:
         commands: the handler of each kind of command.
         publish_lone: appends and answers a PUB that came by itself, or returns False.
-        auth_servers: None where every client may do everything.
-        receive_buffer, receive_view: where connections receive.
+        auth_servers: None if every client may do everything.
+        receive_buffer, receive_view: the shared receive buffer.
     """
 
     broker: BrokerCore
@@ -123,7 +123,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     )
 
     may_be_brief = True
-    """Whether it takes the short cut for a PUB that comes by itself, as a rule."""
+    """Whether connections of this class use the fast path for a lone PUB."""
 
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
@@ -136,26 +136,26 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self.greeted = False
         self.brief = False
-        """Whether a PUB that comes by itself may be answered at once."""
+        """Whether a lone PUB may be answered at once."""
         self._waits = False
-        """Whether the next command waits, for an answer from elsewhere or for its turn."""
+        """Whether the next command waits, for an auth server's answer or for its turn."""
         self._going_on: asyncio.Handle | None = None
         self.replies = PendingReplies()
-        """The answers that are due."""
+        """The due answers."""
         self._closing = False
         self._refused = False
-        """Whether the last answer is the error for which it is closed."""
+        """Whether the last answer is the error that ends the connection."""
         self.heard = True
         """Whether a command has come since the last heartbeat."""
         self.heartbeat = Heartbeat(self)
         self._upgrade: tuple[ConnectionUpgrade, bytes] | None = None
-        """One that waits for the answers before it, and the bytes behind its IDENTIFY."""
+        """An upgrade that waits for the answers before it, and the bytes after its IDENTIFY."""
         self.message_counters: dict[str, int] = {}
-        """How many messages the client has published, by topic."""
+        """The number of messages that the client has published, by topic."""
         self.calls: set[asyncio.Task[None]] = set()
-        """Those that are not answered yet."""
+        """The unanswered calls."""
         self.when_gone: dict[object, Callable[[], None]] = {}
-        """Called when the client is gone, by whatever key."""
+        """Functions to call when the client is gone, by key."""
         self.topic: Topic | None = None
         self.channel: Channel | PartitionedChannel | None = None
         self.consumer: ChannelConsumer | Subscriber | None = None
@@ -170,7 +170,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def held_up(self) -> bool:
-        """Whether the client's commands are not read at present."""
+        """Whether reading of the client's commands is paused."""
         return self._waits or self._output.full
 
     @property
@@ -203,32 +203,32 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.heartbeat.start()
 
     def _admits(self, guard: Authorizer, verb: str, topic: str) -> bool:
-        """Whether the decoder may go on with a publish; if not, the command waits."""
+        """Return whether the decoder may continue with a publish; if not, the command waits."""
         if guard.admits(verb, topic, ""):
             return True
         self._hold()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle what the client has sent, then requeue what it holds."""
+        """Handle the client's unread input, then requeue its messages in flight."""
         with ExitStack() as stack:  # Calls the last first, and all, though one of them raises.
             stack.callback(self._context.clients.closed, self, exc)
             stack.callback(self._context.commits.forget, self)
             stack.callback(self._detach)
             stack.callback(self.replies.clear)
-            # In the middle of an upgrade, what has come is a handshake, and no commands.
+            # In the middle of an upgrade, the unread input is a handshake, and no commands.
             is_upgraded = self.transport.get_protocol() is self
             try:
                 if isinstance(exc, OSError) and not self._closing and is_upgraded:
                     if self.consumer is not None and self.channel is not None:
-                        # What it finishes now makes no room for more.
+                        # FINs in the unread input must not cause new deliveries.
                         self.channel.set_ready(cast(Any, self.consumer), 0)
                     handle_unread(self)
             finally:
                 self._closing = True
 
     def _detach(self) -> None:
-        """Requeue what the client holds, and expect no more of it."""
+        """Requeue the client's messages in flight, and stop all its timers and calls."""
         self.heartbeat.stop()
         for waiting in self.calls:
             waiting.cancel()
@@ -244,7 +244,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._context.broker.left(self.topic, self.channel)
 
     def close(self) -> None:
-        """Send the answers that are due, then close."""
+        """Send due answers, then close."""
         self._closing = True
         if not self.replies:
             self._end()
@@ -262,20 +262,20 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """Close at once on a client that is gone, or does not read."""
+        """Close at once: the client is gone or does not read."""
         self._context.log.warning("[%s] the client %s: closing", self.remote_address, reason)
         self.abort()
 
     # bytes in
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         if self._own is None:
             return self._context.receive_view
         return memoryview(self._own)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the commands that the client's bytes complete."""
+        """Handle the commands completed by new bytes."""
         self._ticks.heard()
         if self._own is None:
             if self.brief and self._publish_lone(self, nbytes):
@@ -325,12 +325,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._keep(buffer, at, end)
 
     def _hold(self) -> None:
-        """Read nothing more until `go_on`."""
+        """Pause reading until `go_on`."""
         self._waits = True
         self.transport.pause_reading()
 
     def _wait_for_turn(self) -> None:
-        """Give other connections their turn before the rest of the input."""
+        """Let other connections run before the rest of the input."""
         if not self._closing:
             self._hold()
             self._go_on_soon()
@@ -340,7 +340,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._going_on = asyncio.get_running_loop().call_soon(self.go_on)
 
     def go_on(self) -> None:
-        """Handle the command that waited."""
+        """Handle the waiting command."""
         if self._going_on is not None:
             self._going_on.cancel()
             self._going_on = None
@@ -351,16 +351,16 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def has_turn_ahead(self) -> bool:
-        """Whether commands that have come wait for nothing but their turn."""
+        """Whether received commands wait for nothing but their turn."""
         return self._going_on is not None
 
     def _read_on(self) -> None:
-        """Read the client's commands, unless there is still a reason not to."""
+        """Resume reading, unless another reason still holds it up."""
         if not (self.held_up or self._upgrade or self.transport.is_closing()):
             self.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """Send the answers that are due, then close: the client sends nothing more."""
+        """Send due answers, then close: the client sends nothing more."""
         if self._own is not None and not self._closing and self.greeted:
             error = self.decoder.cut_off(self._own, self._filled)
             if error is not None:
@@ -386,7 +386,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return len(magic)
 
     def _keep(self, buffer: bytearray, at: int, end: int) -> None:
-        """Keep the rest of the buffer, in one large enough for the command that it begins."""
+        """Keep the rest of the buffer, in one large enough for the incomplete command."""
         left = end - at
         if not left:
             self._own = None
@@ -412,18 +412,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         channel: Channel | PartitionedChannel,
         consumer: ChannelConsumer | Subscriber,
     ) -> None:
-        """Be a consumer of a channel from now on."""
+        """Become a consumer of a channel."""
         self.topic, self.channel, self.consumer = topic, channel, consumer
         self.decoder.state = v2.ParserState.SUBSCRIBED
 
     def subscription(self) -> tuple[Channel | PartitionedChannel, Any]:
-        """The channel, and its consumer, which is a subscriber where there are several queues."""
+        """The channel and its consumer, which is a subscriber if there are several queues."""
         assert self.channel is not None
         assert self.consumer is not None
         return self.channel, self.consumer
 
     def _begin_upgrade(self) -> None:
-        """Change to TLS or compression, once all answers before it are sent."""
+        """Switch to TLS or compression, once all earlier answers are sent."""
         if self._upgrade is not None and not self.replies:
             (upgrade, early), self._upgrade = self._upgrade, None
             self.heartbeat.stop()
@@ -431,13 +431,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             upgrade.begin(self.transport, early)
 
     def upgraded(self, transport: asyncio.Transport) -> None:
-        """Go on over another transport."""
+        """Continue over another transport."""
         self.transport = transport
         self.decoder.needs_tls = self.decoder.needs_tls and self.tls is None
         self.heartbeat.start()
 
     def refuse(self, error: v2.ProtocolError) -> None:
-        """Answer with an error, and close after a fatal one."""
+        """Answer with an error; close if it is fatal."""
         self._context.events.refused(self.remote_address, error)
         self.reply(error.frame())
         if error.fatal:
@@ -447,30 +447,30 @@ class ClientConnection(asyncio.BufferedProtocol):
     # bytes out
 
     def reply(self, data: bytes) -> None:
-        """Send an answer, behind all that are due before it."""
+        """Send an answer, after all that are due before it."""
         if self.replies:
             self.replies.append((None, "", data))
         else:
             self._send(data)
 
     def promise(self, receipt: Receipt, verb: str, reply: int | DeferredReply) -> None:
-        """Answer a publish when the promise of the flush mode holds for its receipt.
+        """Answer a publish when the flush mode's promise holds for its receipt.
 
         Args:
             receipt: of the messages.
             verb: for the error.
-            reply: how many OKs to answer, or another answer.
+            reply: the number of OKs to answer, or another answer.
         """
         self.replies.append((receipt, verb, reply))
         self._context.commits.stage(self)
 
     def fail(self, error: WritesRefused) -> None:
-        """Refuse what was not made durable, since it never will be."""
+        """Refuse all publishes that are not durable, since they never will be."""
         self.replies.fail(error)
 
     def settle(self, durable_position: int | None) -> bool:
-        """Answer what has been committed, and is durable up to a position, None for all that was
-        written. Returns whether any answer is still due.
+        """Answer committed publishes that are durable up to a position, or all written ones for
+        None. Returns whether any answer is still due.
         """
         replies = self.replies
         data, refused = replies.take(durable_position)
@@ -493,7 +493,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _send(self, data: bytes) -> None:
         self.transport.write(data)
         if self._output.full:
-            # A client that asks and never reads must not have ever more answers wait for it.
+            # A client that asks and never reads must not accumulate answers without limit.
             self.transport.pause_reading()
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
@@ -506,7 +506,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # as a caller
 
     is_gone = False
-    """Its calls are cancelled when it goes."""
+    """The client's calls, which are cancelled when it is gone."""
 
     @property
     def connection(self) -> ClientConnection:
@@ -514,7 +514,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self
 
     def may(self, topic: str, channel: str = "") -> None:
-        """Let the client publish to a topic, or consume a channel. Raises CallError."""
+        """Check that the client may publish to a topic, or consume a channel. Raises CallError."""
         if self.guard is not None:
             try:
                 admitted = self.guard.admits("SUB" if channel else "PUB", topic, channel)
@@ -524,30 +524,30 @@ class ClientConnection(asyncio.BufferedProtocol):
                 raise CallError("TRY_AGAIN", "the auth server is being asked again")
 
     async def drained(self) -> None:
-        """Return when the client has read most of what it was sent."""
+        """Wait until the client has read most of the output."""
         await self._output.drained()
 
     def send_answer(self, frame: bytes) -> None:
-        """Answer a call, before other answers that are due."""
+        """Answer a call, ahead of other due answers."""
         if not self._closing:
             self._send(frame)
             self._output.check()
 
     def channel_closed(self) -> None:
-        """Close: the channel was deleted."""
+        """Close after the channel was deleted."""
         self.transport.close()
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
-        """Consume all queues of a channel that has several from now on."""
+        """Consume all queues of a channel that now has several."""
         self.channel, self.consumer = channel, consumer
 
     def failures_counted(self, max_attempts: int) -> None:
-        """Notify the client that the channel counts failures from now on, or no longer does."""
+        """Notify the client whether the channel now counts failures."""
         settings = b'{"max_attempts":%d}' % max_attempts
         self.reply(v2.frame(v2.FrameType.CHANNEL, settings))
 
     def pause_writing(self) -> None:
-        """Hold up a client that does not read as fast as it is sent to."""
+        """Hold up a client that reads more slowly than the broker sends."""
         self.brief = False
         interval_ns = self.identity.heartbeat_interval_ns
         max_ns = self._context.options.client_timeout_ns
@@ -558,7 +558,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
+        """Resume: the client has read."""
         self.brief = self.may_be_brief and self.greeted and self.guard is None
         self._output.emptied()
         if self.consumer is not None and self.channel is not None:

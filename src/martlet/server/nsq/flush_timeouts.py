@@ -1,5 +1,5 @@
 """Flush timeouts: a SEND that waits too long for a flush is answered that its messages are stored,
-and not yet safe from a power cut.
+though a power cut may still lose them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from martlet.server.group_commit import GroupCommit, StagingConnection
 
 _GRAIN_S = 0.01
-"""Timeouts that lie so close together are handled together."""
+"""The time within which timeouts are handled together."""
 
 
 class FlushWait(Protocol):
     """An answer that waits for a flush.
 
     Attributes:
-        is_answered: whether the client has it.
+        is_answered: whether it was sent.
     """
 
     is_answered: bool
 
     def hurry(self) -> None:
-        """Wait for the flush no longer."""
+        """Stop waiting for the flush."""
 
 
 class FlushTimeouts:
@@ -35,7 +35,7 @@ class FlushTimeouts:
 
     Args:
         commits: has the position up to which the log is durable.
-        connections: those that are open.
+        connections: the open ones.
     """
 
     def __init__(self, commits: GroupCommit, connections: Container[object]) -> None:
@@ -47,7 +47,7 @@ class FlushTimeouts:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, connection: StagingConnection, stored: FlushWait, timeout_ms: int) -> None:
-        """Answer a send after its timeout, unless that is done by then."""
+        """Answer a send after its timeout, unless it is answered by then."""
         waiting = self._waiting
         while waiting and waiting[0][3].is_answered:
             heappop(waiting)

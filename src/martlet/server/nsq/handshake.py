@@ -1,6 +1,6 @@
 """The commands of a session: IDENTIFY, AUTH, SUB, RDY, CLS and NOP.
 
-Each is answered, or refused by an error that ends the connection.
+A refusal of any of them ends the connection.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SessionCommands:
 
     Args:
         broker: has the topics.
-        options: what clients are offered.
-        upgrades: what TLS and compression need.
+        options: the features offered to clients.
+        upgrades: the context of TLS and compression.
         events: logs IDENTIFY.
     """
 
@@ -80,7 +80,7 @@ class SessionCommands:
         if guard is not None and not guard.admits("SUB", command.topic, command.channel):
             return WAIT
         if connection.replies:
-            # A message must not come before the answer to SUB, which is due behind them.
+            # A message must not overtake the answer to SUB, which waits behind earlier answers.
             return WAIT
         try:
             topic = self._broker.topic(command.topic)
@@ -98,7 +98,7 @@ class SessionCommands:
                 says_started=identity.says_started,
             )
         except Conflict as error:
-            # E_BAD_CHANNEL tells clients that another attempt would get the same answer.
+            # On E_BAD_CHANNEL clients do not try again.
             raise v2.ProtocolError("E_BAD_CHANNEL", f"SUB {error}") from error
         except (TooMany, WritesRefused) as error:
             raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
@@ -115,7 +115,7 @@ class SessionCommands:
             channel.set_ready(consumer, command.count)
 
     def close(self, connection: ClientConnection, command: v2.Close) -> None:
-        """CLS: deliver no more."""
+        """CLS: stop delivering."""
         channel, consumer = connection.subscription()
         connection.decoder.state = v2.ParserState.CLOSING
         consumer.progress.takes_no_more = True

@@ -1,8 +1,8 @@
-"""The heartbeat of a connection, which finds out clients that are gone without a word.
+"""The heartbeat of a connection, which detects clients that are silently gone.
 
-As with nsqd, a heartbeat is sent every interval that the client asked for, also while the
-connection is busy, and a client that answers nothing to two of them is cut off.  Any complete
-command counts as an answer.  A client whose commands are held up here is not silent.
+As with nsqd, the broker sends a heartbeat at the interval that the client asked for, also on a busy
+connection, and drops a client that does not answer two of them. Any complete command counts as an
+answer. A client whose commands the broker holds up is not silent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class BeatingConnection(Protocol):
 
     @property
     def held_up(self) -> bool:
-        """Whether the client's commands are not read at present."""
+        """Whether reading of the client's commands is paused."""
 
     def beat(self) -> None:
         """Send a heartbeat."""
 
     def drop(self, reason: str) -> None:
-        """Close at once on a client that is gone."""
+        """Close at once: the client is gone."""
 
 
 class Heartbeat:
@@ -50,7 +50,7 @@ class Heartbeat:
         self._silent = 0
 
     def start(self) -> None:
-        """Start again with the interval that the client has now, unless it wants no heartbeats."""
+        """Restart with the client's current interval, unless it wants no heartbeats."""
         self.stop()
         interval_ns = self._connection.identity.heartbeat_interval_ns
         if interval_ns:
@@ -59,13 +59,13 @@ class Heartbeat:
             self._timer = self._loop.call_later(interval_ns / 1e9, self._beat)
 
     def stop(self) -> None:
-        """Send no more heartbeats."""
+        """Stop the heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _beat(self) -> None:
-        """Send a heartbeat, or close on a client that was silent for two."""
+        """Send a heartbeat, or drop a client that was silent for two."""
         connection = self._connection
         self._silent = 0 if connection.heard or connection.held_up else self._silent + 1
         connection.heard = False

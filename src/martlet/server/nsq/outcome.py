@@ -1,4 +1,4 @@
-"""The outcome of a command: None where the connection just goes on."""
+"""The outcome of a command: None if the connection just continues."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import Enum
 
 
 class ConnectionUpgrade(ABC):
-    """The change of a connection to TLS or compression, which IDENTIFY has agreed on."""
+    """The switch of a connection to TLS or compression, as agreed by IDENTIFY."""
 
     @abstractmethod
     def begin(self, transport: asyncio.Transport, early: bytes) -> None:
         """Start, once the answer to IDENTIFY is written.
 
         Args:
-            transport: of the connection until now.
-            early: the bytes that came behind IDENTIFY.
+            transport: the connection's old one.
+            early: the bytes received after IDENTIFY.
         """
 
 
 class Wait(Enum):
-    """The command cannot be done yet: it is handled again later."""
+    """The command cannot run yet: it is handled again later."""
 
     WAIT = "wait"
 

@@ -1,12 +1,13 @@
-"""The output queue: what waits to be sent to one client.
+"""The output queue: the bytes that wait to be sent to one client.
 
-The transport holds the bytes; here is the limit.  When so much waits, the client gets no more
-messages, and none of its commands that want an answer are read, until it has read most of it: it
-is paused.  One that then reads nothing at all for a while is dropped, so that what it holds goes
-to others; one that reads, however slowly, is not.  nsqd has a deadline for each write instead.
+The transport holds the bytes; this module keeps the limit. At the limit the client is paused: until
+it has read most of the output, it gets no more messages, and the broker reads none of its commands
+that need an answer. A paused client that reads nothing for a while is dropped, so that other
+consumers get its messages; one that reads, however slowly, is not. nsqd has a deadline for each
+write instead.
 
-Whether it reads is seen by what waits here and in the kernel together: a socket takes more only
-when a third of its buffer has been sent, and that may be a megabyte.
+Progress is measured by the bytes that wait here and in the kernel together: a socket accepts more
+only when a third of its buffer has been sent, and that may be a megabyte.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import termios
 from collections.abc import Callable
 
 LIMIT_BYTES = 1 << 20
-"""When so much waits to be sent, the queue is full until a quarter of it is left."""
+"""The limit: at this size the queue is full, until a quarter of it is left."""
 
 MAX_BYTES = 64 << 20
-"""A consumer's answers are heard though its queue is full; what it calls beside that may not make
-so much wait.
+"""The size at which a client is dropped: a paused consumer's FINs are still read, and without this
+limit its other commands could add answers for ever.
 """
 
 
@@ -30,7 +31,7 @@ class OutputQueue:
     """The limit of one client's transport.
 
     Args:
-        transport: where the bytes wait.
+        transport: holds the bytes.
         on_stuck: called when the client reads nothing.
 
     Attributes:
@@ -64,7 +65,7 @@ class OutputQueue:
         self.full = False
 
     def filled(self, patience_ns: int) -> None:
-        """Check every `patience_ns` whether the client reads: the limit is reached."""
+        """Note that the limit is reached: check every `patience_ns` whether the client reads."""
         self.full = True
         self._patience_s = patience_ns / 1e9
         self._unsent_bytes = None
@@ -75,8 +76,8 @@ class OutputQueue:
         self._timer = self._loop.call_later(self._patience_s, self._check_progress)
 
     def _check_progress(self) -> None:
-        """Give up a client that has read nothing since the last check. The first check only
-        takes the measure: bytes that were under way when the queue was filled come behind it.
+        """Drop a client that has read nothing since the last check. The first check only records
+        the size: bytes already in transit when the queue filled up follow it.
         """
         unsent = self._transport.get_write_buffer_size() + self._held_by_kernel()
         if self._unsent_bytes is not None and unsent >= self._unsent_bytes:
@@ -86,7 +87,7 @@ class OutputQueue:
         self._wait()
 
     def _held_by_kernel(self) -> int:
-        """The bytes that the client's machine has not acknowledged; 0 where that is unknown."""
+        """Return the bytes that the client's machine has not acknowledged; 0 if unknown."""
         sock = self._transport.get_extra_info("socket")
         try:
             unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
@@ -95,7 +96,7 @@ class OutputQueue:
         return int(struct.unpack("i", unsent)[0])
 
     def emptied(self) -> None:
-        """Let answers go on: the client has read."""
+        """Resume answers: the client has read."""
         self.full = False
         self.close()
         waiting, self._waiting = self._waiting, []
@@ -104,12 +105,12 @@ class OutputQueue:
                 future.set_result(None)
 
     def check(self) -> None:
-        """Give up a client that asks for more and more and reads nothing."""
+        """Drop a client that asks for more and more and reads nothing."""
         if self._transport.get_write_buffer_size() > MAX_BYTES:
             self._on_stuck()
 
     async def drained(self) -> None:
-        """Return when it is not full: for answers that are made only then."""
+        """Wait until it is not full, before making a large answer."""
         while self.full:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting.append(future)

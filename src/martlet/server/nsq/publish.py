@@ -9,25 +9,25 @@ refusal is one too, with a status of its own, and does not end the connection::
 
 The options of SEND, all of which may be left out:
 
-- ``deliver_at_ms``: since 1970 (see `martlet.server.delivery_time`)
+- ``deliver_at_ms``: delivery time since 1970 (see `martlet.server.delivery_time`)
 - ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
-- ``wait``: false for an answer once they are written, though a PUB would wait for the disk
+- ``wait``: false for an answer once they are written, even if a PUB would wait for the disk
 - ``flush_timeout_ms``: the limit of the wait for the disk, in place of ``--sync-flush-timeout``;
   the status is then FLUSH_DISK_TIMEOUT, and they are stored all the same
 - ``transaction``: invisible until the transaction is committed, see below
 - ``oneway``: true for no answer at all
-- ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  One that is
-  repeated is not stored again but answered as the first one, and with ``"duplicate": true`` (see
-  `martlet.broker.idempotence`); ``age_ms`` is the time since it was sent first
+- ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  A repeated send is
+  not stored again but answered as the first one, with ``"duplicate": true`` (see
+  `martlet.broker.idempotence`); ``age_ms`` is the time since the first send
 
 The options of SEND into a transaction are ``transaction``, its id; ``branch``, the name of the
-sender; ``number``, of the send in its branch, from 0, so that one that is repeated is stored once;
+sender; ``number``, of the send in its branch, from 0, so that a repeated one is stored once;
 ``queue`` or ``order_key``, as above; ``deliver_at_ms`` or ``delay_ms``, a list of ``[time, count]``
-with the delivery times of all messages in order: since 1970, or from now on; and, to begin the
-transaction by that, ``begin`` with the arguments of the call `transaction.begin`.  The answer is
+with the delivery times of all messages in order: since 1970, or from now on; and ``begin``, with
+the arguments of the call `transaction.begin`, to begin the transaction too.  The answer is
 ``{"status": "OK", "count": 3}``, once they are as safe as a PUB that is answered OK.
 
-Answers come in the order of the commands: one that need not wait stands behind one that does.
+Answers keep the order of the commands: one that need not wait comes after one that must.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ _CODES: dict[type[Exception], str] = {
 
 
 class LonePublish:
-    """The short cut of a PUB that comes by itself.
+    """The fast path of a lone PUB.
 
     Args:
         broker: stores the messages.
-        commits: says whether a message may be answered once it is written.
-        buffer: where connections receive.
+        commits: knows whether a message may be answered once it is written.
+        buffer: the shared receive buffer.
     """
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit, buffer: bytearray) -> None:
@@ -107,7 +107,7 @@ class LonePublish:
     def publish(self, connection: ClientConnection, nbytes: int) -> bool:
         """Append and answer a PUB at once, instead of at the tick's end.
 
-        Returns False where the bytes are another command, or the PUB has to wait.
+        Returns False if the bytes are another command, or the PUB must wait.
         """
         if connection.replies or self._ticks.crowded or not self._answers_at_once:
             return False
@@ -136,10 +136,10 @@ class StoredSend(DeferredReply):
     """The answer to a SEND whose messages are stored.
 
     Args:
-        target: the topic at the queue that they go to.
-        topic: the topic that has them, which may be a bucket; None where it is gone since.
+        target: the topic's queue that they go to.
+        topic: the topic that has them, which may be a bucket; None if it is gone since.
         send: their place in it.
-        waits: whether to answer only when they are as safe as a PUB that is answered OK.
+        waits: whether to answer only when they are as safe as a PUB answered OK.
         is_duplicate: whether they were stored before.
     """
 
@@ -160,10 +160,10 @@ class StoredSend(DeferredReply):
         self._is_duplicate = is_duplicate
         self._status = PutStatus.OK
         self.is_answered = False
-        """Whether the client has the answer."""
+        """Whether the answer was sent."""
 
     def hurry(self) -> None:
-        """Wait for the disk no longer: it takes too long."""
+        """Stop waiting for the disk: it takes too long."""
         self.waits = False
         self._status = PutStatus.FLUSH_DISK_TIMEOUT
 
@@ -181,7 +181,7 @@ class StoredSend(DeferredReply):
         )
 
     def refused(self, error: WritesRefused) -> bytes:
-        """The answer where they were refused."""
+        """Return the answer if they were refused."""
         self.is_answered = True
         return refusal(error)
 
@@ -191,7 +191,7 @@ class NoReply(DeferredReply):
 
     Args:
         events: takes the errors.
-        address, topic: of the client, and the topic that it has sent to.
+        address, topic: of the client, and of its send.
     """
 
     __slots__ = ("_address", "_events", "_topic")
@@ -207,7 +207,7 @@ class NoReply(DeferredReply):
         return b""
 
     def refused(self, error: Exception) -> bytes:
-        """Nothing; log the error."""
+        """Log the error, and answer nothing."""
         self._events.dropped(self._address, self._topic, error)
         return b""
 
@@ -216,7 +216,7 @@ class Added(DeferredReply):
     """The answer to a SEND whose half messages are stored.
 
     Args:
-        count: how many messages.
+        count: the number of messages.
     """
 
     __slots__ = ("_count",)
@@ -230,17 +230,17 @@ class Added(DeferredReply):
         return encode_reply(status="OK", count=self._count)
 
     def refused(self, error: WritesRefused) -> bytes:
-        """The answer where they were refused."""
+        """Return the answer if they were refused."""
         return refusal(error)
 
 
 def encode_reply(**fields: object) -> bytes:
-    """The frame of an answer to SEND."""
+    """Return the frame of an answer to SEND."""
     return v2.frame(v2.FrameType.RESPONSE, json.dumps(fields, separators=(",", ":")).encode())
 
 
 def refusal(error: Exception) -> bytes:
-    """The answer to a SEND that is refused."""
+    """Return the answer to a refused SEND."""
     if isinstance(error, CallError):
         return encode_reply(status=error.code, text=str(error), **error.fields)
     return encode_reply(status=_CODES.get(type(error), "REFUSED"), text=str(error))
@@ -254,7 +254,7 @@ class PublishCommands:
         options: the limits.
         answers_at_once: whether answers wait for no flush.
         flush_timeouts: limit the wait for a flush.
-        events: logs errors that are not answered.
+        events: logs unanswered errors.
     """
 
     def __init__(
@@ -412,14 +412,14 @@ class PublishCommands:
         return receipt, Added(batch.message_count)
 
     def _delivery_times(self, arguments: CallArguments, count: int) -> Sequence[tuple[int, int]]:
-        """Delivery times in nanoseconds, each with its number of messages. Raises CallError."""
+        """Return delivery times in nanoseconds with their numbers of messages. Raises CallError."""
         given = [name for name in ("deliver_at_ms", "delay_ms") if name in arguments]
         if not given:
             return []
         (name, *others) = given
         if others:
             raise CallError(
-                "BAD_ARGUMENT", "'deliver_at_ms' and 'delay_ms' each tell when: give one"
+                "BAD_ARGUMENT", "'deliver_at_ms' and 'delay_ms' both set the time: give one"
             )
         now_ns = self._broker.clock()
         base_ns = now_ns if name == "delay_ms" else 0
@@ -440,7 +440,7 @@ class PublishCommands:
             times.append((at_ns, some))
         if sum(some for _, some in times) != count:
             raise CallError(
-                "BAD_ARGUMENT", f"{name!r} must tell of {count} messages, no more or less"
+                "BAD_ARGUMENT", f"{name!r} must have a time for each of the {count} messages"
             )
         return times
 
@@ -462,16 +462,16 @@ def _sent(arguments: CallArguments, count: int) -> Sent | None:
 
 
 def _part(topic: Topic, arguments: CallArguments) -> Topic:
-    """The topic at the queue that the messages go to."""
+    """Return the topic's queue that the messages go to."""
     queue = queue_of(topic, arguments)
     return topic.next_part() if queue < 0 else topic.parts[queue]
 
 
 def queue_of(topic: Topic, arguments: CallArguments) -> int:
-    """The number of the queue that messages go to; -1 for any. Raises CallError and NotFound."""
+    """Return the number of the target queue; -1 for any. Raises CallError and NotFound."""
     if "queue" in arguments:
         if "order_key" in arguments:
-            raise CallError("BAD_ARGUMENT", "'queue' and 'order_key' each tell where: give one")
+            raise CallError("BAD_ARGUMENT", "'queue' and 'order_key' both choose a queue: give one")
         return topic.part(arguments.number("queue")).number
     if "order_key" in arguments:
         return topic.part_for_key(arguments.text("order_key").encode()).number

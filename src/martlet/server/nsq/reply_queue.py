@@ -1,7 +1,6 @@
-"""The reply queue: the answers that are due to a client, in the order of its commands.
+"""The reply queue: the due answers of a client, in the order of its commands.
 
-A publish is answered once its batch is written, or flushed; a command behind it is answered behind
-it.
+A publish is answered once its batch is written, or flushed; later commands are answered after it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class DeferredReply(ABC):
     """An answer that says more than OK.
 
     Args:
-        waits: whether it waits for a flush where PUB's does, and not only for the write.
+        waits: whether it waits for a flush if a PUB's answer would, and not only for the write.
     """
 
     __slots__ = ("waits",)
@@ -28,16 +27,16 @@ class DeferredReply(ABC):
 
     @abstractmethod
     def stored(self) -> bytes:
-        """The frame to answer once the messages are stored."""
+        """Return the answer once the messages are stored."""
 
     @abstractmethod
     def refused(self, error: WritesRefused) -> bytes:
-        """The frame to answer if they are refused; the connection goes on."""
+        """Return the answer if they are refused; the connection stays open."""
 
 
 Answer = tuple[Receipt | None, str, int | bytes | DeferredReply]
-"""Of a publish its receipt, its verb and how many OKs it gets, or what else is promised; of
-anything else the bytes that wait.
+"""A due answer: of a publish its receipt, its verb and the number of OKs or another reply; of any
+other command the bytes.
 """
 
 
@@ -45,16 +44,18 @@ class PendingReplies(deque[Answer]):
     """The answers of one connection, the oldest first."""
 
     def fail(self, error: WritesRefused) -> None:
-        """Refuse what was not made durable, since it never will be."""
+        """Refuse all publishes that are not durable, since they never will be."""
         for receipt, _, _ in self:
             if receipt is not None and receipt.error is None:
                 receipt.error = error
 
     def take(self, durable_position: int | None) -> tuple[bytes, bool]:
-        """The answers that may be sent now, and whether the connection is to be closed.
+        """Take the answers that may be sent now. Returns them, and whether the connection must
+        close.
 
         Args:
-            durable_position: up to where the log is durable; None where to be written is enough.
+            durable_position: the position up to which the log is durable; None if answers need no
+                flush.
         """
         parts: list[bytes] = []
         reached = float("inf") if durable_position is None else durable_position

@@ -1,4 +1,4 @@
-"""The traced connection: one that logs each command and each message, as nsqd does at debug level.
+"""The traced connection, which logs each command and message, as nsqd does at debug level.
 
 ::
 
@@ -6,8 +6,8 @@
     PROTOCOL(V2): writing msg(18a34d8b6a269000) to client(127.0.0.1:41966) - body
     [127.0.0.1:41966] state rdy:    1 inflt:    1
 
-A connection is made traced or not when its client connects, so that the others do not even check.
-A malformed command is logged by its error alone.
+The choice is made when a client connects, so that other connections need no check. A malformed
+command is logged by its error alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from martlet.server.nsq.connection import ClientConnection
 from martlet.server.nsq.outcome import Outcome
 
 _OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.RequeueCommand)
-"""The commands that change a consumer's RDY or what it has in flight."""
+"""The commands that change a consumer's RDY or its messages in flight."""
 _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 
 
 class TracedConnection(ClientConnection):
     """A connection that logs every command and message."""
 
-    may_be_brief = False  # so that each publish is a command
+    may_be_brief = False  # so that each publish is handled as a command
 
     def _handle(self, command: v2.Command) -> Outcome:
         for line in describe(command):
@@ -70,7 +70,7 @@ def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
 
 
 def describe(command: v2.Command) -> list[str]:
-    """The command lines that a command, or a run of them, came as."""
+    """Return the command lines of a command, or of a run of them."""
     match command:
         case v2.IdentifyCommand():
             lines = ["IDENTIFY"]

@@ -1,9 +1,9 @@
-"""Unread input: the commands of a client that was lost before the broker had read them.
+"""Unread input: the commands of a lost client that the broker had not read yet.
 
-A client that dies with messages unread resets its connection.  The next write to it fails, which
-closes the transport, though the kernel still holds what the client had sent: FINs and STARTEDs.
-If they were dropped, finished messages would be delivered again, and a crash would be charged to
-messages that had nothing to do with it.
+A client that dies with unread messages resets its connection. The next write to it fails, which
+closes the transport, though the kernel still holds the client's last FINs and STARTEDs. Without
+them, finished messages would be delivered again, and the crash would count as a failed attempt of
+messages that the client had not started.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from martlet.layer.layer import Layer
 
 
 class LostConnection(Protocol):
-    """A connection whose transport is closed, and that can still take input."""
+    """A connection whose transport is closed, which can still handle input."""
 
     transport: asyncio.Transport
 
     @property
     def held_up(self) -> bool:
-        """Whether its commands are not read at present."""
+        """Whether reading of its commands is paused."""
 
     @property
     def has_turn_ahead(self) -> bool:
-        """Whether commands that have come wait for nothing but their turn."""
+        """Whether received commands wait for nothing but their turn."""
 
     def go_on(self) -> None:
-        """Give them their turn."""
+        """Handle them."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle bytes that are in the buffer."""
+        """Handle the bytes in the buffer."""
 
 
 class _LostTransport(asyncio.Transport):
-    """Takes answers that no client reads any more."""
+    """A transport that drops all output."""
 
     def write(self, data: object) -> None:
         """Drop it."""
@@ -49,13 +49,13 @@ class _LostTransport(asyncio.Transport):
         """Drop them."""
 
     def pause_reading(self) -> None:
-        """There is nothing to pause."""
+        """Do nothing."""
 
     def resume_reading(self) -> None:
-        """There is nothing to resume."""
+        """Do nothing."""
 
     def is_closing(self) -> bool:
-        """It is lost."""
+        """Return True: the connection is lost."""
         return True
 
     def close(self) -> None:
@@ -66,9 +66,9 @@ class _LostTransport(asyncio.Transport):
 
 
 def handle_unread(connection: LostConnection) -> None:
-    """Handle what a client sent before its connection was lost.
+    """Handle the input that a client sent before its connection was lost.
 
-    The kernel's receive buffer bounds it, since a connection that was reset receives nothing more.
+    The kernel's receive buffer bounds it, since a reset connection receives nothing more.
     """
     sock = connection.transport.get_extra_info("socket")
     if sock is None:

@@ -1,13 +1,14 @@
-"""The upgrade of a connection to TLS or compression, behind IDENTIFY.
+"""The upgrade of a connection to TLS or compression, after IDENTIFY.
 
-The answer to IDENTIFY is sent as the connection was.  Then, each step answered OK in its new form::
+The answer to IDENTIFY is sent in the old form. Then each step is answered OK in its new form::
 
     IDENTIFY    ->  answer, plain
                     TLS handshake           -> OK, in TLS
                     snappy or deflate       -> OK, compressed (and in TLS, if that is on)
 
-Bytes that a client sends before it has the answer are taken as those of the first step, never as
-commands: nobody on the way can slip a command into a connection that its owner believes encrypted.
+Bytes that a client sends before it has the answer belong to the first step and are never commands,
+so an attacker in between cannot inject a command into a connection that the client believes
+encrypted.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class UpgradeContext:
     """The parts of a broker that upgrades share.
 
     Attributes:
-        tls: the certificate and its settings, if there is one.
-        space: where layers receive what is still encrypted or compressed.
+        tls: the certificate and its settings, if any.
+        space: the buffer in which layers receive encrypted or compressed bytes.
     """
 
     tls: ssl.SSLContext | None
@@ -52,7 +53,7 @@ class Upgrade(ConnectionUpgrade):
     Args:
         connection: the connection.
         agreement: from its IDENTIFY.
-        context: what all upgrades share.
+        context: the parts that all upgrades share.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Upgrade(ConnectionUpgrade):
         self._loop = asyncio.get_running_loop()
 
     def begin(self, transport: asyncio.Transport, early: bytes) -> None:
-        """Start, once the answer to IDENTIFY is written."""
+        """Start after the answer to IDENTIFY is written."""
         if not self._agreement.tls:
             self._compress(transport, early)
             return

@@ -1,6 +1,7 @@
-"""The event log: what clients and operators do, in the words of nsqd's log lines.
+"""The event log: the actions of clients and operators, in the words of nsqd's log lines.
 
-People grep for these and count them, so each says what nsqd says where the same thing happens::
+Operators grep for these lines and count them, so each has nsqd's text where the same thing
+happens::
 
     TOPIC(orders): created
     TOPIC(orders): new channel(mail)
@@ -12,8 +13,8 @@ People grep for these and count them, so each says what nsqd says where the same
     PROTOCOL(V2): [127.0.0.1:41966] exiting ioloop
 
 A client whose FINs, REQs or TOUCHs come too late by the thousand gets all its errors; beyond a
-hundred a second, only their count is logged.  Topics and channels that a start finds in the log
-were made before: they have no lines.
+hundred a second, only their count is logged. Topics and channels that a start restores from the log
+have no lines, since they are not new.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from martlet.protocol.nsq.v2 import ProtocolError
 
 _NAMED = 5
-"""So many channels are named in one line, those first that lost most."""
+"""The maximum number of channels named in one line, those first that lost most."""
 _IDENTIFY: Mapping[str, tuple[str, object]] = {
     "ClientID": ("client_id", ""),
     "Hostname": ("hostname", ""),
@@ -51,17 +52,15 @@ _IDENTIFY: Mapping[str, tuple[str, object]] = {
     "UserAgent": ("user_agent", ""),
     "MsgTimeout": ("msg_timeout", 0),
 }
-"""The fields in nsqd's order and under the names that it logs: their key, and what they are when
-they were not sent.
-"""
+"""The fields in nsqd's order and under the names that it logs: their key, and their default."""
 
 
 MAX_REFUSALS = 100
-"""So many refused answers of one client are logged within a second, the others only counted."""
+"""The maximum number of refusals of one client logged within a second; more are only counted."""
 
 
 class _Refusals:
-    """How many there were until a time."""
+    """The number of refusals until a time."""
 
     __slots__ = ("count", "until_ns")
 
@@ -71,34 +70,34 @@ class _Refusals:
 
 
 class EventLog:
-    """Writes the lines.
+    """Write the lines.
 
     Args:
-        broker: whose topics and channels come and go.
-        log: where the lines go.
+        broker: has the topics and channels.
+        log: the destination of the lines.
     """
 
     def __init__(self, broker: BrokerCore, log: logging.Logger) -> None:
         self._broker = broker
         self._log = log
         self._refusals: dict[str, _Refusals] = {}
-        """Of the clients that are there, and had a refusal."""
+        """The refusals of each connected client that had any."""
         self._refusing_since_ns: int | None = None
         self._refused_before = 0
 
     # topics and channels
 
     def topic_changed(self, topic: Topic) -> None:
-        """A topic was made or deleted."""
+        """Log that a topic was created or deleted."""
         there = self._broker.topics.get(topic.name) is topic
         self._log.info("TOPIC(%s): %s", topic.name, "created" if there else "deleting")
 
     def topic_grown(self, topic: Topic) -> None:
-        """A topic has got more queues."""
+        """Log that a topic has more queues."""
         self._log.info("TOPIC(%s): has %s now", topic.name, counted(len(topic.parts), "queue"))
 
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
-        """A channel was made or deleted, by itself or with its topic."""
+        """Log that a channel was created or deleted, by itself or with its topic."""
         if topic.channels.get(channel.name) is channel:
             self._log.info("TOPIC(%s): new channel(%s)", topic.name, channel.name)
             return
@@ -107,9 +106,9 @@ class EventLog:
         self._log.info("CHANNEL(%s): deleting", channel.name)
 
     def set_aside(self, transaction: OpenTransaction, why: str) -> None:
-        """A transaction without a decision waits for an operator."""
+        """Log that an undecided transaction waits for an operator."""
         self._log.warning(
-            "TRANSACTION: %s of group %r, with %s, is set aside: %s; topic %s shows them,"
+            "TRANSACTION: %s of group %r, with %s, waits for an operator: %s; topic %s shows them,"
             " and 'martlet transactions' commits it or rolls it back",
             transaction.id,
             transaction.group,
@@ -119,7 +118,7 @@ class EventLog:
         )
 
     def abandoned(self, transaction: OpenTransaction, why: str) -> None:
-        """A transaction was rolled back: its producer did not answer."""
+        """Log that a transaction was rolled back, since its producer did not answer."""
         self._log.info(
             "TRANSACTION: %s, with %s, is rolled back: %s",
             transaction.id,
@@ -128,7 +127,7 @@ class EventLog:
         )
 
     def evicted(self, evicted: Evicted) -> None:
-        """A segment went to make room, with messages that were not finished."""
+        """Log that a segment with unfinished messages was removed to free space."""
         lost = [
             (len(offsets), loss.name_of(channel))
             for loss in evicted.losses
@@ -146,15 +145,15 @@ class EventLog:
         )
 
     def transfer_refused(self, transfer: MessageMove, error: Exception) -> None:
-        """A message could not be moved, a dead letter as a rule."""
+        """Log that a message, usually a dead letter, could not be moved."""
         channel = transfer.channel
         self._log.error(
-            "LOG: message %s of topic %s, channel %s, can not be moved to another topic: %s; %s",
+            "LOG: message %s of topic %s, channel %s, cannot be moved to another topic: %s; %s",
             channel.queue.message_id(transfer.offset).decode(),
             channel.topic,
             channel.name,
             error,
-            "it stays, and is tried again every 5 s, as those after it"
+            "it stays, and is tried again every 5 s, as are those after it"
             if transfer.insists
             else "it stays where it is",
         )
@@ -162,7 +161,7 @@ class EventLog:
     # the disk
 
     def write_refused(self, reason: str) -> None:
-        """The log refuses a message: logged once, until `look_for_room` logs the end of it."""
+        """Log that the log refuses messages: once, until `look_for_room` logs the end of it."""
         if self._refusing_since_ns is None:
             log = self._broker.log
             self._refusing_since_ns = self._broker.clock()
@@ -176,7 +175,7 @@ class EventLog:
             refused_s = (self._broker.clock() - self._refusing_since_ns) / SECOND_NS
             self._refusing_since_ns = None
             self._log.info(
-                "LOG: messages are taken again: %s had been refused in %.1f s",
+                "LOG: messages are accepted again: %s had been refused in %.1f s",
                 counted(log.refused_count - self._refused_before, "write"),
                 refused_s,
             )
@@ -184,22 +183,22 @@ class EventLog:
     # clients
 
     def opened(self, address: str) -> None:
-        """A client has connected."""
+        """Log a new client."""
         self._log.info("TCP: new client(%s)", address)
 
     def greeted(self, address: str, magic: bytes, wanted: bytes) -> None:
-        """A client has said which protocol it speaks."""
+        """Log the protocol that a client speaks."""
         text = magic.decode("utf-8", "backslashreplace")
         self._log.info("CLIENT(%s): desired protocol magic '%s'", address, text)
         if magic != wanted:
             self._log.error("client(%s) bad protocol magic '%s'", address, text)
 
     def said_nothing(self) -> None:
-        """A client has gone before it said which protocol it speaks."""
+        """Log that a client left before it named its protocol."""
         self._log.error("failed to read protocol version - EOF")
 
     def identified(self, address: str, fields: Mapping[str, object]) -> None:
-        """A client has sent IDENTIFY."""
+        """Log a client's IDENTIFY."""
         if self._log.isEnabledFor(logging.INFO):
             shown = " ".join(
                 f"{name}:{_shown(fields.get(key, default))}"
@@ -208,7 +207,7 @@ class EventLog:
             self._log.info("[%s] IDENTIFY: {%s}", address, shown)
 
     def refused(self, address: str, error: ProtocolError) -> None:
-        """A client was answered with an error, and is disconnected by a fatal one."""
+        """Log an error answered to a client, and the disconnection by a fatal one."""
         if not error.fatal and self._are_too_many(address):
             return
         self._log.error("[%s] - %s", address, error)
@@ -216,20 +215,20 @@ class EventLog:
             self._log.error("client(%s) - %s", address, error)
 
     def dropped(self, address: str, topic: str, error: Exception) -> None:
-        """Messages were refused whose client wants no answer."""
+        """Log refused messages whose client wants no answer."""
         if not self._are_too_many(address):
             self._log.error("[%s] - what was sent to %s is dropped: %s", address, topic, error)
 
     def shortened(self, address: str, delay_ns: int, max_ns: int) -> None:
-        """A client wants a message back later than may be."""
+        """Log that the delay of a client's REQ exceeds the limit."""
         if self._are_too_many(address):
             return
         text = "PROTOCOL(V2): [%s] REQ timeout %d out of range 0-%d. Setting to %d"
         self._log.info(text, address, delay_ns, max_ns, max_ns)
 
     def _are_too_many(self, address: str) -> bool:
-        """Whether so many of a client's refusals were logged lately that this one is only counted:
-        a line costs ten times as much as the rest, and would fill the disk that the log is on.
+        """Return whether this refusal is only counted, since the client had too many lately: a line
+        costs ten times as much as the refusal, and would fill the disk that the log is on.
         """
         now_ns = self._broker.clock()
         refusals = self._refusals.get(address)
@@ -246,11 +245,11 @@ class EventLog:
             self._log.error("[%s] - %d more lines like these, not logged each", address, unlogged)
 
     def unreadable(self, address: str, error: Exception) -> None:
-        """A client has sent what is no command at all."""
+        """Log input that is no command at all."""
         self._log.error("client(%s) - failed to read command - %s", address, error)
 
     def closed(self, address: str, error: Exception | None) -> None:
-        """A client that spoke the protocol has gone."""
+        """Log the end of a client that spoke the protocol."""
         self._log_suppressed(address)
         self._log.info("PROTOCOL(V2): [%s] exiting ioloop", address)
         if error is not None:

@@ -1,10 +1,9 @@
-"""Metrics: what ``GET /metrics`` tells a monitoring system, in Prometheus's words.
+"""Metrics: the answer of ``GET /metrics``, in Prometheus's format.
 
-Counters begin with the broker's start, as nsqd's counts do.  The topics and channels with lines of
-their own are the oldest ones, up to ``--metrics-max-channels`` of each; the rest are added up under
-the name ``(other)``, so that no number of topics makes more lines than a monitoring system can
-keep.  Between some dozen channels the loop does what else there is, so the numbers of one answer
-may lie some milliseconds apart.
+Counters begin at the broker's start, as nsqd's counts do. The oldest topics and channels, up to
+``--metrics-max-channels`` of each, have lines of their own; the rest are added up under the name
+``(other)``, which bounds the lines that a monitoring system must keep. Every few dozen channels the
+work yields to the event loop, so the numbers of one answer may be taken some milliseconds apart.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ if TYPE_CHECKING:
 OTHER = "(other)"
 """Stands for all topics or channels beyond the limit; no topic can have that name."""
 _AT_ONCE = 50
-"""So many channels are looked at, or written, before others have their turn."""
+"""The number of channels counted, or written, between two yields to the event loop."""
 _Thing = TypeVar("_Thing")
 _LATENCY = "martlet_channel_publish_to_finish_seconds"
 _LATENCY_BOUNDS = [f"{bound_ns / SECOND_NS:g}" for bound_ns in BOUNDS_NS]
 
 
 class Metric(NamedTuple):
-    """A number that each topic or each channel has."""
+    """A number of each topic or each channel."""
 
     name: str
     kind: str
@@ -73,20 +72,20 @@ TOPIC_METRICS = (
     Metric(
         "martlet_topic_depth_messages",
         "gauge",
-        "Messages that wait for a first channel, or for a paused topic to go on.",
+        "Messages that wait for a first channel, or for a paused topic to resume.",
         attrgetter("depth"),
     ),
     Metric(
         "martlet_topic_dropped_messages_total",
         "counter",
-        "Messages given up before every channel had finished them: to make room, or since an"
+        "Messages removed before every channel had finished them: to free space, or since an"
         " ephemeral topic keeps no more.",
         attrgetter("dropped_count"),
     ),
     Metric(
         "martlet_topic_refused_messages_total",
         "counter",
-        "Messages published and not taken, the log being full or failed.",
+        "Messages refused at publishing, the log being full or failed.",
         attrgetter("refused_count"),
     ),
     Metric("martlet_topic_channels", "gauge", "Channels of the topic.", lambda t: len(t.channels)),
@@ -96,13 +95,13 @@ CHANNEL_METRICS = (
     Metric(
         "martlet_channel_received_messages_total",
         "counter",
-        "Messages that have come to the channel.",
+        "Messages that the channel has received.",
         attrgetter("message_count"),
     ),
     Metric(
         "martlet_channel_delivered_messages_total",
         "counter",
-        "Messages sent to consumers, those sent again too.",
+        "Messages sent to consumers, redeliveries included.",
         attrgetter("delivered_count"),
     ),
     Metric(
@@ -114,13 +113,13 @@ CHANNEL_METRICS = (
     Metric(
         "martlet_channel_requeued_messages_total",
         "counter",
-        "Messages that consumers gave back with REQ.",
+        "Messages that consumers requeued with REQ.",
         attrgetter("requeue_count"),
     ),
     Metric(
         "martlet_channel_timed_out_messages_total",
         "counter",
-        "Messages taken back because their timeout was over.",
+        "Messages requeued because they timed out.",
         attrgetter("timeout_count"),
     ),
     Metric(
@@ -132,26 +131,26 @@ CHANNEL_METRICS = (
     Metric(
         "martlet_channel_dropped_messages_total",
         "counter",
-        "Messages given up before they were finished: to make room, or since an ephemeral channel"
+        "Messages removed before they were finished: to free space, or since an ephemeral channel"
         " keeps no more.",
         attrgetter("dropped_count"),
     ),
     Metric(
         "martlet_channel_depth_messages",
         "gauge",
-        "Messages that wait to be delivered, deferred ones aside.",
+        "Messages that wait to be delivered, without deferred ones.",
         attrgetter("depth"),
     ),
     Metric(
         "martlet_channel_in_flight_messages",
         "gauge",
-        "Messages that consumers have and did not answer.",
+        "Messages in flight.",
         attrgetter("in_flight_count"),
     ),
     Metric(
         "martlet_channel_deferred_messages",
         "gauge",
-        "Messages that wait for a time.",
+        "Deferred messages.",
         attrgetter("deferred_count"),
     ),
     Metric(
@@ -175,7 +174,7 @@ NEAR_METRICS = tuple(
         (TopologyPreference.ELSEWHERE, "elsewhere", "outside of both"),
     )
 )
-"""Told where near consumers are preferred."""
+"""Reported where near consumers are preferred."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class BrokerMetrics:
 
     Attributes:
         broker: has the topics and the log.
-        options: how many channels have lines of their own.
+        options: with the number of channels that have lines of their own.
         folder: has the log's files.
         flusher: has the durations.
         reclaimer: has the evictions.
@@ -229,42 +228,47 @@ class BrokerMetrics:
         return (
             prometheus.lone(
                 [
-                    ("martlet_log_position_bytes", "gauge", "Where the log ends.", log.position),
+                    (
+                        "martlet_log_position_bytes",
+                        "gauge",
+                        "The position at which the log ends.",
+                        log.position,
+                    ),
                     (
                         "martlet_log_durable_position_bytes",
                         "gauge",
-                        "Up to where the log survives a power cut.",
+                        "The position up to which the log survives a power cut.",
                         log.durable_position,
                     ),
                     ("martlet_log_segments", "gauge", "Files of the log.", len(log.segments)),
                     (
                         "martlet_log_spare_segments",
                         "gauge",
-                        "Files that wait to be used.",
+                        "Spare files for new segments.",
                         len(spare_sizes),
                     ),
                     (
                         "martlet_log_disk_bytes",
                         "gauge",
-                        "What all of them take.",
+                        "The size of all files of the log.",
                         segment_bytes + sum(spare_sizes),
                     ),
                     (
                         "martlet_log_disk_free_bytes",
                         "gauge",
-                        "Room on their disk.",
+                        "Free space on their disk.",
                         free.f_bavail * free.f_frsize,
                     ),
                     (
                         "martlet_log_refused_writes_total",
                         "counter",
-                        "Writes that the log did not take, being full or failed.",
+                        "Writes that the log refused, being full or failed.",
                         log.refused_count,
                     ),
                     (
                         "martlet_log_evicted_segments_total",
                         "counter",
-                        "Files that went, to make room, though messages in them were not finished.",
+                        "Files with unfinished messages that were removed to free space.",
                         self.reclaimer.evicted_count,
                     ),
                 ]
@@ -289,7 +293,7 @@ async def _table(
     labels: Callable[[_Thing | None], str],
     max_count: int,
 ) -> AsyncIterator[str]:
-    """The metrics of some topics or channels; those behind the first ones are added up."""
+    """Return the metrics of some topics or channels; all after the first ones are added up."""
     reads = [metric.read for metric in metrics]
     rows: list[tuple[str, list[int]]] = []
     other: list[int] | None = None
@@ -299,7 +303,7 @@ async def _table(
             rows.append((labels(thing), row))
         else:
             other = row if other is None else list(map(add, other, row))
-        # The sums of many queues take as long as many channels.
+        # The sums over many queues take as long as many channels.
         if number % _AT_ONCE == 0 or isinstance(thing, PartitionedTopic | PartitionedChannel):
             await asyncio.sleep(0)
     if other is not None:
@@ -314,7 +318,7 @@ async def _latencies(
     channels: Sequence[Channel | PartitionedChannel], max_count: int
 ) -> AsyncIterator[str]:
     yield prometheus.head(
-        _LATENCY, "histogram", "From when a message was published until it was finished."
+        _LATENCY, "histogram", "Time from the publishing of a message to its finish."
     )
     other: list[int] | None = None
     other_ns = 0
@@ -339,14 +343,14 @@ def _broker(broker: BrokerCore, connection_count: int) -> str:
     name = "martlet_info"
     version = prometheus.label_text({"version": __version__})
     return (
-        prometheus.head(name, "gauge", "Which version runs.")
+        prometheus.head(name, "gauge", "The running version.")
         + prometheus.values(name, [(version, 1)])
         + prometheus.lone(
             [
                 (
                     "martlet_healthy",
                     "gauge",
-                    "1 while messages are taken, 0 when /ping says why not.",
+                    "1 while messages are accepted, 0 when /ping says why not.",
                     int(broker.health == "OK"),
                 ),
                 ("martlet_connections", "gauge", "Clients over TCP.", connection_count),
@@ -354,19 +358,19 @@ def _broker(broker: BrokerCore, connection_count: int) -> str:
                 (
                     "martlet_delayed_messages",
                     "gauge",
-                    "Messages that wait on the disk for their time.",
+                    "Delayed messages that are not due yet.",
                     broker.delays.pending_count,
                 ),
                 (
                     "martlet_known_producers",
                     "gauge",
-                    "Producers whose last sends are known, should they be repeated.",
+                    "Producers whose last sends are known, to recognise repeated ones.",
                     len(broker.producers),
                 ),
                 (
                     "martlet_repeated_sends_total",
                     "counter",
-                    "Sends that came again, and were not stored again.",
+                    "Repeated sends, which were not stored again.",
                     broker.producers.repeated_count,
                 ),
                 *_transactions(broker.transactions),
@@ -386,25 +390,25 @@ def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]
         (
             "martlet_transactions_set_aside",
             "gauge",
-            "Those of them that wait for a person.",
+            "Undecided transactions that wait for an operator.",
             sum(t.state is TransactionState.SET_ASIDE for t in transactions.open.values()),
         ),
         (
             "martlet_transactions_committed_total",
             "counter",
-            "Transactions that were committed.",
+            "Committed transactions.",
             transactions.committed_count,
         ),
         (
             "martlet_transactions_rolled_back_total",
             "counter",
-            "Transactions that were rolled back.",
+            "Transactions rolled back.",
             transactions.rolled_back_count,
         ),
         (
             "martlet_transaction_series",
             "gauge",
-            "Series of numbered transactions of which the last number is remembered.",
+            "Series of numbered transactions whose last number is known.",
             len(transactions.series),
         ),
     ]
@@ -419,9 +423,9 @@ def _durations(what: str, help_text: str, durations: Histogram) -> str:
 
 
 def _process() -> str:
-    """The process, under the names that Prometheus's client libraries have for it."""
+    """Return the metrics of the process, under the names of Prometheus's client libraries."""
     with open("/proc/self/stat", encoding="ascii") as file:
-        # The second field is the program's name, in brackets, with anything in it.
+        # The second field is the program's name, in brackets, with any characters in it.
         fields = file.read().rpartition(")")[2].split()
     page_bytes = resource.getpagesize()
     started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -451,7 +455,7 @@ def _process() -> str:
             (
                 "process_max_fds",
                 "gauge",
-                "How many may be open.",
+                "The limit of open files.",
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             ),
         ]

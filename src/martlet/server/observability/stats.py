@@ -1,14 +1,14 @@
-"""Counts of topics, channels and clients, field for field as nsqd's ``/stats`` tells them.
+"""Counts of topics, channels and clients, field for field as in nsqd's ``/stats``.
 
-One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
-lies on the disk, is the full depth.  What is not measured (latency, without a flag for it) says
-so, as nsqd's does where it is not used.  Four fields are Martlet's own: ``dropped_count``, the
-messages that were given up to make room, as ``--disk-full-policy`` asks for; ``refused_count``,
-those that were published to a topic and not taken, since there was no room; ``dead_letter_count``,
-those that went to a channel's dead-letter topic; and ``queues``, of a topic that has several.
+One field differs in meaning: every waiting message is in the log, so ``backend_depth``, the depth
+on disk, is the full depth. An unmeasured value (latency, without its flag) is reported as nsqd
+reports an unused one. Four fields are Martlet's own: ``dropped_count``, the messages that were
+removed to free space, by ``--disk-full-policy``; ``refused_count``, those refused at publishing for
+lack of space; ``dead_letter_count``, those that went to a channel's dead-letter topic; and
+``queues``, of a topic that has several.
 
-Thousands of channels take long to be counted, so it is done in slices
-(`martlet.server.time_slice`), and the numbers of one report may lie some milliseconds apart.
+Counting thousands of channels takes long, so it is done in slices (`martlet.server.time_slice`),
+and the numbers of one report may be taken some milliseconds apart.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _Thing = TypeVar("_Thing")
 
 
 class StatsSource:
-    """Counts the topics, channels and clients of a broker.
+    """Count the topics, channels and clients of a broker.
 
     Args:
         broker: has the topics.
         connections: those of the clients.
-        levels: the percentiles of latency that are reported.
+        levels: the reported percentiles of latency.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class StatsSource:
     async def topic_reports(
         self, pace: TimeSlice, topic: str = "", channel: str = "", *, include_clients: bool
     ) -> AsyncIterator[Report]:
-        """Report each topic, or a named one, which must exist; of its channels each, or a named
-        one. A topic that is deleted meanwhile is left out.
+        """Report each topic, or a named one, which must exist, with each channel, or a named one. A
+        topic deleted meanwhile is left out.
         """
         topics = self._broker.topics
         for each in [topics[topic]] if topic else _by_name(topics):
@@ -84,7 +84,7 @@ class StatsSource:
             await pace.rest()
 
     async def producers(self, topic: str, pace: TimeSlice) -> list[Report]:
-        """Report the clients that have published; with a topic, how much to that alone."""
+        """Report the clients that have published, counting only a given topic if there is one."""
         reports = []
         for connection in list(self._connections):
             if connection.message_counters:
@@ -132,7 +132,7 @@ async def _topic(
 
 
 async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
-    """Martlet's own: the queues of a topic that has several."""
+    """Report the queues of a topic that has several, a field of Martlet's own."""
     reports: list[Report] = []
     for part in topic.parts.copy():
         reports.append(
@@ -181,14 +181,14 @@ async def _channel(
 
 
 def _near(channel: Channel | PartitionedChannel) -> Report:
-    """How many messages went how far, where near consumers are preferred; as nsqd, without 0."""
+    """Report messages by distance, if near consumers are preferred; as nsqd, without zeros."""
     counts = channel.delivered_near_counts
     names = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
     return {name: count for name, count in zip(names, counts, strict=False) if count}
 
 
 def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Report:
-    """The latency percentiles; null where there is none to measure."""
+    """Report the latency percentiles; null if none are measured."""
     if measured is None:
         return {"count": 0, "percentiles": None}
     count, values = quantiles([measured], levels)
@@ -201,7 +201,7 @@ def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Re
 def _client(
     connection: object, consumer: ChannelConsumer | Subscriber | None, published: str
 ) -> Report:
-    """One client; of what it has published only the named topic, if one is named."""
+    """Report a client, with its publishes to all topics or only to a named one."""
     client = cast("ClientConnection", connection)
     identity = client.identity
     report: Report = {
@@ -250,14 +250,14 @@ def _client(
 
 
 class Pauses:
-    """How long the garbage collector stopped the broker, the last times."""
+    """The last pauses of the garbage collector."""
 
     def __init__(self, max_count: int = 256) -> None:
         self._lengths_ns: deque[int] = deque(maxlen=max_count)
         self._began_ns = 0
 
     def watch(self) -> None:
-        """Measure from now on. Does nothing the second time."""
+        """Start measuring. A second call does nothing."""
         if self._measure not in gc.callbacks:
             gc.callbacks.append(self._measure)
 
@@ -268,7 +268,7 @@ class Pauses:
             self._lengths_ns.append(perf_counter_ns() - self._began_ns)
 
     def memory(self) -> Report:
-        """The memory of this process under the names that nsqd has for Go's."""
+        """Report the memory of this process under nsqd's names for Go's."""
         with open("/proc/self/statm", encoding="ascii") as file:
             resident_pages = int(file.read().split()[1])
         generations: Iterable[Mapping[str, int]] = gc.get_stats()
@@ -287,4 +287,4 @@ class Pauses:
 
 
 pauses = Pauses()
-"""Of this process; a collection stops all that runs in it."""
+"""The pauses of this process: a collection stops all its threads."""

@@ -1,6 +1,6 @@
-"""The layout of ``/stats``: the same counts for a program, and for a person as nsqd lays them out.
+"""The layouts of ``/stats``: the same counts as JSON, and as text in nsqd's layout.
 
-It is done in slices (`martlet.server.time_slice`), channel by channel and client by client.
+The work is done in slices (`martlet.server.time_slice`), channel by channel and client by client.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from martlet.server.time_slice import TimeSlice
 
 
 def _dumps(value: object) -> str:
-    """A value as JSON, as tight as nsqd's."""
+    """Return a value as JSON, as compact as nsqd's."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _with_items(report: Report, name: str, items: list[str] | None) -> str:
-    """The report as JSON, with a list in it of what is JSON already; None for null."""
-    # No value that stands before it can have a quotation mark.
+    """Return the report as JSON, with a list of items that are JSON already; None for null."""
+    # No value before it can contain a quotation mark.
     text = _dumps({**report, name: None})
     if items is None:
         return text
@@ -31,7 +31,7 @@ def _with_items(report: Report, name: str, items: list[str] | None) -> str:
 
 
 async def topic_json(topic: Report, pace: TimeSlice) -> str:
-    """A topic with its channels and their clients, for a program."""
+    """Return a topic with its channels and their clients as JSON."""
     channels = []
     for channel in topic["channels"]:
         channels.append(
@@ -51,14 +51,14 @@ async def _clients_json(clients: Sequence[Report] | None, pace: TimeSlice) -> li
     return texts
 
 
-async def whole_json(
+async def report_json(
     head: Report,
     topics: Sequence[str] | None,
     memory: Report | None,
     producers: Sequence[Report] | None,
     pace: TimeSlice,
 ) -> str:
-    """The report for a program, of topics that are JSON already."""
+    """Return the report as JSON, of topics that are JSON already."""
     shown = "null" if topics is None else f"[{','.join(topics)}]"
     tail = _dumps({} if memory is None else {"memory": memory})[1:-1]
     clients = await _clients_json(producers or None, pace)
@@ -66,7 +66,7 @@ async def whole_json(
     return f'{_dumps(head)[:-1]},"topics":{shown},{tail}{"," if tail else ""}"producers":{listed}}}'
 
 
-async def whole_text(
+async def report_text(
     head: Report,
     topics: Sequence[str] | None,
     memory: Report | None,
@@ -74,7 +74,7 @@ async def whole_text(
     now_ns: int,
     pace: TimeSlice,
 ) -> str:
-    """The report for a person, of topics that are text already."""
+    """Return the report as text, of topics that are text already."""
     started_s = head["start_time"]
     started = datetime.fromtimestamp(started_s).astimezone()
     zone = started.strftime("%z")
@@ -100,7 +100,7 @@ async def whole_text(
 
 
 async def topic_text(topic: Report, now_ns: int, pace: TimeSlice) -> str:
-    """A topic with its channels and their clients, for a person."""
+    """Return a topic with its channels and their clients as text."""
     mark = "*P " if topic["paused"] else "   "
     lines = [
         f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"

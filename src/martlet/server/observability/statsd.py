@@ -1,17 +1,17 @@
-"""Statsd: counts pushed to a statsd server over UDP, as nsqd pushes them.
+"""Statsd: push counts to a statsd server over UDP, as nsqd does.
 
-One line a count, as many lines a packet as fit::
+Each count is a line, and a packet has as many lines as fit::
 
     nsq.host_4151.topic.orders.message_count:17|c
     nsq.host_4151.topic.orders.depth:4|g
 
-What only grows is a counter (``c``) and is sent as the difference from the last time, everything
-else is a gauge (``g``).  The packets of one time are spread over the interval but its last second,
-so that they do not overrun the receiver.
+A count that only grows is a counter (``c``), sent as the difference from the last push; all others
+are gauges (``g``). The packets of one push are spread over the interval, except its last second, so
+that they do not overrun the receiver.
 
-Two differences from nsqd: a topic or channel that was deleted and made again counts from nought
-instead of sending a negative difference, and gauges of Go's memory that Python's has not are left
-out.
+There are two differences from nsqd: a topic or channel that was deleted and created again counts
+from 0 instead of sending a negative difference, and gauges of Go's memory without an equivalent in
+Python are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OPEN_S = 1.0
-"""How long it may take to find the receiver's address."""
+"""The timeout for resolving the receiver's address."""
 _TOPIC_COUNTERS = ("message_count", "message_bytes")
 _TOPIC_GAUGES = ("depth", "backend_depth")
 _CHANNEL_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
@@ -49,11 +49,11 @@ _MEMORY_GAUGES = (
 
 
 def expand_prefix(template: str, address: str, port: int) -> str:
-    """The prefix of all names: the template with the host for each ``%s``, and a dot.
+    """Return the prefix of all names: the template with the host for each ``%s``, and a dot.
 
     Args:
-        template: as ``--statsd-prefix`` gives it; nothing for names without a prefix.
-        address, port: where the broker says that its HTTP is.
+        template: the value of ``--statsd-prefix``; empty for no prefix.
+        address, port: the broker's advertised HTTP address.
     """
     if not template:
         return ""
@@ -63,7 +63,7 @@ def expand_prefix(template: str, address: str, port: int) -> str:
 
 
 def packets(lines: Iterable[str], max_bytes: int) -> Iterator[bytes]:
-    """The lines in packets of so many bytes at most; one that is longer goes by itself."""
+    """Pack the lines into packets of a maximum size; a longer line gets a packet of its own."""
     packet = bytearray()
     for line in lines:
         data = line.encode() + b"\n"
@@ -76,12 +76,12 @@ def packets(lines: Iterable[str], max_bytes: int) -> Iterator[bytes]:
 
 
 class Statsd:
-    """Makes the lines; it remembers what the counters were the last time.
+    """Make the lines, with the counters' differences from the last push.
 
     Args:
-        options: the prefix with the host in place, and what to leave out.
+        options: the prefix with the host in place, and the counts to leave out.
 
-    Each time is `begin`, and then the lines.
+    For each push call `begin`, and then the methods for lines.
     """
 
     def __init__(self, options: BrokerOptions) -> None:
@@ -91,7 +91,7 @@ class Statsd:
         self._counted: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Begin a new round: counters are differences from the round before."""
+        """Begin a push: counters are differences from the one before."""
         self._before, self._counted = self._counted, {}
 
     def _counter(self, name: str, count: int) -> str:
@@ -108,7 +108,7 @@ class Statsd:
             yield self._gauge(f"{name}.e2e_processing_latency_{percent}", item["value"])
 
     def topic_lines(self, topic: Report) -> Iterator[str]:
-        """The lines of a topic and its channels, of a report of
+        """Return the lines of a topic and its channels, from a report of
         `martlet.server.observability.stats`.
         """
         if not self._is_reported(topic["topic_name"]):
@@ -134,7 +134,7 @@ class Statsd:
         yield from self._latencies(name, channel)
 
     def memory_lines(self, memory: Report) -> Iterator[str]:
-        """The lines of the process."""
+        """Return the lines of the process."""
         for field in _MEMORY_GAUGES:
             yield self._gauge(f"mem.{field}", memory[field])
         yield self._counter("mem.gc_runs", memory["gc_total_runs"])
@@ -144,7 +144,7 @@ class Statsd:
 
 
 class _Silent(asyncio.DatagramProtocol):
-    """Ignores what comes back, such as an unreachable port: UDP promises nothing."""
+    """Ignore answers, such as an unreachable port: UDP promises nothing."""
 
 
 async def push(stats: StatsSource, options: BrokerOptions) -> None:
@@ -164,7 +164,7 @@ async def push(stats: StatsSource, options: BrokerOptions) -> None:
                 log.error(
                     "failed to create UDP socket to statsd(%s) - %s; see --statsd-address",
                     options.statsd_address,
-                    str(error) or "nobody tells its address",
+                    str(error) or "its address is unknown",
                 )
                 continue
             log.info("STATSD: pushing stats to %s", options.statsd_address)
@@ -175,7 +175,7 @@ async def push(stats: StatsSource, options: BrokerOptions) -> None:
 
 
 async def _counts(stats: StatsSource, statsd: Statsd, options: BrokerOptions) -> list[bytes]:
-    """The packets of one time, made in slices."""
+    """Make the packets of one push, in slices."""
     pace = TimeSlice()
     lines: list[str] = []
     statsd.begin()
@@ -193,7 +193,9 @@ async def _counts(stats: StatsSource, statsd: Statsd, options: BrokerOptions) ->
 
 
 async def _open(address: str) -> asyncio.DatagramTransport:
-    """A socket whose packets go to an address. Raises OSError, and ValueError for none."""
+    """Open a socket whose packets go to an address. Raises OSError, and ValueError for a bad
+    address.
+    """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ValueError("it is no <addr>:<port>")
@@ -207,7 +209,7 @@ async def _open(address: str) -> asyncio.DatagramTransport:
 async def _send(
     transport: asyncio.DatagramTransport, unsent: list[bytes], spread_over_s: float
 ) -> None:
-    """Send packets with a pause behind each."""
+    """Send packets with a pause after each."""
     pause_s = max(0.0, spread_over_s) / max(1, len(unsent))
     unsent.reverse()
     try:

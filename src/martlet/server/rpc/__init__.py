@@ -1,5 +1,5 @@
-"""RPC: what Martlet's own clients and tools ask for beside NSQ's commands, by a method's name.
+"""RPC: the calls of Martlet's own clients and tools beside NSQ's commands.
 
-May import: `martlet.broker`, `server`. Start with `registry`; each other module has the methods of
-one noun, and `methods` puts them together.
+May import: `martlet.broker`, `server`. Start with `registry`; `methods` lists the methods of all
+modules, each of which has one subject.
 """

@@ -1,4 +1,4 @@
-"""Arguments: the fields of a call, each of its type and within its limits, or a clear error."""
+"""Arguments: the fields of a call, checked for type and limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MAX_NUMBER = (1 << 63) - 1
 
 
 class CallError(Exception):
-    """A call is refused.
+    """The refusal of a call.
 
     Attributes:
         code: one word in capitals, for programs.
-        fields: what else the answer says.
+        fields: further fields of the answer.
     """
 
     def __init__(self, code: str, text: str, **fields: object) -> None:
@@ -30,10 +30,10 @@ class CallError(Exception):
 
 
 class CallArguments:
-    """The fields of one call. What is asked for and missing, or of a wrong type, is an error.
+    """The fields of one call. A missing field, or one of the wrong type, is an error when read.
 
     Args:
-        fields: as they came.
+        fields: as received.
     """
 
     def __init__(self, fields: Mapping[str, object]) -> None:
@@ -43,7 +43,7 @@ class CallArguments:
         return self._fields.get(name) is not None
 
     def only(self, *names: str) -> None:
-        """See that there are no others: a misspelt one would do nothing. Raises CallError."""
+        """Refuse other fields: a misspelt one would silently have no effect. Raises CallError."""
         unknown = sorted(set(self._fields) - set(names))
         if unknown:
             raise CallError(
@@ -62,7 +62,7 @@ class CallArguments:
         return value
 
     def text(self, name: str, default: str | None = None, *, max_value: int = 1024) -> str:
-        """A text. Raises CallError."""
+        """Return a text. Raises CallError."""
         if default is not None and name not in self:
             return default
         value = self._wanted(name)
@@ -72,13 +72,13 @@ class CallArguments:
             )
         if value != _characters(value):
             raise CallError(
-                "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can tell: {value!a:.80}"
+                "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can encode: {value!a:.80}"
             )
         return value
 
     def remark(self, name: str, *, max_value: int) -> str:
-        """A text for people; empty for none. What is no character in it, as in the name of a
-        file, becomes a question mark. Raises CallError.
+        """Return a text to show; empty for none. An invalid character, as in a file's name, becomes
+        a question mark. Raises CallError.
         """
         value = self._fields.get(name)
         if isinstance(value, str):
@@ -93,7 +93,7 @@ class CallArguments:
         min_value: int = 0,
         max_value: int = _MAX_NUMBER,
     ) -> int:
-        """A whole number within limits. Raises CallError."""
+        """Return a whole number within limits. Raises CallError."""
         if default is not None and name not in self:
             return default
         value = self._wanted(name)
@@ -106,7 +106,7 @@ class CallArguments:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """True or false. Raises CallError."""
+        """Return true or false. Raises CallError."""
         if name not in self:
             return default
         value = self._wanted(name)
@@ -115,7 +115,7 @@ class CallArguments:
         return value
 
     def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
-        """One of some words. Raises CallError."""
+        """Return one of some words. Raises CallError."""
         value = self.text(name, default)
         if value not in choices:
             raise CallError(
@@ -124,14 +124,14 @@ class CallArguments:
         return value
 
     def sequence(self, name: str, *, max_value: int = 10_000) -> Sequence[object]:
-        """A list. Raises CallError."""
+        """Return a list. Raises CallError."""
         value = self._wanted(name)
         if not isinstance(value, list) or len(value) > max_value:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {max_value}")
         return value
 
     def mapping(self, name: str, *, max_value: int = 10_000) -> Mapping[str, object]:
-        """An object. Raises CallError."""
+        """Return an object. Raises CallError."""
         value = self._wanted(name)
         if not isinstance(value, dict) or len(value) > max_value:
             raise CallError(
@@ -140,18 +140,18 @@ class CallArguments:
         strange = [each for each in value if each != _characters(each)]
         if strange:
             field = f"{strange[0]!a:.80}"
-            raise CallError("BAD_ARGUMENT", f"{name!r} has {field}, which UTF-8 cannot tell")
+            raise CallError("BAD_ARGUMENT", f"{name!r} has {field}, which UTF-8 cannot encode")
         return value
 
     def name(self, name: str) -> str:
-        """The name of a topic or a channel. Raises CallError."""
+        """Return the valid name of a topic or a channel. Raises CallError."""
         value = self.text(name)
         if not is_valid_name(value):
             raise CallError("BAD_NAME", f"{name} {value[:80]!r} is not a valid name")
         return value
 
     def topic(self, broker: BrokerCore, name: str = "topic") -> Topic:
-        """A topic that is there. Raises CallError."""
+        """Return an existing topic. Raises CallError."""
         try:
             return broker.find_topic(self.name(name))
         except NotFound as error:
@@ -159,13 +159,13 @@ class CallArguments:
 
 
 def _shown(value: object) -> str:
-    """The beginning of what stands where a number should."""
+    """Return the beginning of a value that should be a number."""
     if isinstance(value, list | dict):
-        # It may be nested deeper than it can be written out.
+        # It may be nested too deeply for repr.
         return "a list" if isinstance(value, list) else "an object"
     return _characters(str(value))[:40]
 
 
 def _characters(text: str) -> str:
-    """A text without what is no character: JSON can tell half a pair of surrogates."""
+    """Return a text without invalid characters: JSON can hold half a pair of surrogates."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

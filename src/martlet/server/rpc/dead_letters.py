@@ -1,18 +1,18 @@
 """The calls of an operator about dead letters (see `martlet.broker.dead_letters.redrive`).
 
 ========================  ==========================================================================
-``dead_letters.list``     how many there are, of which channels and why, and since when
-``dead_letters.show``     dead letters with all that is known of them
-``dead_letters.redrive``  bring them back to the channels that had given them up, or to ``to_topic``
-``dead_letters.purge``    throw them away
+``dead_letters.list``     count dead letters by channel and reason, with the earliest time
+``dead_letters.show``     show dead letters with all their details
+``dead_letters.redrive``  move them back to the channels that they come from, or to ``to_topic``
+``dead_letters.purge``    delete them
 ========================  ==========================================================================
 
-Whose is said by ``topic`` and ``channel``, those that gave them up, or by ``dead_letter_topic``.
-Which of them, by ``ids``, ``reason``, ``error`` (a part of it), ``since_ms`` and ``until_ms``; to
-move or to purge all, ``all`` has to be true; which of the ``ids`` were met, ``found`` tells.  With
-``dry_run`` nothing is done but counted.  A call looks at some thousand messages and says in
-``next`` where to go on; to go on, name the same ``until_ms``, so that what comes meanwhile
-is left alone.
+Choose the dead-letter topic by the ``topic`` and ``channel`` that the messages come from, or by
+``dead_letter_topic``. Select messages by ``ids``, ``reason``, ``error`` (a part of it),
+``since_ms`` and ``until_ms``; to move or purge all of them, ``all`` must be true. ``found`` has
+those of the ``ids`` that were met. With ``dry_run`` messages are only counted. A call visits some
+thousand messages and returns in ``next`` where to continue; continue with the same ``until_ms``, so
+that newer dead letters are left alone.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
 _MAX_LOOKED_AT = 5000
-"""In one call."""
+"""The maximum number of ids in one call."""
 _AT_ONCE = 50
-"""So many are read before others have their turn."""
+"""The number of messages read between two yields to the event loop."""
 _MAX_SHOWN = 1000
 _MAX_ANSWER_BYTES = 8 << 20
 _WHOSE = ("topic", "channel", "dead_letter_topic")
@@ -73,7 +73,7 @@ class DeadLetterCalls:
             "dead_letters.purge": self.purge,
         }
 
-    # looking
+    # inspecting
 
     async def count(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Count dead letters; by channel and reason for the first thousands of each topic."""
@@ -105,7 +105,7 @@ class DeadLetterCalls:
                 messages.append(_to_json(letter, max_bytes))
         return {"messages": messages, "next": walk.next}
 
-    # doing
+    # changing
 
     async def redrive(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Redrive dead letters to their channels or to another topic."""
@@ -113,7 +113,7 @@ class DeadLetterCalls:
         to_name = arguments.name("to_topic") if "to_topic" in arguments else ""
         walk = _Walk(self._keepers(caller, arguments), arguments)
         if to_name == walk.topic:
-            raise CallError("BAD_ARGUMENT", f"topic {to_name!r} is where they are already")
+            raise CallError("BAD_ARGUMENT", f"they are in topic {to_name!r} already")
         selection, is_dry = self._selection(arguments, to_act=True)
         moves: list[asyncio.Future[WritesRefused | None]] = []
         kept: Counter[str] = Counter()
@@ -188,10 +188,10 @@ class DeadLetterCalls:
             await self._commits.all_settled()
         return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
-    # what is asked for
+    # arguments
 
     def _topic(self, arguments: CallArguments) -> Topic:
-        """The dead-letter topic that is meant."""
+        """Return the dead-letter topic that a call names."""
         broker = self._broker
         if "dead_letter_topic" in arguments:
             return arguments.topic(broker, "dead_letter_topic")
@@ -224,12 +224,12 @@ class DeadLetterCalls:
     def _selection(
         self, arguments: CallArguments, to_act: bool = False
     ) -> tuple[DeadLetterSelection, bool]:
-        """Which dead letters are meant, and whether nothing is to be done to them."""
+        """Return the selection of dead letters, and whether it is a dry run."""
         is_dry = to_act and arguments.flag("dry_run")
         if to_act and not (arguments.flag("all") or any(name in arguments for name in _WHICH)):
             raise CallError(
                 "MISSING_ARGUMENT",
-                f"say which: with any of {', '.join(_WHICH)}, or 'all' true for all of them",
+                f"select some by any of {', '.join(_WHICH)}, or set 'all' to true",
             )
         ids = arguments.sequence("ids") if "ids" in arguments else ()
         now_ms = self._broker.clock() // MILLISECOND_NS
@@ -245,16 +245,16 @@ class DeadLetterCalls:
 
 
 def _end(end: asyncio.Future[WritesRefused | None], error: WritesRefused | None) -> None:
-    if not end.done():  # Who has asked may have gone.
+    if not end.done():  # The caller may be gone.
         end.set_result(error)
 
 
 class _Walk:
-    """Goes through the dead letters of a topic, from where a call begins, some at a time.
+    """Iterate over the dead letters of a topic in batches, from the call's start position.
 
     Attributes:
         topic: the dead-letter topic.
-        next: where to go on; None at the end.
+        next: where to continue; None at the end.
     """
 
     def __init__(self, keepers: list[Channel], arguments: CallArguments) -> None:
@@ -269,7 +269,7 @@ class _Walk:
         return self
 
     async def __anext__(self) -> list[DeadLetter]:
-        """Some more of them; what is done with them before the next is done at once."""
+        """Return the next batch. Work on it before the next await is atomic."""
         if self._looked_at:
             await asyncio.sleep(0)
         if self.next is None or self._looked_at >= _MAX_LOOKED_AT:
@@ -286,7 +286,7 @@ class _Walk:
         return found
 
     def to_json(self, selection: DeadLetterSelection) -> dict[str, object]:
-        """How to go on."""
+        """Return how to continue."""
         return {"next": self.next, "until_ms": selection.until_ms}
 
 
@@ -299,7 +299,7 @@ def _may_see(caller: Caller, topic: Topic) -> bool:
 
 
 def _tended(topics: Any) -> list[Topic]:
-    """Those of some topics that are dead-letter topics."""
+    """Return those topics that are dead-letter topics."""
     return sorted((t for t in topics if CHANNEL in t.channels), key=lambda topic: topic.name)
 
 
@@ -362,7 +362,7 @@ def _to_json(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
         "body_bytes": len(letter.body),
         "body": None,
     }
-    # The dead letter's own place, not the one that the message had.
+    # The dead letter's own position, not that of the original message.
     fields["offset"], fields["queue"] = letter.offset, letter.keeper.queue.number
     fields["message_offset"] = letter.note("offset")
     try:

@@ -1,4 +1,4 @@
-"""The calls about delayed messages: which wait, and which are given up."""
+"""The calls that list and cancel delayed messages."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class DelayCalls:
     async def list(self, caller: Caller, arguments: CallArguments) -> Answer:
         """List the delayed messages of a topic, the earliest due first.
 
-        `from` is what an answer before gave as `next`, which is empty where there are no more.  A
-        batch that was sent as one is listed as one, so there may be more than `limit`.
+        `from` is the `next` of an earlier answer, which is empty at the end. A batch sent as one is
+        listed as one, so there may be more messages than `limit`.
         """
         arguments.only("topic", "from", "limit")
         delays = self._broker.delays
@@ -63,7 +63,7 @@ class DelayCalls:
     async def cancel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Cancel delayed messages of a topic by their ids: `id`, or many as `ids`.
 
-        Answers which of them waited, and are cancelled; the others are unknown, delivered, or
+        Answers which of them were waiting and are cancelled; the others are unknown, delivered, or
         cancelled already.
         """
         arguments.only("topic", "id", "ids")

@@ -1,12 +1,11 @@
-"""The call of readers that keep their own place, and let it be seen.
+"""The call of readers that keep their own position and report it to the broker.
 
-======================  ============================================================================
-``group.follow``        a reader of ``topic`` is at ``offsets``, by queue, and ``group`` stands for
-                        it: a group of the kind ``follower``, made where it is missing.  With
-                        ``retain`` the broker keeps what the reader has yet to read.  Who names the
-                        ``topic_id`` is nowhere in another topic of that name: TOPIC_MADE_ANEW.
-                        Answers the lag
-======================  ============================================================================
+================  ==================================================================================
+``group.follow``  a reader of ``topic`` is at ``offsets``, by queue, shown as ``group``: a group of
+                  the kind ``follower``, created if missing.  With ``retain`` the broker keeps
+                  messages until the reader has read them.  The ``topic_id`` of an earlier topic of
+                  that name is refused with TOPIC_MADE_ANEW.  Answers the lag
+================  ==================================================================================
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FollowCalls:
-    """The followers of a server's broker."""
+    """The call of a broker's external readers."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
         self._broker = broker

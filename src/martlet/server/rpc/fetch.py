@@ -1,22 +1,22 @@
-"""The calls that read a queue from an offset on.
+"""The calls that read a queue by offset.
 
-=================  =================================================================================
-``group.fetch``    by a ``member`` that has the ``queue``: messages from ``offset`` on, at most
-                   ``max_messages`` and ``max_bytes``, but one at least, however large; where there
-                   are none it waits up to ``wait_ms`` for some
-``topic.fetch``    the same without a group: nothing is kept for the reader, so messages are there
-                   as long as others need them, or the topic keeps them
-``topic.offset``   the first offset stored at or after ``time_ms``; ``gone`` where there were
-                   earlier ones since that time
-=================  =================================================================================
+================  ==================================================================================
+``group.fetch``   for a ``member`` that has the ``queue``: messages from ``offset`` on, at most
+                  ``max_messages`` and ``max_bytes``, but at least one, however large; without any
+                  it waits up to ``wait_ms`` for some
+``topic.fetch``   the same without a group: the broker retains nothing for the reader, so messages
+                  stay only as long as channels need them, or by the topic's retention
+``topic.offset``  the first offset stored at or after ``time_ms``; ``gone`` if earlier messages
+                  since that time have gone
+================  ==================================================================================
 
-A fetch answers ``queue``, ``offset`` (as asked), ``next_offset``, ``start_offset``, ``end_offset``,
-``count`` and ``status`` (see `martlet.broker.groups.fetch.Status`), and as its bytes the frames
-that a consumer gets, messages' properties before them.  A member of a group with a retry policy is
-sent ``failures`` too: of messages that members were lost by the offset, how many, in how many
-milliseconds it may be handled, and whether it is to be a dead letter.  What no channel was made for
-when it was deferred by DPUB is not there for ``topic.fetch``; what is delayed by its producer comes
-at its time.
+A fetch answers ``queue``, ``offset`` (as requested), ``next_offset``, ``start_offset``,
+``end_offset``, ``count`` and ``status`` (see `martlet.broker.groups.fetch.Status`), and as its
+bytes the frames that a consumer gets, each message's properties before it. In a group with a retry
+policy it answers ``failures`` too: for each message whose handling ended with a lost member its
+offset, the number of members lost, the milliseconds until it may be handled, and whether to
+dead-letter it. ``topic.fetch`` does not return messages that DPUB deferred when the topic had no
+channel; it returns a message delayed by its producer when it is due.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 MAX_WAIT_MS = 300_000
 MAX_WAITING = 10_000
-"""Fetches that wait for messages of one queue."""
+"""The maximum number of fetches that wait for messages of one queue."""
 _NAMES = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms")
 
 
@@ -108,7 +108,7 @@ class FetchCalls:
                 if status is not Status.NO_NEW or poll.is_over:
                     break
                 if not found.is_end:
-                    await asyncio.sleep(0)  # It has passed over many; others have their turn.
+                    await asyncio.sleep(0)  # It has skipped many messages; yield to the event loop.
                     continue
                 if not poll.is_waiting:
                     _enter(undo, poll, part, channel, member)
@@ -137,7 +137,7 @@ class FetchCalls:
         max_count: int,
         max_bytes: int,
     ) -> tuple[Status, Fetched]:
-        """Read what is there now. Raises CallError."""
+        """Read available messages, without waiting. Raises CallError."""
         if member is not None and member.is_gone:
             raise NotAMember(f"{member.id!r} is no member of the group any more: join again")
         if member is not None and part.number not in member.held:
@@ -161,7 +161,9 @@ class FetchCalls:
                 None if channel is None else channel.wanted,
             )
         except OSError as error:
-            raise CallError("TRY_AGAIN", f"it can not be read at the moment: {error}") from None
+            raise CallError(
+                "TRY_AGAIN", f"the queue cannot be read at the moment: {error}"
+            ) from None
         return (Status.FOUND if found.count else Status.NO_NEW), found
 
     def offset(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -180,10 +182,9 @@ class FetchCalls:
 
 
 def _start(part: Topic, channel: Channel | None) -> int:
-    """From where on a queue may be fetched.
+    """Return the first offset that may be fetched.
 
-    What a group has not committed is there, though messages behind it that are not needed any more
-    may be gone.
+    Messages that a group has not committed are there, though later ones may be gone.
     """
     start = min(part.queue.start_offset, part.limit)
     return start if channel is None else min(start, channel.cursor.next)
@@ -196,7 +197,7 @@ def _enter(
     channel: Channel | None,
     member: GroupConsumer | None,
 ) -> None:
-    """Register a poll with everything that may end its wait. Raises CallError."""
+    """Register a poll with every event that may end its wait. Raises CallError."""
     if len(part.awaiting) >= MAX_WAITING:
         raise CallError(
             "LIMIT_REACHED",
@@ -218,7 +219,7 @@ def _enter(
 def group_of(
     broker: BrokerCore, caller: Caller, arguments: CallArguments
 ) -> tuple[Topic, Membership]:
-    """The members of the group that a call names. Raises CallError and NotFound."""
+    """Return the members of the named group. Raises CallError and NotFound."""
     topic, name = arguments.topic(broker), arguments.name("group")
     caller.may(topic.name, name)
     channel = topic.channels.get(name)
@@ -232,17 +233,19 @@ def group_of(
 
 
 def patience_ms(member: GroupConsumer) -> int:
-    """How long a call of a member may wait: not until its lease is over."""
+    """Return how long a member's call may wait: less than its lease."""
     return member.lease_ns // 2_000_000
 
 
 def part_of(topic: Topic, arguments: CallArguments) -> Topic:
-    """The topic at the queue that a call names. Raises NotFound."""
+    """Return the topic's named queue. Raises NotFound."""
     return topic.part(arguments.number("queue", 0))
 
 
 def offset_since(part: Topic, time_ms: int) -> tuple[int, bool]:
-    """The first offset stored at or after a time, and whether earlier ones since then have gone."""
+    """Return the first offset stored at or after a time, and whether earlier ones since then have
+    gone.
+    """
     try:
         return min(offset_at(part, time_ms * 1_000_000), part.limit), False
     except OutOfReach:

@@ -1,17 +1,16 @@
-"""The calls of a member of a group about messages that may fail.
+"""The calls of a group's member about started and failed messages.
 
-``group.start`` says which messages the member starts to handle: the ``runs``, first and end offset,
-of a ``queue`` that it has started and not done, in place of those that it named before, and whether
-it handles nothing else (it is ``alone``).  Where the group has a retry policy and the member is
-lost, by the end of its connection or of its lease and without leaving, they have failed: see
+``group.start`` reports the messages that the member is handling: the ``runs``, first and end
+offset, of a ``queue``, in place of those reported before, and whether the member handles nothing
+else (``alone``). If the group has a retry policy and the member is lost, by the end of its
+connection or its lease without leaving, these messages count as failed: see
 `martlet.broker.queue.crash_charges`.
 
-``group.dead`` gives up the message at ``offset`` of a ``queue`` that the member has.  It is copied
-to the group's dead-letter topic, with ``reason`` (``max_attempts``, ``rejected`` or
-``disconnected``), ``attempts``, ``first_error`` and ``last_error``.  The answer names that
-``dead_letter_topic``, once the message is as safe there as a publish that was answered OK.  Only
-then may the member commit beyond it; so a crash may double the dead letter, and never loses the
-message.
+``group.dead`` dead-letters the message at ``offset`` of a ``queue`` that the member has. The broker
+copies it to the group's dead-letter topic, with ``reason`` (``max_attempts``, ``rejected`` or
+``disconnected``), ``attempts``, ``first_error`` and ``last_error``. The answer names that
+``dead_letter_topic``, once the message is as safe there as a publish answered OK. Only then may the
+member commit beyond it; so a crash may duplicate the dead letter, but never loses the message.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 100
 _REASONS = (DeadLetterReason.MAX_ATTEMPTS, DeadLetterReason.REJECTED, DeadLetterReason.DISCONNECTED)
 _MAX_ERROR = 100 * MAX_ERROR_LENGTH
-"""A member need not cut its errors: they are cut here."""
+"""The maximum length of an error; the broker truncates longer ones."""
 _STORED_AT = 8
-"""Where the time stands in a frame."""
+"""The position of the timestamp in a frame."""
 
 
 class GroupFailureCalls:
-    """The calls about starts and dead letters of members."""
+    """The calls about started and dead-lettered messages."""
 
     def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
         self._broker = broker
@@ -57,7 +56,7 @@ class GroupFailureCalls:
         return {"group.start": self.start, "group.dead": self.dead}
 
     def start(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Note which messages a member starts to handle."""
+        """Record the messages that a member is handling."""
         arguments.only("topic", "group", "member", "queue", "runs", "alone")
         _, members = group_of(self._broker, caller, arguments)
         member = members.find(arguments.text("member"), caller.connection)
@@ -134,7 +133,7 @@ class GroupFailureCalls:
 
 
 def failures_of(part: Channel) -> Iterable[tuple[int, int]]:
-    """The first messages of a queue by which members of a group were lost, and how often."""
+    """Return messages of a queue by which members were lost, and the number of members."""
     charges = part.cursor.charges
     known = sorted(charges.by_offset.items()) if charges is not None else []
     return ((offset, charge.failures) for offset, charge in known[:_MAX_SHOWN])

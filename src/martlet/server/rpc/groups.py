@@ -1,31 +1,31 @@
-"""The calls of a group: who is in it, which queues each member has, and how far they have come.
+"""The calls of consumer groups: membership, assignment of queues, and committed offsets.
 
-======================  ============================================================================
-``group.join``          become a member, of a group that is made where it is missing; what comes by
-                        this connection is the member's, and its end is leaving
-``group.assignment``    the queues that a member has now: at once where that has changed since
-                        ``generation``, else when it does, or after ``wait_ms``
-``group.volunteer``     be ready to lead: to share out the queues of all ``brokers``, of which a
-                        member is at so many; ``name`` is what it is called at all of them.  The
-                        leader gets the ``roster`` with its assignment, which is another number
-                        when members come or go
-``group.plan``          the leader's word which ``members`` are to have which queues, for a
-                        ``roster`` and its ``count`` of queues; ``group.describe`` tells both
-``group.release``       let go of queues, with the last ``offsets`` handled there
-``group.leave``         be a member no longer
-``group.commit``        how far a member has come: ``offsets`` by queue; those of the queues that
-                        are named in ``back`` may be lower than what was committed before
-``group.describe``      members, and for each queue its holder, offsets and lag
-``group.list``          the groups of a ``topic``, or of all
-``group.reset``         set the group's offsets, while it has no member, or with ``force``, when
-                        its members have to join again
-======================  ============================================================================
+====================  ==============================================================================
+``group.join``        become a member of a group, created if missing; later calls on this connection
+                      are the member's, and its end means leaving
+``group.assignment``  the queues that a member has now: at once if they have changed since
+                      ``generation``, else when they do, or after ``wait_ms``
+``group.volunteer``   be ready to lead: to assign the queues of all brokers; ``brokers`` is the
+                      number of brokers that the member is connected to, ``name`` its name at all of
+                      them.  The leader gets the ``roster`` with its assignment, a number that
+                      changes when members come or go
+``group.plan``        the leader's assignment of queues to ``members``, for a ``roster`` and its
+                      ``count`` of queues, as ``group.describe`` reports them
+``group.release``     release queues, with the last ``offsets`` handled there
+``group.leave``       leave the group
+``group.commit``      commit a member's ``offsets`` by queue; those of the queues named in ``back``
+                      may be lower than the committed ones
+``group.describe``    members, and for each queue its holder, offsets and lag
+``group.list``        the groups of a ``topic``, or of all
+``group.reset``       set the group's offsets, while it has no member, or with ``force``, after
+                      which its members have to join again
+====================  ==============================================================================
 
-A call of a caller that is no member (any more) is refused with ``NOT_A_MEMBER``: join again.
-Offsets for queues that a member does not have are not taken; the answer has them as ``refused``.
-Offsets only rise, but where a member has gone ``back``: of another one that is lower than what was
-committed before nothing is kept, and the answer says which one counts.
-Reading is in `martlet.server.rpc.fetch`.
+A call of a caller that is not (or no longer) a member is refused with ``NOT_A_MEMBER``: join again.
+Offsets of queues that a member does not have are not committed; the answer lists them as
+``refused``. Offsets only rise, except in queues named in ``back``: any other offset below the
+committed one is ignored, and the answer has the one that counts. `martlet.server.rpc.fetch` has the
+calls for reading.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class GroupCalls:
     Args:
         broker: has the groups.
         commits: makes changes durable.
-        options: the broker's name and zone, for the allocation.
-        is_stopping: whether the broker closes its connections, to stop.
-        log: takes members that join.
+        options: the broker's name and zone, for the assignment.
+        is_stopping: whether the broker is closing its connections to stop.
+        log: logs joining members.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class GroupCalls:
         }
 
     def _gone(self, members: Membership, member: GroupConsumer) -> None:
-        """Lose a member whose connection has ended, unless the broker has closed it to stop."""
+        """Lose a member after its connection ended, unless the broker closed it to stop."""
         if self._is_stopping():
             members.leave(member)
         else:
             members.lose(member)
 
     async def _begin(self, caller: Caller, arguments: CallArguments) -> tuple[Topic, Channel]:
-        """The group, made where it is missing. Raises CallError."""
+        """Return the group; create it if missing. Raises CallError."""
         broker = self._broker
         topic_name, name = arguments.name("topic"), arguments.name("group")
         caller.may(topic_name, name)
@@ -225,7 +225,7 @@ class GroupCalls:
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)
         self._log.debug(
-            "GROUP %s:%s: %s shares out the queues, generation %d",
+            "GROUP %s:%s: %s assigns the queues, generation %d",
             topic.name, arguments.name("group"), member.id, members.generation,
         )  # fmt: skip
         return None
@@ -325,14 +325,14 @@ class GroupCalls:
             numbers = range(topic.part(queue := arguments.number("queue")).number, queue + 1)
         if len(members) and not arguments.flag("force"):
             raise Conflict(
-                f"the group has {counted(len(members), 'member')}, going on where each is: stop"
-                " all first, or reset it by force, after which each has to join again"
+                f"the group has {counted(len(members), 'member')}, which keep their own offsets:"
+                " stop all first, or reset it by force, after which each has to join again"
             )
         channel = topic.channels[arguments.name("group")]
         if channel.policy.kind == "follower":
             raise Conflict(
-                f"{channel.name!r} stands for a reader that keeps its own place, such as a query"
-                " of Spark, which is where it is to be set back"
+                f"{channel.name!r} shows a reader that keeps its own position, such as a query"
+                " of Spark: reset it there"
             )
         before = [part.cursor.next for part in channel.parts]
         try:
@@ -354,7 +354,7 @@ class GroupCalls:
 
 
 def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> dict[str, object]:
-    """The answer with a member's queues."""
+    """Return the answer with a member's queues."""
     queues = []
     for queue in sorted(member.held):
         part = channel.parts[queue]
@@ -433,12 +433,14 @@ def _numbers(arguments: CallArguments, name: str) -> list[int]:
 
 
 def offsets_by_queue(arguments: CallArguments) -> dict[int, int]:
-    """Offsets by queue; the keys of a JSON object are texts."""
+    """Return offsets by queue; the keys of a JSON object are texts."""
     given: Iterable[tuple[str, object]] = arguments.mapping("offsets", max_value=1024).items()
     offsets: dict[int, int] = {}
     for queue, offset in given:
         if not queue.isascii() or not queue.isdigit():
-            raise CallError("BAD_ARGUMENT", f"'offsets': {queue[:40]!r} is no number of a queue")
+            raise CallError(
+                "BAD_ARGUMENT", f"'offsets': {queue[:40]!r} is not the number of a queue"
+            )
         offsets[int(queue)] = _offset("offsets", offset)
     return offsets
 

@@ -1,4 +1,4 @@
-"""The long poll: a call that waits until something happens, or its time is over."""
+"""The long poll: a call that waits for an event, or until its time is over."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import suppress
 
 
 class LongPoll:
-    """A wait with an end, which may be gone into again and again until then.
+    """A wait with a deadline, which may be repeated until then.
 
-    It can stand in for a consumer that is notified of messages.
+    It can be registered in the place of a consumer, to be notified of messages.
 
     Args:
-        wait_ms: how long in all.
+        wait_ms: the maximum time in all.
     """
 
     def __init__(self, wait_ms: int) -> None:
@@ -24,7 +24,7 @@ class LongPoll:
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is over."""
+        """Return whether its time is over."""
         return self._loop.time() >= self._ends_at
 
     def ring(self) -> None:
@@ -40,11 +40,11 @@ class LongPoll:
         self._rung.set()
 
     def clear(self) -> None:
-        """Forget what has happened so far."""
+        """Forget earlier events."""
         self._rung.clear()
 
     async def wait(self) -> None:
-        """Return when something has happened since it was cleared, or the time is over."""
+        """Wait for an event since the last `clear`, or until the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._ends_at):
                 await self._rung.wait()

@@ -1,18 +1,17 @@
-"""The calls of a consumer about messages that it has in flight, beyond what NSQ's FIN and REQ say.
+"""The calls of a consumer about its messages in flight, beyond NSQ's FIN and REQ.
 
-======================  ============================================================================
-``message.later``       the message comes again: after ``delay_ms``, or after one of RocketMQ's
-                        levels (``level``, 1 to 18), or, with neither, when the channel's policy has
-                        it, and where it has none after ``otherwise_ms``; ``error`` says what went
-                        wrong
-``message.dead``        the message goes to the channel's dead-letter topic; ``reason`` is
-                        ``rejected`` or ``given_up``, ``error`` says what went wrong
-``message.give_back``   the messages ``ids`` go to others at once, and have not failed; where they
-                        were not ``started``, this delivery is no attempt either
-======================  ============================================================================
+=====================  =============================================================================
+``message.later``      redeliver the message: after ``delay_ms``, or after one of RocketMQ's levels
+                       (``level``, 1 to 18), or, with neither, after the delay of the channel's
+                       policy, or without one after ``otherwise_ms``; ``error`` is the reason
+``message.dead``       move the message to the channel's dead-letter topic; ``reason`` is
+                       ``rejected`` or ``given_up``, ``error`` the last error
+``message.give_back``  redeliver the messages ``ids`` to others at once, not counted as failed; if
+                       not ``started``, this delivery does not count as an attempt either
+=====================  =============================================================================
 
-``message.dead`` is answered when the broker has taken it on: from then on the message is on its way
-to the dead-letter topic, and is the channel's until it is there.
+``message.dead`` is answered when the broker has accepted it: from then on the message is on its way
+to the dead-letter topic, and stays in the channel until it is there.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 _MAX_IDS = 10_000
 _REASONS = (DeadLetterReason.REJECTED, DeadLetterReason.GIVEN_UP)
 _MAX_ERROR = 100 * MAX_ERROR_LENGTH
-"""No client has to count: what is longer than what is kept is cut."""
+"""The maximum length of a text; the broker truncates longer ones."""
 
 
 class MessageCalls:

@@ -1,6 +1,6 @@
-"""All methods of a broker, put together.
+"""All methods of a broker.
 
-They stand apart from `martlet.server.rpc.registry`, since a broker listens before it needs them.
+They are apart from `martlet.server.rpc.registry`, since a broker listens before it imports them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def broker_methods(
     is_stopping: Callable[[], bool],
     log: logging.Logger,
 ) -> Methods:
-    """The methods of a broker."""
+    """Return the methods of a broker."""
     return {
         **DeadLetterCalls(broker, commits).methods(),
         **DelayCalls(broker, commits).methods(),

@@ -1,12 +1,12 @@
 """The registry of calls: the requests of Martlet's own clients beside NSQ's commands.
 
-A call has a number, a method and fields, and is answered with fields and perhaps bytes, or with an
-error: ``{"error": {"code": "NOT_FOUND", "text": "..."}}``.  Answers come when they are ready, in
-any order, since some wait for long.  The same methods are behind ``POST /call/<method>``, with the
-fields as the JSON body; there an answer's bytes come alone, with the fields in a header.
+A call has a number, a method and fields, and is answered with fields and possibly bytes, or with an
+error: ``{"error": {"code": "NOT_FOUND", "text": "..."}}``. Answers come when ready, in any order,
+since some wait for long. ``POST /call/<method>`` serves the same methods, with the fields as the
+JSON body; there an answer's bytes come alone, with the fields in a header.
 
-The methods of each subject stand in a file of their own.  A method is a plain function, or a
-coroutine function where it has to wait.
+The methods of each subject are in a file of their own. A method is a plain function, or a coroutine
+function if it has to wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Reply = tuple[Mapping[str, object], bytes]
 """The fields of an answer, and its bytes."""
 Answer = Mapping[str, object] | Reply | None
-"""What a method returns: fields, fields and bytes, or nothing."""
+"""The result of a method: fields, fields and bytes, or None."""
 
 
 class CallerConnection(Protocol):
@@ -51,13 +51,13 @@ class CallerConnection(Protocol):
 
     @property
     def when_gone(self) -> dict[object, Callable[[], None]]:
-        """Called when the client is gone, by whatever key."""
+        """Functions to call when the client is gone, by key."""
 
     def subscription(self) -> tuple[Channel | PartitionedChannel, Any]:
-        """The channel and its consumer, where there is one."""
+        """The channel and its consumer, if there is one."""
 
     async def drained(self) -> None:
-        """Return when the client has read most of what it was sent."""
+        """Wait until the client has read most of the output."""
 
 
 class Caller(Protocol):
@@ -73,10 +73,10 @@ class Caller(Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the caller would not get the answer."""
+        """Return whether the caller would not get the answer."""
 
     def may(self, topic: str, channel: str = "") -> None:
-        """Let the caller publish to a topic, or consume a channel. Raises CallError."""
+        """Check that the caller may publish to a topic, or consume a channel. Raises CallError."""
 
 
 Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
@@ -99,8 +99,8 @@ class CallRegistry:
     """The methods of a broker.
 
     Args:
-        load: makes them, when the first one is called, or HTTP opens: a broker listens before it
-            imports them.
+        load: makes them at the first call, or when HTTP opens: a broker listens before it imports
+            them.
     """
 
     def __init__(self, load: Callable[[], Methods]) -> None:
@@ -112,13 +112,13 @@ class CallRegistry:
         return self._load()
 
     def waits(self, method: str) -> bool:
-        """Whether a method may have to wait for something."""
+        """Return whether a method may have to wait."""
         return inspect.iscoroutinefunction(self.methods.get(method))
 
     def begin(
         self, caller: Caller, method: str, fields: Mapping[str, object]
     ) -> Answer | Awaitable[Answer]:
-        """Call a method up to where it first waits. Raises CallError."""
+        """Run a method up to its first wait. Raises CallError."""
         found = self.methods.get(method)
         if found is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
@@ -144,12 +144,12 @@ def _refusals() -> Iterator[None]:
 
 
 def reply_of(answer: Answer) -> Reply:
-    """An answer as fields and bytes."""
+    """Return an answer as fields and bytes."""
     if isinstance(answer, tuple):
         return answer
     return answer or {}, b""
 
 
 def encoded(fields: Mapping[str, object]) -> bytes:
-    """An answer's fields as JSON."""
+    """Return an answer's fields as JSON."""
     return json.dumps(fields, separators=(",", ":")).encode()

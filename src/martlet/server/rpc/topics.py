@@ -38,7 +38,7 @@ class TopicCalls:
         }
 
     async def create(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Create a topic, or add queues to it; it never gets fewer. Answers as `describe`."""
+        """Create a topic, or add queues to it; their number never falls. Answers as `describe`."""
         arguments.only("topic", "queues")
         name = arguments.name("topic")
         caller.may(name)
@@ -51,7 +51,7 @@ class TopicCalls:
         return self.describe(caller, CallArguments({"topic": name}))
 
     def describe(self, caller: Caller, arguments: CallArguments) -> Mapping[str, object]:
-        """A topic's queues and channels; an id is an offset on its queue's ``id_base``."""
+        """Describe a topic's queues and channels; an id is the queue's ``id_base`` + offset."""
         arguments.only("topic")
         topic = arguments.topic(self._broker)
         return {
@@ -93,9 +93,9 @@ class TopicCalls:
         return {"policy": channel.policy.to_json()}
 
     async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Create a channel if it is missing, with the policy that a consumer wants.
+        """Create a channel if missing, with the policy that a consumer wants.
 
-        Answers also which fields were set in another way before, by consumers that have left.
+        Answers also which fields had another value before, from consumers that have left.
         """
         arguments.only("topic", "channel", "policy")
         broker = self._broker

@@ -1,8 +1,8 @@
-"""The call that tells where a message has been.
+"""The call that traces a message.
 
-``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``max_count``, and perhaps a
-``topic``.  The log is read in a thread beside the broker, one search at a time, for ``limit_ms`` at
-most; the answer says whether that was enough.
+``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``max_count``, and optionally a
+``topic``. A thread beside the broker reads the log, one search at a time, for at most ``limit_ms``;
+the answer says whether that was enough.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TRACES = 1000
 
 
 class TraceCalls:
-    """Traces, over a server's broker."""
+    """The call over a broker's traces."""
 
     def __init__(self, broker: BrokerCore, data_path: Path) -> None:
         self._broker = broker
@@ -41,7 +41,7 @@ class TraceCalls:
         return {"trace.find": self.find}
 
     async def find(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Find messages by their id or a key, with what has become of them."""
+        """Find messages by their id or a key, with their events."""
         arguments.only("id", "key", "topic", "since_ns", "most", "limit_ms")
         if ("id" in arguments) == ("key" in arguments):
             raise CallError("BAD_ARGUMENT", "give either 'id' or 'key'")
@@ -68,7 +68,7 @@ class TraceCalls:
     def _search(
         self, message_id: str, key: str, topic: str, since_ns: int, max_count: int, ends_s: float
     ) -> TraceResult:
-        """In a thread. Raises CallError."""
+        """Search, in a thread. Raises CallError."""
         from martlet.broker.recovery.trace_search import Search, TraceNotFound
         from martlet.log.folder import Folder
 

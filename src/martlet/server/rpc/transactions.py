@@ -2,27 +2,27 @@
 
 ========================  ==========================================================================
 ``transaction.begin``     ``id``, ``group``, ``check_after_ms``, ``series``, ``series_number``,
-                          ``disposable``: begin, or hear of one that is known
-``transaction.prepare``   ``id``, ``branches``: it is complete, and on the disk once it is said
+                          ``disposable``: begin it, or return its state if it is known
+``transaction.prepare``   ``id``, ``branches``: it is complete, and on the disk once answered
 ``transaction.commit``    ``id``, ``branches``, ``series``, ``series_number``: its messages become
                           visible
 ``transaction.rollback``  ``id``: its messages are dropped
-``transaction.checks``    ``group``, ``wait_ms``: wait for transactions whose producers are asked
-``transaction.series``    ``series``: how far it has come
+``transaction.checks``    ``group``, ``wait_ms``: wait for transactions to check back
+``transaction.series``    ``series``: its last committed number
 ``transaction.list``      those that have not ended, the oldest first
 ``transaction.show``      one of them with its messages, or how it has ended
 ========================  ==========================================================================
 
-``branches`` has the names of those whose messages belong to it, and how many each has added; what
-others have added is left out.  Each may be repeated: it is answered as the first time.
+``branches`` maps the name of each sender whose messages belong to it to their number;
+messages of other senders are left out. Each call may be repeated: it is answered as the first time.
 
-Of a ``series`` each ``series_number`` is committed once (see
-`martlet.broker.transactions.commit_sequence`): a commit that is answered ``"repeated": true`` has
-published nothing, since that number was committed before. A transaction that is ``disposable`` is
-rolled back when it was not heard of, where others are set aside.
+Each ``series_number`` of a ``series`` is committed once (see
+`martlet.broker.transactions.commit_sequence`): a commit answered with ``"repeated": true`` has
+published nothing, since that number was committed before. A ``disposable`` transaction without a
+decision is rolled back, where others wait for an operator.
 
-A producer of a group has a ``transaction.checks`` wait all the time.  That it waits is what makes
-it one of those that can be asked, and when its connection goes it is none any more.
+A producer of a group always has a ``transaction.checks`` waiting. While it waits the broker can
+check back with this producer; the end of its connection ends that.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MAX_ANSWER_BYTES = 8 << 20
 
 
 def refused(error: Exception) -> Exception:
-    """The call's error for one of the broker's."""
+    """Return the call's error for one of the broker's."""
     if isinstance(error, TransitionRefused):
         code = "INCOMPLETE" if error.is_incomplete else "CONFLICT"
         return CallError(code, str(error), state=error.state)
@@ -76,7 +76,7 @@ def refused(error: Exception) -> Exception:
 
 
 def transaction_limits(options: BrokerOptions) -> TransactionLimits:
-    """The limits that the options set."""
+    """Return the limits that the options set."""
     return TransactionLimits(
         check_after_ns=options.transaction_check_after_ns,
         check_every_ns=options.transaction_check_interval_ns,
@@ -94,7 +94,7 @@ def transaction_limits(options: BrokerOptions) -> TransactionLimits:
 def begin(
     transactions: Transactions, transaction_id: str, arguments: CallArguments
 ) -> TransactionState:
-    """Begin a transaction as a client asks."""
+    """Begin a transaction with a client's arguments."""
     arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
     check_after_ns = None
     if "check_after_ms" in arguments:
@@ -107,7 +107,7 @@ def begin(
 
 
 def place_of(arguments: CallArguments) -> CommitSequence | None:
-    """The place in a series, where there is one. Raises CallError."""
+    """Return the place in a series, if any. Raises CallError."""
     if "series" not in arguments and "series_number" not in arguments:
         return None
     name = arguments.text("series", max_value=MAX_NAME_LENGTH)
@@ -115,7 +115,7 @@ def place_of(arguments: CallArguments) -> CommitSequence | None:
 
 
 def begin_open(transactions: Transactions, transaction_id: str, arguments: CallArguments) -> None:
-    """Begin a transaction, or go on with one. Raises TransitionRefused if it has ended."""
+    """Begin a transaction, or continue an open one. Raises TransitionRefused if it has ended."""
     state = begin(transactions, transaction_id, arguments)
     if state is not TransactionState.OPEN:
         raise TransitionRefused(f"transaction {transaction_id!r} is {state}", state)
@@ -129,7 +129,7 @@ class TransactionCalls:
         self._commits = commits
         self._transactions.check_back.on_due = self._wake
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
-        """By group: those that can be asked, who has waited longest first."""
+        """The waiting checks by group, the oldest first."""
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -157,7 +157,7 @@ class TransactionCalls:
         return call
 
     def _id(self, caller: Caller, arguments: CallArguments) -> str:
-        """Which transaction; the caller must be one who may publish what is in it."""
+        """Return the transaction's id, for a caller that may publish to its topics."""
         transaction_id = arguments.text("id", max_value=_MAX_ID_LENGTH)
         transaction = self._transactions.open.get(transaction_id)
         if transaction is not None:
@@ -165,7 +165,7 @@ class TransactionCalls:
                 caller.may(topic)
         return transaction_id
 
-    # what producers do
+    # producers
 
     async def begin(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Begin a transaction."""
@@ -199,14 +199,14 @@ class TransactionCalls:
         await self._commits.all_settled()
         return {"state": outcome.state}
 
-    # who can be asked
+    # check-backs
 
     async def checks(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Wait for transactions of a group to check back; none after `wait_ms`."""
+        """Wait for transactions of a group to check back; answer none after `wait_ms`."""
         arguments.only("group", "most", "wait_ms")
         group = arguments.text("group", max_value=255)
         if not group:
-            raise CallError("BAD_ARGUMENT", "'group' is empty: there is nobody to be asked for it")
+            raise CallError("BAD_ARGUMENT", "'group' is empty: name the group to check back for")
         max_count = arguments.number("most", _MAX_CHECKS, min_value=1, max_value=_MAX_CHECKS)
         wait_ms = arguments.number("wait_ms", 30_000, max_value=_MAX_WAIT_MS)
         loop = asyncio.get_running_loop()
@@ -237,12 +237,12 @@ class TransactionCalls:
                 del self._waiting[group]
 
     def _wake(self, group: str) -> None:
-        """All of them, since each may have gone by now; the first one takes what there is."""
+        """Wake all waiting producers, since each may be gone; the first takes all transactions."""
         for future in self._waiting.get(group, ()):
             if not future.done():
                 future.set_result(None)
 
-    # what an operator sees
+    # operators
 
     def series(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Answer the last committed number of a commit sequence; null if it is unknown."""
@@ -322,7 +322,7 @@ class TransactionCalls:
 
 
 def _may_see(caller: Caller, transaction: OpenTransaction) -> bool:
-    """Whether the caller may publish what is in a transaction. Raises CallError."""
+    """Return whether the caller may publish to a transaction's topics. Raises CallError."""
     try:
         for topic in transaction.topics:
             caller.may(topic)
