@@ -93,18 +93,20 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--from",
         dest="start",
-        type=_whole_number,
+        type=_natural_number,
         default=0,
         metavar="N",
         help="begin at this offset of the topic or, without --topic, at this position of the log",
     )
-    add.add_argument("--limit", type=_whole_number, metavar="N", help="print no more than so many")
+    add.add_argument(
+        "--limit", type=_natural_number, metavar="N", help="the maximum number to print"
+    )
     add.add_argument("--json", action="store_true", help="a JSON object a line, bodies whole")
     add.set_defaults(run=_dump)
     return parser
 
 
-def _whole_number(text: str) -> int:
+def _natural_number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)

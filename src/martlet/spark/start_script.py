@@ -22,22 +22,22 @@ def shim(name: str, script: str) -> Path:
         NoShim: the user's cache cannot be written, or another file is in its place.
     """
     cache = _cache_folder()
-    home = cache / f"{name}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    program = home / "bin" / name
+    folder = cache / f"{name}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    program = folder / "bin" / name
     if not _is_ours(program, script):
         # Written under another name, then renamed: of two that start at once, none sees half of it.
-        new = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=cache))
+        new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
         (new / "bin").mkdir()
         made = new / "bin" / name
         made.write_text(script)
         made.chmod(0o755)
         new.chmod(0o755)
         try:
-            new.rename(home)
+            new.rename(folder)
         except OSError:
             shutil.rmtree(new)
             if not _is_ours(program, script):
-                raise NoShim(f"{home} is not what Martlet put there; remove it") from None
+                raise NoShim(f"{folder} is not what Martlet put there; remove it") from None
     return program
 
 

@@ -55,8 +55,10 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
     """
     with _Ports() as ports:
         lookup = (_lookup(options, ports),) if options.lookup else ()
-        told = tuple(f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup)
-        arguments = (*told, *broker_arguments)
+        lookup_flags = tuple(
+            f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup
+        )
+        arguments = (*lookup_flags, *broker_arguments)
         numbers = range(options.workers)
         return ServerPlan(
             lookup, tuple(_broker(options, ports, each, arguments) for each in numbers)
@@ -87,7 +89,7 @@ def _broker(options: UpOptions, ports: _Ports, number: int, more: tuple[str, ...
 
 
 def _shared(options: UpOptions, config: str) -> list[str]:
-    """What servers of both kinds are told."""
+    """The arguments of servers of both kinds."""
     return [
         *([f"--config={config}"] if config else []),
         *(

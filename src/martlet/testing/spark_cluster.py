@@ -130,7 +130,7 @@ class SparkCluster:
         for _ in range(self._count):
             self.add_worker()
         deadline_s = time.monotonic() + START_S
-        while not self._is_whole():
+        while not self._is_complete():
             for process in [self._master, *self._workers]:
                 if process.poll() is not None:
                     raise RuntimeError(f"a process of the cluster has ended: {self._logs()}")
@@ -138,7 +138,7 @@ class SparkCluster:
                 raise RuntimeError(f"no cluster after {START_S:.0f} s: {self._logs()}")
             time.sleep(_LOOK_S)
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         try:
             return self.alive_workers == self._count
         except OSError:
