@@ -330,7 +330,7 @@ async def test_a_strategy_that_fails_is_told_and_sticky_takes_its_place(
         holders.member("two", of(brokers), strategy=broken) as two,
     ):
         await until(lambda: counts([one, two]) == [1, 1])
-    assert "custom:broken failed: the queues are shared out by sticky" in caplog.text
+    assert "custom:broken failed: the queues are assigned by sticky" in caplog.text
 
 
 class Rooms:

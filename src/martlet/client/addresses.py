@@ -1,4 +1,4 @@
-"""Brokers' addresses as an application gives them: one or several, in several forms."""
+"""Parse brokers' addresses: one or several, in several forms."""
 
 from __future__ import annotations
 

@@ -11,20 +11,20 @@ class ClientError(Exception):
 
 
 class ConnectFailed(ClientError, ConnectionError):
-    """No broker could be reached, or what was reached is none; the text says why."""
+    """No broker could be reached, or the peer is no broker; the text says why."""
 
 
 class ConnectRefused(ConnectFailed):
-    """A broker was reached and does not take this client, nor would next time; the text says why.
+    """A broker permanently refuses this client; the text says why.
 
-    It does not offer what was asked for, its certificate is not trusted, or it does not take what
-    IDENTIFY says.  One that has taken this client before is tried again for a minute all the same,
-    since it may be half-way through a change.
+    It lacks a requested feature, its certificate is not trusted, or it rejects IDENTIFY. A broker
+    that has accepted this client before is tried again for a minute all the same, since it may be
+    in the middle of a change.
     """
 
 
 class AuthRefused(ConnectRefused):
-    """The broker wants AUTH, and the client has no secret, or one that is not accepted.
+    """The broker requires AUTH, and the client has no secret, or one that is not accepted.
 
     Attributes:
         code: NSQ's error code: ``E_AUTH_FAILED`` (the auth server did not accept the secret, or
@@ -38,10 +38,10 @@ class AuthRefused(ConnectRefused):
 
 
 class ConnectionLost(ClientError, ConnectionError):
-    """A connection that stood is gone; the text says why.
+    """An established connection was lost; the text says why.
 
-    Producers and consumers connect again by themselves, so an application sees this only as the
-    cause of another error.
+    Producers and consumers reconnect by themselves, so an application sees this only as the cause
+    of another error.
     """
 
 
@@ -50,7 +50,7 @@ class Refused(ClientError):
 
     Attributes:
         code: NSQ's error code, such as ``E_BAD_TOPIC``.
-        text: what the broker said after it.
+        text: the broker's text after it.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -60,16 +60,16 @@ class Refused(ClientError):
 
 
 class NotSupported(ClientError):
-    """The broker is no Martlet, or an older one, and cannot do that; the text says what."""
+    """The operation needs a (newer) Martlet broker; the text says which."""
 
 
 class CallRefused(ClientError):
-    """A Martlet broker did not do what it was asked.
+    """A Martlet broker refused a call.
 
     Attributes:
         code: one word in capitals, such as ``NOT_FOUND``.
         text: why.
-        fields: what else it said.
+        fields: further fields of the answer.
     """
 
     def __init__(self, code: str, text: str, fields: Mapping[str, Any]) -> None:
@@ -80,32 +80,32 @@ class CallRefused(ClientError):
 
 
 class PublishRefused(Refused):
-    """The broker answered a publish with an error: what was to be published is not stored."""
+    """The broker answered a publish with an error: the messages are not stored."""
 
 
 class SubscribeRefused(Refused):
-    """The broker does not let the client consume that channel, and would not the next time."""
+    """The broker permanently refuses the client's subscription to that channel."""
 
 
 class PublishTimeout(ClientError, TimeoutError):
-    """No broker answered within the time; what was to be published may be stored or not."""
+    """No broker answered within the timeout; the messages may be stored or not."""
 
 
 class PublishLost(ClientError, ConnectionError):
-    """The connection was lost, as often as may be; what was published may be stored or not."""
+    """The connection was lost at every attempt; the messages may be stored or not."""
 
 
 class PublishUnclear(ClientError):
-    """A broker answered a publish neither with OK nor with an error, but with something that the
-    text quotes; what was to be published may be stored or not.
+    """A broker answered a publish neither with OK nor with an error, but as the text quotes; the
+    messages may be stored or not.
     """
 
 
 class TransactionError(ClientError):
-    """Something about a transaction.
+    """The base of errors about a transaction.
 
     Attributes:
-        id: which.
+        id: of the transaction.
     """
 
     def __init__(self, transaction_id: str, text: str) -> None:
@@ -114,13 +114,13 @@ class TransactionError(ClientError):
 
 
 class TransactionRefused(TransactionError):
-    """The broker did not do it.
+    """The broker refused a step of a transaction.
 
     Attributes:
         code: one word in capitals: ``CONFLICT`` (it is in another state), ``INCOMPLETE`` (messages
-            of it are missing), ``NOT_FOUND`` (it is not known), ``BAD_TRANSACTION`` (it is too
-            large, say), ``LIMIT_REACHED``, or ``REFUSED`` (the disk is full).
-        state: its state, where the broker reports it.
+            of it are missing), ``NOT_FOUND`` (it is unknown), ``BAD_TRANSACTION`` (such as too
+            large), ``LIMIT_REACHED``, or ``REFUSED`` (the disk is full).
+        state: its state, if the broker reports it.
     """
 
     def __init__(self, transaction_id: str, code: str, text: str, state: str = "") -> None:
@@ -130,9 +130,9 @@ class TransactionRefused(TransactionError):
 
 
 class TransactionUnclear(TransactionError, TimeoutError):
-    """The broker did not answer within the time; it may have done what it was asked, or not.
+    """The broker did not answer within the timeout; it may have done the step or not.
 
-    It may be asked again.  A commit that stays unclear is settled by the check of its group.
+    The step may be repeated. A commit that stays unclear is decided by a check-back of its group.
     """
 
 
@@ -149,15 +149,15 @@ class TransactionEnded(TransactionError):
 
 
 class WrongBroker(ClientError):
-    """What belongs to one transaction would go to different brokers; the text names them."""
+    """The messages of one transaction would go to different brokers; the text names them."""
 
 
 class ProducerFull(ClientError):
-    """As much is published and not answered as may be: nothing was taken."""
+    """The limit of unanswered messages is reached: the message was not accepted."""
 
 
 class Closed(ClientError):
-    """The producer or consumer has been closed."""
+    """The producer or consumer was closed."""
 
 
 class AlreadyAnswered(ClientError):
@@ -169,8 +169,8 @@ class HandlerFailed(ClientError):
 
 
 class InvalidName(ClientError, ValueError):
-    """No topic or channel may be called that."""
+    """The name is not valid for a topic or channel."""
 
 
 class BadBody(ClientError, ValueError):
-    """A body that no broker would take: empty, or above the limit."""
+    """The body is empty, or above the broker's limit."""

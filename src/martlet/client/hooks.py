@@ -8,19 +8,18 @@
     )
     async with Producer(hooks=hooks) as producer: ...
 
-A hook is called once for a run of messages where they come as a run, and for each message only
-where each is a step of its own: a call of ``publish``, a handler at work.  One that is not set
-costs nothing.  Hooks are called in the event loop and must return soon; what one raises is logged,
-and changes nothing.
+A hook is called once for a run of messages, and for each message only if it is a step of its own: a
+call of ``publish``, a run of a handler. An unset hook costs nothing. Hooks are called in the event
+loop and must return soon; their exceptions are logged, and have no other effect.
 
-``Publishing`` and ``Handling`` are passed twice, before and after, and carry in ``state`` whatever
-a hook wants to find again.  Before a handler runs, ``on_handle`` is called in its context, so that
-context variables that it sets are seen by the handler, in a thread of the consumer's too.
+``Publishing`` and ``Handling`` are passed twice, before and after, and carry the hook's own data in
+``state``. ``on_handle`` is called in the handler's context, so that the handler sees context
+variables that it sets, also in a thread of the consumer.
 
-A trace ends at the broker: NSQ's messages have a body and nothing to carry a trace's context in,
-and a body is the application's alone.  Should a broker offer headers one day, ``on_publish`` is
-where they would be filled, and ``on_handle`` where they would be read: both are called before a
-message is sent or handled, with an object that stands for it.
+A trace ends at the broker, since an NSQ message has only a body, which is the application's, and
+nothing to carry a trace's context in. If a broker offered headers, ``on_publish`` would fill them
+and ``on_handle`` read them: both are called before a message is sent or handled, with an object for
+it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Step:
     """A step that begins and ends.
 
     Attributes:
-        state: the hook's own.
+        state: data of the hook.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class _Step:
         self._began_s = time.perf_counter()
 
     def age_s(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since it began."""
         return time.perf_counter() - self._began_s
 
 
@@ -60,10 +59,9 @@ class Publishing(_Step):
     """A call of ``publish``, ``submit``, ``publish_many`` or ``send``, or a piece of ``send_many``.
 
     Attributes:
-        topic: where to.
-        message_count: how many messages, as far as is known: ``publish_many`` counts what it is
-            given, which it knows when it has ended.
-        size_bytes: of their bodies, likewise.
+        topic: the topic's name.
+        message_count: the number of messages; for ``publish_many`` known only at its end.
+        size_bytes: the size of their bodies, likewise.
     """
 
     def __init__(self, topic: str, message_count: int, size_bytes: int) -> None:
@@ -74,11 +72,10 @@ class Publishing(_Step):
 
 
 class Handling(_Step):
-    """A handler at work on a message.
+    """The run of a handler on a message.
 
     Attributes:
-        topic, channel: where the message is from; a pull consumer's group is the channel, which is
-            empty where it has none.
+        topic, channel: of the message; a pull consumer's group is the channel, empty for none.
         message: the message, to read; the handler answers it.
     """
 
@@ -95,16 +92,17 @@ class Hooks:
 
     Attributes:
         on_publish: before messages are published.
-        on_published: once they are stored, or have not been for this error.
-        on_retried: so many messages were sent to the broker at this address, have no answer, and
-            will be sent again.
-        on_received: so many messages came from there, with so many bytes.
+        on_published: after they are stored, or failed with this error.
+        on_retried: with a number of messages sent to the broker at this address that have no answer
+            and will be sent again.
+        on_received: with the number of messages received from there, and their bytes.
         on_handle: before a handler is called.
-        on_handled: once it has returned, or raised this error.
-        on_finished: so many messages were finished, at the broker of this address.
-        on_requeued: so many were requeued; by a pull consumer, put off to be tried again here.
-        on_connected: a connection stands.
-        on_lost: a connection was lost, for this reason.
+        on_handled: after it returned, or raised this error.
+        on_finished: with a number of messages finished at the broker of this address.
+        on_requeued: with a number of messages requeued; by a pull consumer, delayed for another
+            try.
+        on_connected: after a connection is established.
+        on_lost: after a connection was lost, with the reason.
     """
 
     on_publish: Callable[[Publishing], object] | None = None
@@ -119,7 +117,7 @@ class Hooks:
     on_lost: Callable[[str, Exception], object] | None = None
 
     def guarded(self) -> Hooks:
-        """Copy the hooks, with what they raise logged."""
+        """Copy the hooks, with their exceptions logged."""
         guards = {
             each.name: guarded(f"the hook {each.name}", hook)
             for each in fields(self)
@@ -129,32 +127,32 @@ class Hooks:
 
     @property
     def has_publishing(self) -> bool:
-        """Whether a hook wants calls that publish."""
+        """Whether a hook is set for publishing."""
         return self.on_publish is not None or self.on_published is not None
 
     @property
     def has_handling(self) -> bool:
-        """Whether a hook wants handlers at work."""
+        """Whether a hook is set for handlers."""
         return self.on_handle is not None or self.on_handled is not None
 
     @property
     def has_settling(self) -> bool:
-        """Whether a hook wants what is finished or requeued."""
+        """Whether a hook is set for finished or requeued messages."""
         return self.on_finished is not None or self.on_requeued is not None
 
     def begin(self, call: Publishing) -> Publishing:
-        """Call ``on_publish``: messages are about to be published."""
+        """Call ``on_publish`` before messages are published."""
         if self.on_publish is not None:
             self.on_publish(call)
         return call
 
     def end(self, call: Publishing, error: BaseException | None) -> None:
-        """Call ``on_published``: they are stored, or this happened."""
+        """Call ``on_published`` after they are stored, or with an error."""
         if self.on_published is not None:
             self.on_published(call, error)
 
     def ended(self, call: Publishing, future: asyncio.Future[None]) -> None:
-        """Call ``on_published`` with the outcome of a future that is done."""
+        """Call ``on_published`` with the outcome of a done future."""
         self.end(call, CancelledError() if future.cancelled() else future.exception())
 
     def handler(

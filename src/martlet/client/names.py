@@ -1,4 +1,4 @@
-"""Checks of names before the broker is asked, which hangs up on a wrong one."""
+"""Check names before they are sent, since a broker closes the connection on a wrong one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from martlet.properties.model import BadProperties, Properties
 
 @lru_cache(maxsize=4096)
 def check_name(name: str, kind: str) -> str:
-    """Check that a topic or channel (the kind) may be called that.
+    """Check the name of a topic or channel (the kind).
 
     Raises:
-        InvalidName: it may not.
+        InvalidName: it is invalid.
     """
     if not is_valid_name(name):
         raise InvalidName(
@@ -26,10 +26,10 @@ def check_name(name: str, kind: str) -> str:
 
 
 def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
-    """Read tags of a list, or of an expression of RocketMQ's: ``a || b``, ``*`` for all.
+    """Read tags from a list, or from an expression of RocketMQ's: ``a || b``, ``*`` for all.
 
     Raises:
-        BadProperties: one of them is none that a message can have.
+        BadProperties: one of them is not a valid tag.
     """
     if isinstance(tags, str):
         tags = [] if tags.strip() in ("", "*") else [tag.strip() for tag in tags.split("||")]

@@ -12,8 +12,8 @@
 Each call of ``publish``, ``submit`` or ``publish_many`` is a span of kind producer, a child of the
 caller's span; each message in a handler a span of kind consumer, which is current while the handler
 runs; a pull consumer's group is its consumer group.  The two are not linked: NSQ's messages carry
-no headers, see `martlet.client.hooks`.  What is taken by iterating or in batches has no spans,
-since nothing shows when its handling ends; it is counted.
+no headers, see `martlet.client.hooks`. Messages taken by iterating or in batches are counted, but
+have no spans, since nothing shows when their handling ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SYSTEM = "nsq"
 def otel_hooks(
     tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
 ) -> Hooks:
-    """Hooks that make spans and metrics; the providers are the global ones if not given.
+    """Return hooks that make spans and metrics; by default with the global providers.
 
     Raises:
         ImportError: opentelemetry-api is not installed.
@@ -51,7 +51,7 @@ def otel_hooks(
 
 
 class _Telemetry:
-    """Makes spans and metrics."""
+    """Make spans and metrics."""
 
     def __init__(self, tracer: Any, meter: Any) -> None:
         from opentelemetry import context, trace

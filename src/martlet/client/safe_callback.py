@@ -1,8 +1,8 @@
-"""The guard around the application's callbacks in the event loop: what they raise is logged.
+"""Guard the application's callbacks in the event loop: log their exceptions.
 
-SystemExit and KeyboardInterrupt are let through in the main thread alone, where they end the
-program; in another, such as that of ``martlet.client.sync``, they would end the event loop, and
-threads that wait for it would wait for ever.
+SystemExit and KeyboardInterrupt pass only in the main thread, where they end the program; in
+another, such as that of ``martlet.client.sync``, they would end the event loop, and threads that
+wait for it would wait for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 
 
 def guarded(name: str, function: Callable[P, object]) -> Callable[P, None]:
-    """Wrap a function so that what it raises is logged by that name."""
+    """Wrap a function so that its exceptions are logged with that name."""
 
     @wraps(function)
     def guard(*arguments: P.args, **named: P.kwargs) -> None:

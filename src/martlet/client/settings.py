@@ -1,4 +1,4 @@
-"""Settings shared by producers and consumers, and how keywords become settings.
+"""Settings shared by producers and consumers, and the conversion of keywords to settings.
 
 A producer or consumer takes a few settings objects, and each field of theirs also as a keyword::
 
@@ -26,17 +26,17 @@ SettingsT = TypeVarTuple("SettingsT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionSettings:
-    """How brokers are found and connected to.
+    """How to find and connect to brokers.
 
     Attributes:
-        lookup: where lookup daemons serve HTTP, as ``"host:4161"`` or URLs: every broker that they
-            know, now or later, is connected to.
-        lookup_poll_s: how many seconds may pass between two requests to a lookup daemon; when a
-            connection is lost, they are asked at once.
-        connect_timeout_s: how long one attempt to connect may take.
-        backoff: how long to wait before connecting again.
+        lookup: the HTTP addresses of lookup daemons, as ``"host:4161"`` or URLs: the client
+            connects to every broker that they know, now or later.
+        lookup_poll_s: the interval of polls of a lookup daemon in seconds; a lost connection causes
+            a poll at once.
+        connect_timeout_s: the time limit of one attempt to connect.
+        backoff: the delay before reconnecting.
         identity: how the client describes itself to brokers, including its message timeout.
-        tls, compression, auth_secret: replace those of the identity; see `Identity`.
+        tls, compression, auth_secret: override those of the identity; see `Identity`.
         hooks: functions to call for logs, metrics and traces.
     """
 
@@ -60,21 +60,21 @@ class ConnectionSettings:
 
     @property
     def lookup_daemons(self) -> tuple[str, ...] | None:
-        """The addresses of the lookup daemons; None where brokers are not looked up."""
+        """The addresses of the lookup daemons; None without discovery."""
         return None if self.lookup is None else tuple(self.lookup)
 
     @property
     def secured_identity(self) -> Identity:
-        """The identity with `tls`, `compression` and `auth_secret` in the place of its own."""
+        """The identity, overridden by `tls`, `compression` and `auth_secret`."""
         return self.identity.secured(self.tls, self.compression, self.auth_secret)
 
     def dialer(self, address: Address, *, is_found: bool, hooks: Hooks) -> Dialer:
-        """Make what connects to one broker, and calls these hooks.
+        """Make the dialer of one broker, which calls these hooks.
 
         Args:
             address: the broker's.
             is_found: whether a lookup daemon named it, and not the application.
-            hooks: guarded against what they raise.
+            hooks: guarded against their exceptions.
         """
         dialer = Dialer(
             [address],
@@ -102,7 +102,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 def check_at_least(name: str, value: float, min_value: float, hint: str = "") -> None:
-    """Check a setting with a lowest value; the hint says what to do instead. Raises ValueError."""
+    """Check a setting with a minimum; the hint names the alternative. Raises ValueError."""
     if not value >= min_value:
         raise ValueError(f"{name}={value}: {min_value} is the least{hint and f'; {hint}'}")
 
@@ -116,16 +116,16 @@ def check_above_zero(name: str, value: float) -> None:
 def apply_options(
     owner: type, options: Mapping[str, Any], *settings: *SettingsT
 ) -> tuple[*SettingsT]:
-    """Return settings in which options replace the fields of their names; None replaces nothing.
+    """Return settings with fields replaced by options of their names; None replaces nothing.
 
     Args:
-        owner: the class that was called, for the error.
+        owner: the class that takes them, for the error.
         options: values by the names of fields.
-        settings: dataclasses, no two of which have a field of the same name.
+        settings: dataclasses with distinct field names.
 
     Raises:
-        TypeError: an option is no field of these settings.
-        ValueError: a value is out of its limits.
+        TypeError: an option is not a field of these settings. ValueError: a value is out of its
+        limits.
     """
     left = dict(options)
     applied: list[Any] = []

@@ -1,6 +1,6 @@
-"""The answers to the messages of one connection: finishes, requeues and touches.
+"""The acknowledgements of one connection: finishes, requeues and touches.
 
-They are gathered, and written at the end of the event loop's turn in one piece, so that finishing
+They are collected, and written at the end of the event loop's turn in one piece, so that finishing
 a thousand messages is one write.
 """
 
@@ -18,32 +18,31 @@ from martlet.protocol.nsq import commands
 
 
 def _ignore(_event: BackoffEvent) -> None:
-    """Ignore a message that failed or succeeded: there is no backoff."""
+    """Ignore the outcome of a message: there is no backoff."""
 
 
 def _ignore_settled() -> None:
-    """Ignore that messages were answered."""
+    """Ignore answers."""
 
 
 _MAX_IDS = 5000
-"""How many messages one call gives back."""
+"""The maximum number of messages that one call gives back."""
 
 
 class AckBatcher:
-    """Gathers the answers to the messages of one connection, and writes them together.
+    """Collect the answers to the messages of one connection, and write them together.
 
     Attributes:
-        received: how many messages came.
-        finished: how many were finished.
-        requeued: how many were requeued.
-        message_timeout_s: how much time the broker gives a message.
-        max_message_timeout_s: how much, with any number of touches.
-        touch_before_s: how long before its time runs out a message is touched when its handling
-            begins.
-        dropped: how many will not be answered, as their time ran out while they waited.
-        on_answer: called with the kind of an answer before it is written: a backoff must take
+        received: the number of messages received.
+        finished: the number finished.
+        requeued: the number requeued.
+        message_timeout_s: the broker's message timeout.
+        max_message_timeout_s: the maximum time of a message, with any number of touches.
+        touch_before_s: a message with less time left is touched when its handling begins.
+        dropped: the number that will not be answered, since they timed out while waiting.
+        on_answer: called with the kind of an answer before it is written, since a backoff must take
             effect before the broker sends another message.
-        on_settled: called when answers have been written.
+        on_settled: called after answers are written.
     """
 
     __slots__ = (
@@ -64,7 +63,7 @@ class AckBatcher:
     )
 
     is_handed_out = True
-    """Whether the application has got the messages that these answer."""
+    """Whether the application has received messages of this connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -85,18 +84,18 @@ class AckBatcher:
 
     @property
     def in_flight(self) -> int:
-        """How many messages came and are not answered."""
+        """The number of received and unanswered messages."""
         gone = self.finished + self.requeued + self.dropped + len(self._ids)
         return max(0, self.received - gone)
 
     def finish(self, message_id: bytes) -> None:
-        """Tell the broker that the message is handled."""
+        """Finish the message."""
         self._ids.append(message_id)
         if not self._scheduled:
             self._schedule()
 
     def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
-        """Ask for the message again, so much later, because it failed or for another reason."""
+        """Requeue the message with a delay, because it failed or for another reason."""
         self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
         self._others.append(commands.requeue(message_id, delay_ms))
@@ -105,17 +104,17 @@ class AckBatcher:
 
     @property
     def are_extended(self) -> bool:
-        """Whether the broker is a Martlet, which takes more than NSQ's answers."""
+        """Whether the broker is a Martlet broker, which accepts more than NSQ's answers."""
         return self._connection.features.extensions > 0
 
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
-        """Ask a Martlet broker for the message again, with the text of the error."""
+        """Requeue the message at a Martlet broker, with the text of the error."""
         self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.later", id=message_id.decode(), error=error, **delay)
 
     def reject(self, message_id: bytes, reason: str, error: str) -> None:
-        """Have a Martlet broker put the message into the dead-letter topic."""
+        """Have a Martlet broker move the message to the dead-letter topic."""
         self.on_answer(BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.dead", id=message_id.decode(), reason=reason, error=error)
@@ -126,8 +125,8 @@ class AckBatcher:
             self._schedule()
 
     def give_back_one(self, message_id: bytes, *, is_started: bool = True) -> None:
-        """Have the message delivered to others. Unless the application had it, its delivery is no
-        attempt.
+        """Have the message delivered to others. Its delivery counts as an attempt only if the
+        application received it.
         """
         if not self.are_extended:
             self.requeue(message_id, 0, backoff=False)
@@ -138,37 +137,37 @@ class AckBatcher:
 
     @property
     def max_attempts(self) -> int:
-        """How often a message may fail, -1 for ever; 0 where the broker does not count failures."""
+        """The maximum number of failures, -1 for no limit; 0 if the broker counts none."""
         return self._connection.max_attempts
 
     def started(self, message_id: bytes) -> None:
-        """Tell the broker at once that the handling of the message, and of all that came before it,
-        has begun; answers that were gathered are written first.
+        """Report at once that the handling of the message, and of all before it, has begun;
+        collected answers are written first.
         """
         self.flush()
         self._connection.write(commands.started(message_id))
 
     def touch(self, message_id: bytes) -> None:
-        """Ask for more time for the message."""
+        """Touch the message."""
         self._others.append(commands.touch(message_id))
         if not self._scheduled:
             self._schedule()
 
     def finish_array(self, ids: NDArray[np.void]) -> None:
-        """Tell the broker at once that these messages are handled."""
+        """Finish these messages at once."""
         self.on_answer(BackoffEvent.SUCCESS)
         self.finished += len(ids)
         self._write(commands.finish_array(ids))
 
     def requeue_array(self, ids: NDArray[np.void], delay_ms: int, *, backoff: bool) -> None:
-        """Ask at once for these messages again, so much later."""
+        """Requeue these messages at once with a delay."""
         self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
 
         self._requeue_array(ids, delay_ms)
 
     def give_back(self, ids: NDArray[np.void], *, is_started: bool = False) -> None:
-        """Have these messages delivered to others. Unless the application had them, their delivery
-        is no attempt.
+        """Have these messages delivered to others. Their delivery counts as an attempt only if the
+        application received them.
         """
         if not self.are_extended:
             self._requeue_array(ids, 0)
@@ -185,21 +184,21 @@ class AckBatcher:
         self._write(commands.requeue_array(ids, delay_ms))
 
     def touch_array(self, ids: NDArray[np.void]) -> None:
-        """Ask at once for more time for these messages."""
+        """Touch these messages at once."""
         self._write(commands.touch_array(ids))
 
     def _write(self, data: bytes) -> None:
-        """Write many answers that were made in one piece, after those that were given before."""
+        """Write many answers encoded as one piece, after earlier ones."""
         self.flush()
         self._connection.write(data)
         self.on_settled()
 
     async def drain(self) -> None:
-        """Wait until the broker has read most of what was written."""
+        """Wait until the broker has read most of the output."""
         await self._connection.drain()
 
     def flush(self) -> None:
-        """Write what was gathered, now."""
+        """Write the collected answers now."""
         self._scheduled = False
         data = b"".join(self._others)
         self._others.clear()

@@ -1,4 +1,4 @@
-"""What all consumers share: connecting to brokers, running handlers, stopping and closing."""
+"""The base of all consumers: connect to brokers, run handlers, stop and close."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
 
 GOODBYE_S = 1.0
-"""How long closing the connections may take, when handlers took all the time there was."""
+"""The time for closing connections after handlers have used up the close timeout."""
 
 
 class ConsumerBase(ABC, Generic[SessionT]):
-    """Keeps a session at each broker, and hands out what they deliver.
+    """Keep a session at each broker, and hand out the delivered messages.
 
     Args:
         topic: the topic's name.
-        name: the channel's, or the group's; None for none.
-        addresses: where brokers listen; None for 127.0.0.1:4150, or those that are looked up.
-        connection: how they are found and connected to.
+        name: of the channel or the group; None for none.
+        addresses: of the brokers; None for 127.0.0.1:4150, or for those that lookup daemons name.
+        connection: how to find and connect to brokers.
         source: hands messages out.
         workers: run handlers.
-        close_timeout_s: how long closing may take.
+        close_timeout_s: the time limit of closing.
     """
 
     def __init__(
@@ -69,28 +69,28 @@ class ConsumerBase(ABC, Generic[SessionT]):
             self._brokers.discover(discovery, on_trouble=self._on_trouble)
         self._entered = False
 
-    # what each kind of consumer does in its own way
+    # implemented by each kind of consumer
 
     @abstractmethod
     def _make_session(self, address: Address) -> SessionT:
         """Make the session at one broker."""
 
     def _on_failure(self, error: Exception) -> None:
-        """End the consumer, as a broker is not tried any more."""
+        """End the consumer, since a broker is not tried any more."""
         self._source.close(error)
 
     def _on_trouble(self, cause: str) -> None:
-        """Hear that the consumer does not progress."""
+        """Handle a stall of the consumer."""
 
     async def _drain(self, timeout_s: float, besides: Iterable[asyncio.Task[object]]) -> None:
-        """Wait for handlers, others than those, and give back what is not answered."""
+        """Wait for handlers other than these, and give back unanswered messages."""
         await self._workers.end(timeout_s, besides)
 
     def _on_left(self) -> None:
-        """Clear up once the brokers send no more."""
+        """Clean up after the brokers have stopped sending."""
 
     async def _hang_up(self, timeout_s: float) -> None:
-        """Stop what runs in the background, and close the connections."""
+        """Stop background tasks, and close the connections."""
         await self._brokers.close(timeout_s)
 
     # connecting
@@ -100,13 +100,12 @@ class ConsumerBase(ABC, Generic[SessionT]):
         return self._connection.dialer(address, is_found=is_found, hooks=self._hooks)
 
     async def __aenter__(self) -> Self:
-        """Connect; a broker that cannot be reached is tried again in the background.
+        """Connect; retry unreachable brokers in the background.
 
         Raises:
-            SubscribeRefused: a broker does not let this client consume.
-            ConnectRefused: a broker that was named, or all that were found, do not even take the
-                connection; see there.
-            Closed: it has been connected or closed before; make a new one.
+            SubscribeRefused: a broker does not allow this client to consume. ConnectRefused: a
+            configured broker, or all that were found, refuse the connection; see there. Closed: it
+            was connected or closed before; make a new one.
         """
         if self._entered or self._brokers.is_closed:
             raise Closed("a consumer is used once: make a new one")
@@ -125,26 +124,26 @@ class ConsumerBase(ABC, Generic[SessionT]):
 
     @property
     def connected_count(self) -> int:
-        """How many brokers the consumer is connected to now."""
+        """The number of connected brokers."""
         return self._brokers.connected_count
 
-    # the end
+    # closing
 
     def stop(self) -> None:
-        """Hand out no more messages: iterators end, and ``run`` returns once its handlers have."""
+        """Stop handing out messages: iterators end, and ``run`` returns after its handlers."""
         self._source.close()
 
     async def close(self) -> None:
-        """Stop, wait for handlers at work, leave the brokers, and close the connections.
+        """Stop, wait for running handlers, unsubscribe, and close the connections.
 
-        It takes no longer than ``close_timeout_s``.  What is not answered by then comes again, here
-        or at other consumers, at once: messages that were not handed out, those that handlers are
-        still at work on, and those that you took by iterating or in batches.
+        It takes at most ``close_timeout_s``. Messages unanswered by then are redelivered at once,
+        here or to other consumers: those not handed out, those in running handlers, and those that
+        you took by iterating or in batches.
         """
         await self._close()
 
     async def _close(self, besides: Iterable[asyncio.Task[object]] = ()) -> None:
-        """Close, and do not wait for those workers: their handlers wait for this."""
+        """Close without waiting for those workers, since their handlers wait for this call."""
         self.stop()
         ends_at_s = time.monotonic() + self._close_timeout_s
         goodbye_s = min(GOODBYE_S, self._close_timeout_s / 4)

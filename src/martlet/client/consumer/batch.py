@@ -1,4 +1,4 @@
-"""Many messages at once, for speed: an object is made of a single one only on demand."""
+"""Batches of messages: fast, since single message objects are made only on demand."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from martlet.client.errors import AlreadyAnswered
 from martlet.protocol.nsq.message_run import MessageRun
 
 Where = NDArray[np.bool_] | NDArray[np.integer[Any]] | list[int] | list[bool] | slice
-"""Some messages of a batch: a mask, or their places from 0, or a slice."""
+"""A selection of a batch's messages: a mask, indexes from 0, or a slice."""
 
 
 class Batch(Decoded):
-    """Messages of one broker, in flight to you until you answer them or their time runs out.
+    """Messages of one broker, in flight until you answer them or they time out.
 
     Attributes:
-        count: how many there are.
+        count: the number of messages.
         answers: writes the answers to the broker.
-        is_open: whether one of them is neither finished nor requeued.
+        is_open: whether any message is unanswered.
     """
 
     def __init__(self, answers: AckBatcher, run: MessageRun) -> None:
@@ -37,13 +37,13 @@ class Batch(Decoded):
 
     @property
     def unanswered_count(self) -> int:
-        """How many messages of the batch are neither finished nor requeued."""
+        """The number of messages that are neither finished nor requeued."""
         return int(np.count_nonzero(self._open))
 
     async def finish(self, where: Where | None = None) -> None:
-        """Tell the broker, in one write, that the messages are handled.
+        """Finish the messages, in one write.
 
-        Without ``where``: all that are not answered yet.
+        Without ``where``: all unanswered ones.
 
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.
@@ -54,42 +54,42 @@ class Batch(Decoded):
     async def requeue(
         self, delay_ms: int = 0, where: Where | None = None, *, backoff: bool = False
     ) -> None:
-        """Have the broker deliver the messages again, after so many milliseconds, in one write.
+        """Requeue the messages with a delay in milliseconds, in one write.
 
-        Without ``where``: all that are not answered yet.  They are only put off; with ``backoff``
-        that counts as one failure (see ``FailureBackoff``).
+        Without ``where``: all unanswered ones.  By default this does not count as a failure; with
+        ``backoff`` it counts as one (see ``FailureBackoff``).
 
         Raises:
-            AlreadyAnswered: one of them was finished or requeued before.
-            ValueError: the delay is negative.
+            AlreadyAnswered: one of them was finished or requeued before. ValueError: the delay is
+            negative.
         """
         delay_ms = check_delay_ms(delay_ms)
         self.answers.requeue_array(self._answer(where), delay_ms, backoff=backoff)
         await self.answers.drain()
 
     async def touch(self) -> None:
-        """Have the time of all that are not answered yet start anew, in one write."""
+        """Reset the timeout of all unanswered messages, in one write."""
         self.touch_soon()
         await self.answers.drain()
 
     def touch_soon(self) -> None:
-        """The same, without waiting until the broker has read it."""
+        """Touch, without waiting until the broker has read it."""
         self.answers.touch_array(self._run.ids()[self._open])
 
     def start(self) -> bool:
-        """Report the messages as started, to a broker that counts failures."""
+        """Report the messages as started to a broker that counts failures."""
         if not self.answers.max_attempts:
             return False
         self.answers.started(self._run.ids()[-1].tobytes())
         return True
 
     def give_back(self) -> None:
-        """Have the broker deliver what is not answered to others, without waiting."""
+        """Have the broker deliver unanswered messages to others, without waiting."""
         if self.is_open:
             self.answers.give_back(self._answer(None), is_started=True)
 
     def _answer(self, where: Where | None) -> NDArray[np.void]:
-        """The ids of these messages, which from now on are answered."""
+        """Mark these messages as answered, and return their ids."""
         ids = self._run.ids()
         if where is None:
             if not self._open.any():

@@ -1,4 +1,4 @@
-"""A consumer's connection to one broker, made again whenever it is lost."""
+"""A consumer's connection to one broker, remade whenever it is lost."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ logger = logging.getLogger("martlet.client")
 
 
 class BrokerSession(ABC):
-    """Keeps a connection to one broker, and counts the messages from there.
+    """Keep a connection to one broker, and count its messages.
 
     Args:
         address: the broker's.
         dialer: connects.
 
     Attributes:
-        connection: the connection, while messages can be asked for.
-        attempted: done when the first attempt to connect was made.
-        last_message_s: when the last message came, by ``time.monotonic``; 0 where none did.
+        connection: the connection, while messages can be requested.
+        attempted: done after the first attempt to connect.
+        last_message_s: when the last message came, by ``time.monotonic``; 0 if none did.
     """
 
     def __init__(self, address: Address, dialer: Dialer) -> None:
@@ -38,31 +38,31 @@ class BrokerSession(ABC):
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages can be asked for now."""
+        """Whether messages can be requested now."""
         return self.connection is not None
 
     @property
     @abstractmethod
     def in_flight(self) -> int:
-        """How many messages came and are not answered, or not done."""
+        """The number of messages received and not answered, or not done."""
 
     @property
     @abstractmethod
     def received(self) -> int:
-        """How many messages came from here, on all connections so far."""
+        """The number of messages received from this broker, on all connections so far."""
 
     @property
     @abstractmethod
     def finished(self) -> int:
-        """How many messages were finished."""
+        """The number of messages finished."""
 
     @property
     @abstractmethod
     def requeued(self) -> int:
-        """How many messages were requeued, or put off to be tried again."""
+        """The number of messages requeued, or delayed to be tried again."""
 
     def stats(self, ready_count: int) -> ConnectionStats:
-        """The numbers of this connection, which may have so many messages in flight."""
+        """Return the state of this connection, with the given ready count."""
         return ConnectionStats(
             address=str(self.address),
             is_connected=self.is_connected,
@@ -77,24 +77,24 @@ class BrokerSession(ABC):
 
     @abstractmethod
     async def keep(self) -> None:
-        """Connect, and consume, again and again, until closed.
+        """Connect and consume, reconnecting until closed.
 
         Raises:
-            SubscribeRefused: the broker does not let this client consume.
-            ConnectRefused: it does not even take the connection.
+            SubscribeRefused: the broker does not allow this client to consume. ConnectRefused: the
+            broker refuses the connection.
         """
 
     @abstractmethod
     async def leave(self, timeout_s: float) -> None:
-        """Tell the broker that no more messages are wanted, once it has all answers."""
+        """Ask the broker to stop sending, after it has all answers."""
 
     def mark_attempted(self) -> None:
-        """Let nothing wait for the first attempt any longer."""
+        """End all waits for the first attempt."""
         if not self.attempted.done():
             self.attempted.set_result(None)
 
     async def close(self, timeout_s: float) -> None:
-        """Close the connection for good once everything written is sent, or the time is over."""
+        """Close the connection for good after all output is sent, or the time is over."""
         self._closing.set()
         connection = self.connection
         if connection is not None:

@@ -1,8 +1,8 @@
-"""The brokers that a consumer is connected to: those that were given, and those that are found.
+"""The brokers of a consumer: those configured, and those found by lookup daemons.
 
-A broker that was given is tried for ever.  One that a lookup daemon named is tried until all of
-them answer and none names it any more.  One that refuses this client is left.  If it was given, the
-consumer fails.  If it was found, the consumer goes on without it while there are others, and tries
+A configured broker is retried for ever. A found one is retried until all lookup daemons answer and
+none names it any more. A broker that refuses this client is dropped. If it was configured, the
+consumer fails. If it was found, the consumer continues without it while there are others, and tries
 it again when a lookup daemon names it the next time.
 """
 
@@ -27,17 +27,17 @@ SessionT = TypeVar("SessionT", bound=BrokerSession)
 
 
 class ConsumerBrokers(Generic[SessionT]):
-    """Keeps a session at each broker.
+    """Keep a session at each broker.
 
     Args:
-        given: those that are there from the start.
-        make_session: makes the session at one.
-        on_failure: called with the error when one is not tried any more.
+        given: the configured ones.
+        make_session: makes the session at a broker.
+        on_failure: called with the error of a broker that is not tried any more.
 
     Attributes:
-        sessions: one at each broker, connected or not.
-        received, finished, requeued: how many messages were, at brokers that have gone.
-        is_closed: whether all of them were left.
+        sessions: by broker, connected or not.
+        received, finished, requeued: the numbers of messages at brokers that have gone.
+        is_closed: whether all are closed.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class ConsumerBrokers(Generic[SessionT]):
 
     @property
     def connected_count(self) -> int:
-        """How many are connected now."""
+        """The number of connected brokers."""
         return sum(each.is_connected for each in self.sessions)
 
     def discover(self, discovery: Discovery, on_trouble: Callable[[str], object]) -> None:
-        """Look for others too, once opened; `on_trouble` is called where looking itself fails."""
+        """Discover brokers too, once opened; `on_trouble` is called if discovery itself fails."""
         self._discovery = discovery
         self._on_trouble = on_trouble
 
     async def open(self) -> None:
-        """Connect to those that were given, look for others, and wait until each has been tried
-        once, if any was found.
+        """Connect to configured brokers, start discovery, and wait until each known broker has been
+        tried once.
 
         Raises:
             Closed: the consumer was closed meanwhile.
@@ -87,7 +87,7 @@ class ConsumerBrokers(Generic[SessionT]):
             raise Closed("the consumer was closed while it was connecting")
 
     def look_again(self) -> None:
-        """Look for others at once."""
+        """Poll the lookup daemons at once."""
         if self._discovery is not None:
             self._discovery.look_again()
 
@@ -99,14 +99,16 @@ class ConsumerBrokers(Generic[SessionT]):
     def _on_look_ended(self, watch: asyncio.Task[None]) -> None:
         error = None if watch.cancelled() else watch.exception()
         if error is not None and not self.is_closed:
-            logger.error("looking for brokers broke, and begins again", exc_info=error)
+            logger.error(
+                "discovery of brokers failed unexpectedly, and begins again", exc_info=error
+            )
             if self._on_trouble is not None:
-                self._on_trouble(f"looking for brokers broke: {error!r}")
+                self._on_trouble(f"discovery of brokers failed unexpectedly: {error!r}")
             loop = asyncio.get_running_loop()
             self._revival = loop.call_later(REVIVAL_S, self._look)
 
     def found(self, addresses: Sequence[Address], is_all: bool) -> None:
-        """Connect to what lookup daemons named; ``is_all`` where there are no others."""
+        """Connect to brokers that lookup daemons named; ``is_all`` if there are no others."""
         if self.is_closed:
             return
         for address in addresses:
@@ -147,7 +149,7 @@ class ConsumerBrokers(Generic[SessionT]):
                 session.mark_attempted()
 
     def _goes_on_without(self, keeper: asyncio.Task[None]) -> bool:
-        """Leave this keeper's broker, if it was found and is not the last one."""
+        """Drop a broker that refused, if it was found and is not the last one."""
         for address, session in self._found.items():
             if self._keepers[session] is keeper and len(self.sessions) > 1:
                 self._drop(address)
@@ -155,7 +157,7 @@ class ConsumerBrokers(Generic[SessionT]):
         return False
 
     async def leave(self, timeout_s: float) -> None:
-        """Tell all brokers to send no more, and wait until they have taken all answers."""
+        """Ask all brokers to stop sending, and wait until they have all answers."""
         self.is_closed = True
         if self.sessions:
             await asyncio.gather(*(each.leave(timeout_s) for each in self.sessions))

@@ -1,19 +1,19 @@
-"""The buffer of messages that were received and not handed to the application yet.
+"""The buffer of received messages that the application does not have yet.
 
-Runs of messages stay as they came until a message is taken, which makes message objects of one run,
-or a batch, which makes none.
+Runs of messages stay encoded until the application takes a message, which makes message objects of
+one run, or a batch, which makes none.
 
-A broker that counts failures must know which messages are started before they are handed out, and
-that report must be written before a handler can end the process.  So messages become ready in runs,
-and each run is reported one turn of the event loop before: as many messages as are handled in one
-turn, or as there are idle workers; one where handlers take long::
+A broker that counts failures must know the started messages before they are handed out, and the
+report must be written before a handler can end the process. So messages become ready in runs, and
+each run is reported one turn of the event loop ahead: as many messages as are handled in one turn,
+or as there are idle workers; one if handlers are slow::
 
     received  | rest: not started | reported, written | ready: started | handed out
                                   1 turn              ^ taken from the left
 
-A message that has failed before has a run of its own, and one that was with a client when that was
-lost, a suspect, is handled while nothing else is (see
-`martlet.client.consumer.handling.isolation`): so if it ends this process too, it is found alone.
+A message that has failed before has a run of its own. A suspect, which a lost client was handling,
+is handled while nothing else is (see `martlet.client.consumer.handling.isolation`): if it ends this
+process too, no other message fails with it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from martlet.properties.model import Properties
 from martlet.protocol.nsq.message_run import MessageRun
 
 _MAX_RUN_LENGTH = 1024
-"""How many messages are reported as started at once."""
+"""The maximum number of messages reported as started at once."""
 _PATIENCE = 1 / 8
-"""The part of a message's time that a suspect waits, and that others wait for it."""
+"""The part of the message timeout that a suspect waits, and that others wait for it."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,7 @@ class BufferedMessage:
     """A run of messages from one connection.
 
     Attributes:
-        expires_at_s: when the broker has certainly begun to deliver them again, by
-            ``time.monotonic``.
+        expires_at_s: when the broker has certainly begun to redeliver them, by ``time.monotonic``.
     """
 
     answers: AckBatcher
@@ -58,20 +57,20 @@ class BufferedMessage:
 
 
 class ReceiveBuffer(Waiters):
-    """Holds deliveries in the order in which they came, and wakes the workers that wait for one.
+    """Hold deliveries in order of arrival, and wake waiting workers.
 
     Attributes:
-        ready: message objects made of the oldest delivery; to be taken from the left after
-            ``refill`` said that there are some.
-        expires_at_s: until when those are worth handling.
-        touch_at_s: from when on they are to be touched when their handling begins.
-        on_expired: called with how many messages were dropped because they had waited for longer
-            than the broker's message timeout; the broker delivers them again, so that handling
-            them here would be for nothing.
-        taken: how many runs of messages were begun or handed out.
-        worker_count: how many workers take messages from here.
+        ready: message objects made of the oldest delivery; take them from the left after ``refill``
+            returned True.
+        expires_at_s: when those time out.
+        touch_at_s: from then on they are touched when their handling begins.
+        on_expired: called with the number of messages dropped because they had waited for longer
+            than the broker's message timeout; the broker redelivers them, so handling them here
+            would be in vain.
+        taken: the number of runs begun or handed out.
+        worker_count: the number of workers that take messages from here.
         on_hungry: called when a worker waits for a message after `take_late` found some.
-        is_out: whether the application has taken messages or batches that it has not answered.
+        is_out: returns whether the application has unanswered messages or batches.
     """
 
     def __init__(self) -> None:
@@ -85,19 +84,19 @@ class ReceiveBuffer(Waiters):
         self.on_hungry: Callable[[], None] | None = None
         self.is_out: Callable[[], bool] = lambda: False
         self._rest: deque[Message] = deque()
-        """The messages that follow in the current delivery, and are not started."""
+        """The rest of the current delivery, not started."""
         self._reported: list[Message] = []
-        """The messages that are reported as started, and become ready in the next turn."""
+        """The messages reported as started, which become ready in the next turn."""
         self._run_size = 1
         self._run_began_s = 0.0
         self._isolation = SuspectIsolation(partial(self._wake, 1))
         self._current: BufferedMessage | None = None
         self._deliveries: deque[BufferedMessage] = deque()
         self._delivered = 0
-        """The messages of those."""
+        """The number of those messages."""
 
     def put(self, delivery: BufferedMessage) -> None:
-        """Add what was received."""
+        """Add received messages."""
         count = delivery.run.count
         self._deliveries.append(delivery)
         self._delivered += count
@@ -106,7 +105,7 @@ class ReceiveBuffer(Waiters):
             self._wake(count)
 
     def close(self, error: Exception | None = None) -> None:
-        """Hand out no more; iterators and ``run`` raise the error, if there is one."""
+        """Stop handing out; iterators and ``run`` raise the error, if any."""
         self._isolation.close()
         super().close(error)
 
@@ -120,7 +119,7 @@ class ReceiveBuffer(Waiters):
             await self._wait()
 
     async def fill(self, count: int, wait_s: float) -> None:
-        """Wait until there are so many messages, or for so long since there was one."""
+        """Wait until there are enough messages, or for a time after the first one."""
         await self.arrival()
         try:
             async with asyncio.timeout(wait_s):
@@ -130,7 +129,7 @@ class ReceiveBuffer(Waiters):
             pass
 
     def refill(self) -> bool:
-        """Make sure that ``ready`` has messages; False if there are none."""
+        """Fill ``ready``; return False if there are no messages."""
         if self.ready:
             return True
         if self._is_held_up:
@@ -154,15 +153,15 @@ class ReceiveBuffer(Waiters):
         self.ready.extend(messages)
         return True
 
-    # what is started
+    # started messages
 
     @property
     def _is_held_up(self) -> bool:
-        """Whether nothing may be taken just now, though there may be something."""
+        """Whether nothing may be taken now, even if messages wait."""
         return bool(self._reported) or self._isolation.holds_up
 
     def _start(self, *, idle_count: int) -> bool:
-        """Report the next messages as started. True where they are ready already."""
+        """Report the next messages as started. Returns whether they are ready already."""
         rest, current = self._rest, self._current
         assert current is not None
         if not current.answers.max_attempts:
@@ -184,7 +183,7 @@ class ReceiveBuffer(Waiters):
         return False
 
     def _count_to_start(self, idle_count: int, max_attempts: int) -> int:
-        """How many of the next messages are handled at once, as far as that can be foreseen."""
+        """Estimate how many of the next messages will be handled in one turn."""
         took_s = time.monotonic() - self._run_began_s
         size = self._run_size
         size = 2 * size if took_s < TURN_S else max(1, int(size * TURN_S / took_s))
@@ -199,7 +198,7 @@ class ReceiveBuffer(Waiters):
         return count
 
     def _hand_out_reported(self) -> None:
-        """Hand out what was reported, now that it is written."""
+        """Make the reported messages ready, now that the report is written."""
         reported, self._reported = self._reported, []
         self.ready.extend(reported)
         self._run_began_s = time.monotonic()
@@ -209,7 +208,7 @@ class ReceiveBuffer(Waiters):
             self._start(idle_count=len(self._waiters))
 
     def _begins_alone(self, suspect: Message, answers: AckBatcher, idle_count: int) -> bool:
-        """Whether a suspect is to begin now, with nothing beside it."""
+        """Return whether a suspect should begin now, with nothing beside it."""
         patience_s = answers.message_timeout_s * _PATIENCE
         solitude = self._isolation
         if not self.worker_count:
@@ -217,14 +216,14 @@ class ReceiveBuffer(Waiters):
                 return False
             solitude.begin(lambda: bool(self._reported or self.ready) or self.is_out(), patience_s)
             return True
-        is_busy = idle_count < self.worker_count  # The last one that becomes idle begins it.
+        is_busy = idle_count < self.worker_count  # The last worker that becomes idle begins it.
         if not solitude.may_begin(lambda: is_busy, patience_s):
             return False
         solitude.begin(lambda: not suspect.is_answered, answers.message_timeout_s)
         return True
 
     def take_late(self, until_s: float) -> list[tuple[AckBatcher, NDArray[np.void]]]:
-        """Take out messages of Martlet brokers that wait here, and whose time runs out by then."""
+        """Take out waiting messages of Martlet brokers that time out by then."""
         late: list[tuple[AckBatcher, NDArray[np.void]]] = []
         current = self._current
         if (
@@ -242,7 +241,7 @@ class ReceiveBuffer(Waiters):
         return late
 
     def forget(self, answers: AckBatcher) -> None:
-        """Drop what a lost connection delivered: it comes again on another."""
+        """Drop the messages of a lost connection: they are redelivered on another."""
         if self._current is not None and self._current.answers is answers:
             self._forget_current()
         kept = [each for each in self._deliveries if each.answers is not answers]
@@ -251,7 +250,7 @@ class ReceiveBuffer(Waiters):
         self._delivered = sum(each.run.count for each in kept)
 
     def drop_ready(self) -> None:
-        """Drop the messages of ``ready``, which have expired."""
+        """Drop the expired messages of ``ready``."""
         count = self._current_count
         if self._current is not None:
             self._current.answers.dropped += count
@@ -270,8 +269,8 @@ class ReceiveBuffer(Waiters):
         self._current = None
 
     def next_batch(self, max_messages: int) -> Batch | None:
-        """The oldest messages, as many as one connection gave and no more than so many. None where
-        there are none, or not yet.
+        """Take the oldest messages of one connection, up to a maximum. None if there are none, or
+        not yet.
         """
         if self._isolation.holds_up:
             return None
@@ -306,11 +305,11 @@ class ReceiveBuffer(Waiters):
         return batch
 
     def count(self) -> int:
-        """How many messages wait here."""
+        """The number of waiting messages."""
         return self._current_count + self._delivered
 
     def drain(self) -> list[tuple[AckBatcher, NDArray[np.void]]]:
-        """Take everything out: the ids of what was never handed out."""
+        """Take everything out. Returns the ids of messages never handed out."""
         self._unready()
         left = [(delivery.answers, delivery.run.ids()) for delivery in self._deliveries]
         self._deliveries.clear()
@@ -318,7 +317,7 @@ class ReceiveBuffer(Waiters):
         return left
 
     def _unready(self) -> None:
-        """Make a delivery again of the messages that are ready and were not taken."""
+        """Turn ready messages that were not taken back into a delivery."""
         count = self._current_count
         current = self._current
         if count and current is not None:
@@ -348,7 +347,7 @@ class ReceiveBuffer(Waiters):
 
 
 def _suspect_at(run: MessageRun) -> int | None:
-    """The index in a run of the first message that a client had when it was lost."""
+    """Return the index in a run of the first suspect."""
     for place, packed in run.properties.items():
         if Properties.unpack(packed).system.get("suspect"):
             return place

@@ -1,4 +1,4 @@
-"""Messages as columns, each made of a run of frames when it is first asked for."""
+"""Messages as columns, each made of a run of frames at first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Decoded:
     """The messages of a run.
 
     Attributes:
-        count: how many there are.
+        count: the number of messages.
     """
 
     def __init__(self, run: MessageRun) -> None:
@@ -37,30 +37,30 @@ class Decoded:
 
     @cached_property
     def attempts(self) -> NDArray[np.uint16]:
-        """How often each message has been delivered, this time included."""
+        """The number of deliveries of each message, this one included."""
         return cast("NDArray[np.uint16]", self._run.heads()["attempts"].astype(np.uint16))
 
     @cached_property
     def timestamps_ns(self) -> NDArray[np.int64]:
-        """When each message was published, in nanoseconds since 1970."""
+        """The publish time of each message, in nanoseconds since 1970."""
         return cast("NDArray[np.int64]", self._run.heads()["timestamp_ns"].astype(np.int64))
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        """The body of each message, made when first asked for."""
+        """The body of each message, made at first use."""
         return self._run.bodies()
 
     @cached_property
     def properties(self) -> list[Properties]:
-        """The properties of each message, made when first asked for."""
+        """The properties of each message, made at first use."""
         packed = self._run.properties
         return [Properties.unpack(packed[at]) if at in packed else NONE for at in range(self.count)]
 
     def arrow(self) -> pa.BinaryArray:
-        """The bodies as one Arrow array, made without a step for each message.
+        """Return the bodies as one Arrow array, made without a step for each message.
 
-        The received bytes are read as an array of values that alternate frame head and body; then
-        the bodies are taken.
+        The received bytes are read as an array that alternates frame heads and bodies; then the
+        bodies are selected.
 
         Raises:
             ImportError: pyarrow is not installed.

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
 
 REMEMBERED = 2
-"""How many times ``max_in_flight`` messages are remembered that were handed out one by one: when
-their time runs out they come again, beside those that are remembered."""
+"""The number of messages remembered after handing them out one by one, as a multiple of
+``max_in_flight``: timed-out messages are redelivered beside those that are remembered.
+"""
 
 
 class Consumer(ConsumerBase[Subscription]):
-    """Receives the messages of a channel from one or several brokers.
+    """Receive the messages of a channel from one or several brokers.
 
     ::
 
@@ -48,8 +49,8 @@ class Consumer(ConsumerBase[Subscription]):
                 message.finish()
 
     or ``await consumer.run(handler, concurrency=10)``, or ``async for batch in
-    consumer.batches()``.  Connections that are lost are made again, for ever.  A message comes
-    again if it was not finished; so a message can come twice, and none is missed.
+    consumer.batches()``.  Lost connections are remade, for ever. An unfinished message is
+    redelivered: delivery is at least once.
     """
 
     def __init__(
@@ -63,18 +64,18 @@ class Consumer(ConsumerBase[Subscription]):
         handling: HandlerSettings | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        """Take the settings; nothing is connected before ``async with``.
+        """Take the settings; ``async with`` connects.
 
         Args:
             topic: the topic's name.
-            channel: the channel's name; the broker creates it if there is none.
-            addresses: where brokers listen, as ``"host:port"``; messages come from all of them.
-                A broker at 127.0.0.1:4150 where neither these nor lookup daemons are given.
-            connection: how brokers are found and connected to.
-            delivery: which messages to ask for, and how many at a time.
-            handling: what becomes of messages whose handlers fail.
-            options: any field of these settings by its name, in the place of its value there, such
-                as ``tags="red"``, ``max_in_flight=500``, ``lookup="host:4161"``, ``hooks=...``.
+            channel: the channel's name; the broker creates it if missing.
+            addresses: of the brokers, as ``"host:port"``; messages come from all of them. Without
+                these and lookup daemons: 127.0.0.1:4150.
+            connection: how to find and connect to brokers.
+            delivery: which messages to request, and how many at a time.
+            handling: the handling of messages whose handlers fail.
+            options: any field of these settings by name, overriding its value there, such as
+                ``tags="red"``, ``max_in_flight=500``, ``lookup="host:4161"``, ``hooks=...``.
 
         Raises:
             TypeError: there is no such option.
@@ -151,7 +152,7 @@ class Consumer(ConsumerBase[Subscription]):
         return self
 
     async def __anext__(self) -> Message:
-        """The next message; you finish it or requeue it.  Ends when the consumer is stopped."""
+        """Return the next message, to finish or requeue. Ends when the consumer is stopped."""
         self._check_entered()
         buffer = self._buffer
         while not buffer.is_closed:
@@ -177,12 +178,12 @@ class Consumer(ConsumerBase[Subscription]):
     async def batches(
         self, *, max_messages: int = 10_000, max_wait_ms: float = 0
     ) -> AsyncIterator[Batch]:
-        """The messages in batches, each of one broker; you finish or requeue them.
+        """Iterate over messages in batches, each of one broker, to finish or requeue.
 
         Args:
-            max_messages: no more than this in a batch.  A batch is never larger than the broker's
+            max_messages: the maximum size of a batch. A batch is never larger than the broker's
                 part of ``max_in_flight`` either: set that to the size of batches that you want.
-            max_wait_ms: how long to wait for a batch to fill after its first message came.
+            max_wait_ms: the maximum wait for a batch to fill after its first message.
         """
         self._check_entered()
         if max_messages < 1:
@@ -197,7 +198,7 @@ class Consumer(ConsumerBase[Subscription]):
             else:
                 self._auto_touch.take(batch)
                 if batch.start():
-                    await asyncio.sleep(0)  # The broker is told before the batch is handled.
+                    await asyncio.sleep(0)  # The report is written before the batch is handled.
                 yield batch
         buffer.check()
 
@@ -218,24 +219,23 @@ class Consumer(ConsumerBase[Subscription]):
         concurrency: int = 1,
         on: Literal["loop"] | HandlerPlace = "loop",
     ) -> None:
-        """Hand each message to the handler until the consumer is stopped or closed.
+        """Run the handler on each message until the consumer is stopped or closed.
 
-        When the handler returns the message is finished, unless it answered the message itself;
-        when it raises ``Requeue`` the message comes again later; when it raises ``Reject`` a
-        Martlet broker puts it into the channel's dead-letter topic; when it raises anything else,
-        that is logged and the message requeued, for longer with each attempt.
+        When the handler returns, the message is finished, unless the handler answered it; when it
+        raises ``Requeue``, the message is redelivered later; when it raises ``Reject``, a Martlet
+        broker moves it to the channel's dead-letter topic; any other exception is logged and the
+        message requeued, with a delay that grows with each attempt.
 
         Args:
             handler: called with each message.  On the loop: a coroutine function, or a function
                 that returns soon.  In threads and processes: a function, called with a
                 ``MessageView``; for processes one at the top of a module.
-            concurrency: how many handlers may be at work at once.
+            concurrency: the maximum number of handlers at once.
             on: ``loop``, or ``threads`` for a handler that blocks, or ``processes`` for one that
-                computes for long: heartbeats are answered meanwhile.
+                computes for long, so that heartbeats are answered meanwhile.
 
         Raises:
-            SubscribeRefused, ConnectRefused: a broker no longer takes the consumer when it
-                connects again.
+            SubscribeRefused, ConnectRefused: a broker refuses the consumer when it reconnects.
             ValueError: the handler cannot be run there.
         """
         self._check_entered()
@@ -246,7 +246,7 @@ class Consumer(ConsumerBase[Subscription]):
 
     @property
     def counts(self) -> Counts:
-        """What the consumer has done so far."""
+        """The consumer's counts so far."""
         brokers = self._brokers
         each = brokers.sessions
         return Counts(
@@ -259,7 +259,7 @@ class Consumer(ConsumerBase[Subscription]):
 
     @property
     def stats(self) -> ConsumerStats:
-        """The consumer's state, and what it has done so far."""
+        """The consumer's state and counts so far."""
         flow = self._flow
         ready = flow.counts()
         return ConsumerStats(
@@ -277,11 +277,11 @@ class Consumer(ConsumerBase[Subscription]):
 
     @property
     def is_starved(self) -> bool:
-        """Whether more could come from a broker if what came were answered faster."""
+        """Whether a broker could send more if messages were answered faster."""
         return self.stats.is_starved
 
     def _sight(self) -> Sight:
-        """What the watchdog checks."""
+        """Return the state for the watchdog."""
         flow = self._flow
         counts = self.counts
         buffer = self._buffer
@@ -301,15 +301,15 @@ class Consumer(ConsumerBase[Subscription]):
             ),
         )
 
-    # how many messages come
+    # flow control
 
     @property
     def max_in_flight(self) -> int:
-        """How many messages may be here and not be answered."""
+        """The maximum number of received and unanswered messages."""
         return self._flow.max_in_flight
 
     def change_max_in_flight(self, max_in_flight: int) -> None:
-        """Let so many messages be here from now on; 0 lets none come.
+        """Change the maximum number of unanswered messages; 0 lets none come.
 
         Raises:
             ValueError: it is negative.
@@ -319,14 +319,14 @@ class Consumer(ConsumerBase[Subscription]):
         self._flow.change(max_in_flight)
 
     def pause(self) -> None:
-        """Ask for no more messages until ``resume``; what is here already is handed out."""
+        """Stop requesting messages until ``resume``; those received already are handed out."""
         self._flow.pause()
 
     def resume(self) -> None:
-        """Ask for messages again."""
+        """Request messages again."""
         self._flow.resume()
 
-    # what happens
+    # events
 
     def _on_failure(self, error: Exception) -> None:
         if not isinstance(error, ClientError):
@@ -363,10 +363,10 @@ class Consumer(ConsumerBase[Subscription]):
         self._flow.remove(subscription)
         self._brokers.look_again()
 
-    # the end
+    # closing
 
     def stop(self) -> None:
-        """Take no more messages: iterators end, and ``run`` returns once its handlers have."""
+        """Stop handing out messages: iterators end, and ``run`` returns after its handlers."""
         self._flow.stop()
         super().stop()
 
@@ -378,7 +378,7 @@ class Consumer(ConsumerBase[Subscription]):
         self._give_back()
 
     def _on_left(self) -> None:
-        self._give_back()  # What came before the brokers had read that the consumer leaves.
+        self._give_back()  # Messages that arrived before the brokers had read CLS.
 
     def _give_back(self) -> None:
         for answers, ids in self._buffer.drain():

@@ -1,6 +1,7 @@
 """A consumer's flow control: its ready counts, its pauses, and its backoff after failures.
 
-Here the rules (`rdy`, `handling.backoff`) meet connections, the clock and timers.
+It connects the rules (`rdy`, `handling.backoff`), which do no I/O, with connections, the clock and
+timers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ logger = logging.getLogger("martlet.client")
 
 
 class Flow:
-    """Sends ready counts to subscriptions.
+    """Send ready counts to subscriptions.
 
     Args:
-        max_in_flight: how many messages may be in flight, from all brokers together.
-        rotation: how connections take turns where there are more of them than that.
-        failure_backoff: how long nothing is asked for when messages fail.
+        max_in_flight: the maximum number of messages in flight, from all brokers together.
+        rotation: how connections take turns if there are more of them than that.
+        failure_backoff: the backoff when messages fail.
         name: the consumer's, for logs.
         chance: returns a random number from 0 to below 1.
     """
@@ -56,45 +57,45 @@ class Flow:
 
     @property
     def max_in_flight(self) -> int:
-        """How many messages may be in flight, from all brokers together."""
+        """The maximum number of messages in flight, from all brokers together."""
         return self._readiness.max_in_flight
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is to come."""
+        """Whether delivery is paused."""
         return self._readiness.is_paused
 
     @property
     def state(self) -> BackoffState:
-        """Whether messages are asked for, or not because others failed."""
+        """The backoff's state."""
         return self._gate.state
 
     @property
     def level(self) -> int:
-        """How far it has backed off; 0 is not at all."""
+        """The backoff's level; 0 for none."""
         return self._gate.level
 
     def counts(self) -> dict[Subscription, int]:
         """The ready count of each connection."""
         return self._readiness.counts
 
-    # what the consumer asks for
+    # the consumer's requests
 
     def change(self, max_in_flight: int) -> None:
-        """Let so many messages be in flight from now on; 0 lets none come."""
+        """Change the maximum number of messages in flight; 0 lets none come."""
         self._send(self._readiness.change(max_in_flight, time.monotonic()))
 
     def pause(self) -> None:
-        """Let none come until ``resume``."""
+        """Stop delivery until ``resume``."""
         self._send(self._readiness.pause(True, time.monotonic()))
 
     def resume(self) -> None:
-        """Let them come again."""
+        """Resume delivery."""
         if not self._is_stopped:
             self._send(self._readiness.pause(False, time.monotonic()))
 
     def stop(self) -> None:
-        """Let none come any more."""
+        """Stop delivery for good."""
         self._is_stopped = True
         self.pause()
         for timer in (self._rotation, self._trial):
@@ -102,25 +103,25 @@ class Flow:
                 timer.cancel()
         self._rotation = self._trial = None
 
-    # what happens
+    # events
 
     def add(self, subscription: Subscription) -> None:
-        """Share ready counts with this subscription too."""
+        """Give this subscription a part of the ready counts."""
         self._send(self._readiness.add(subscription, time.monotonic()))
 
     def remove(self, subscription: Subscription) -> None:
-        """Share its ready count among the others."""
+        """Distribute its ready count among the others."""
         self._send(self._readiness.remove(subscription, time.monotonic()))
 
     def feed(self, event: BackoffEvent) -> None:
-        """Note how a message is about to be answered."""
+        """Step the backoff before a message is answered."""
         gate = self._gate
         if gate.state is BackoffState.OPEN and event is not BackoffEvent.FAILURE:
             return
         self._act(gate.feed(event, is_connected=bool(self._readiness.counts)))
 
     def settle(self) -> None:
-        """Raise ready counts that waited for messages to be answered."""
+        """Raise ready counts that waited for answers."""
         if self._readiness.is_owing:
             self._send(self._readiness.share(time.monotonic()))
 
@@ -133,12 +134,12 @@ class Flow:
             logger.warning("%s: messages succeed again: all brokers may send", self._name)
             self._send(self._readiness.cap(None, now_s))
         elif action is BackoffAction.TRY:
-            logger.info("%s: backed off for long enough: one message is tried", self._name)
+            logger.info("%s: the backoff is over: one message is tried", self._name)
             self._send(self._readiness.cap(1, now_s))
         else:
             if action is BackoffAction.BLOCK:
                 logger.warning(
-                    "%s: messages fail: no more are asked for in the next %.3g s (level %d)",
+                    "%s: messages fail: no more are requested for %.3g s (level %d)",
                     self._name,
                     gate.wait_s,
                     gate.level,

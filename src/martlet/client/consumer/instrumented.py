@@ -1,4 +1,4 @@
-"""The calls of a consumer's hooks by its sessions."""
+"""Call a consumer's hooks for its sessions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Counted(Protocol):
 
     @property
     def finished(self) -> int:
-        """How many were finished."""
+        """The number finished."""
 
     @property
     def requeued(self) -> int:
-        """How many were requeued."""
+        """The number requeued."""
 
 
 def instrument(hooks: Hooks, subscription: Subscription) -> None:
-    """Have the hooks called with what comes and is answered, beside the callbacks that are set."""
+    """Have the hooks called with received and answered messages, beside set callbacks."""
     address = str(subscription.address)
     if hooks.on_received is not None:
         subscription.on_delivery = _receiving(hooks.on_received, address, subscription.on_delivery)
@@ -52,7 +52,7 @@ def _receiving(
 
 
 def settling(hooks: Hooks, address: str, counted: Counted) -> Callable[[], None]:
-    """Make a function that calls the hooks with what was answered since it was called last."""
+    """Make a function that calls the hooks with the answers since its last call."""
     finished = requeued = 0
 
     def report() -> None:

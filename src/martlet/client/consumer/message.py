@@ -1,4 +1,4 @@
-"""A message as it is handed to the application."""
+"""A message as handed to the application."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from martlet.properties.model import NONE, Properties
 
 
 def check_delay_ms(delay_ms: int) -> int:
-    """The delay, if it is one.
+    """Return a valid delay.
 
     Raises:
         ValueError: it is negative.
@@ -24,14 +24,14 @@ def check_delay_ms(delay_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """A message as a handler in a thread or a process gets it.
+    """A message for a handler in a thread or a process.
 
     Attributes:
         id: 16 bytes, unique at its broker.
-        timestamp_ns: when it was published, in nanoseconds since 1970.
-        attempts: how often it has been delivered, this time included.
-        body: what was published.
-        properties: what was published beside it.
+        timestamp_ns: the publish time, in nanoseconds since 1970.
+        attempts: the number of deliveries, this one included.
+        body: the published bytes.
+        properties: published with the body.
     """
 
     id: bytes
@@ -42,12 +42,12 @@ class MessageView:
 
 
 class ReceivedMessage(ABC):
-    """A message as any consumer hands it out.
+    """A message of any consumer.
 
     Attributes:
         id: 16 bytes, unique at its broker.
-        timestamp_ns: when it was published, in nanoseconds since 1970.
-        body: what was published.
+        timestamp_ns: the publish time, in nanoseconds since 1970.
+        body: the published bytes.
     """
 
     __slots__ = ("_packed", "attempts", "body", "id", "timestamp_ns")
@@ -60,32 +60,32 @@ class ReceivedMessage(ABC):
 
     @property
     def properties(self) -> Properties:
-        """Its tag, keys, headers and other properties that were published beside the body."""
+        """Its tag, keys, headers and other properties, published with the body."""
         return Properties.unpack(self._packed) if self._packed else NONE
 
     @property
     @abstractmethod
     def is_out(self) -> bool:
-        """Whether it is handed out, and neither finished nor to be handled again."""
+        """Whether it is handed out and unanswered."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Have it never handled again."""
+        """Mark it as done: it is never handled again."""
 
     @abstractmethod
     def give_back(self) -> None:
-        """Have it handled again, without a failure."""
+        """Have it handled again, without counting a failure."""
 
     @abstractmethod
     def view(self) -> MessageView | ReceivedMessage:
-        """Return what a handler in a thread or a process gets of it."""
+        """Return the view of it for a handler in a thread or a process."""
 
 
 class Message(ReceivedMessage):
-    """A message, in flight to you until you finish or requeue it or its time runs out.
+    """A message, in flight until you finish or requeue it or it times out.
 
     Attributes:
-        attempts: how often it has been delivered, this time included.
+        attempts: the number of deliveries, this one included.
     """
 
     __slots__ = ("__weakref__", "_answers")
@@ -107,29 +107,29 @@ class Message(ReceivedMessage):
 
     @property
     def failures(self) -> int:
-        """How often it has failed before, where a Martlet broker counts that: where its channel has
-        a retry policy. 0 elsewhere.
+        """The number of earlier failures, if its channel at a Martlet broker has a retry policy;
+        else 0.
         """
         return int(self._noted("failures") or 0)
 
     @property
     def tries(self) -> int:
-        """How often it has been tried, this time included: one more than its failures where the
-        broker counts those, else its attempts, of which it may not have been handled at each.
+        """The number of tries, this one included: its failures plus one if the broker counts those,
+        else its deliveries, not all of which may have been handled.
         """
         answers = self._answers
         return self.failures + 1 if answers and answers.max_attempts else self.attempts
 
     @property
     def is_suspect(self) -> bool:
-        """Whether its last failure was a lost connection, so that it may be what ends programs."""
+        """Whether its last failure was a lost connection, so that it may be crashing programs."""
         return bool(self._noted("suspect"))
 
     def _noted(self, name: str) -> str:
         return self.properties.system.get(name, "") if self._packed else ""
 
     def carries(self, packed: bytes) -> None:
-        """These are its properties."""
+        """Set its properties."""
         self._packed = packed
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Message(ReceivedMessage):
 
     @property
     def is_answered(self) -> bool:
-        """Whether it has been finished or requeued."""
+        """Whether it was finished or requeued."""
         return self._answers is None
 
     @property
@@ -153,10 +153,10 @@ class Message(ReceivedMessage):
         return MessageView(self.id, self.timestamp_ns, self.attempts, self.body, self.properties)
 
     def finish(self) -> None:
-        """Tell the broker that the message has been dealt with and never comes back.
+        """Finish the message: the broker never redelivers it.
 
-        It is written at the end of the event loop's turn, with the others.  If the connection is
-        lost before that, or the message's time has run out, the broker delivers it again.
+        FIN is written at the end of the event loop's turn, with the others. If the connection is
+        lost before that, or the message has timed out, the broker redelivers it.
 
         Raises:
             AlreadyAnswered: it was finished or requeued before.
@@ -164,15 +164,15 @@ class Message(ReceivedMessage):
         self._answer().finish(self.id)
 
     def requeue(self, delay_ms: int = 0, *, backoff: bool = False, error: str = "") -> None:
-        """Have the broker deliver the message again, after so many milliseconds.
+        """Requeue the message with a delay in milliseconds.
 
-        Where the channel has a retry policy, a delay of 0 stands for the one of the policy, and
-        after its last attempt the message becomes a dead letter.  What `error` says went wrong is
-        kept with that, for an operator to see; a broker of NSQ does not take it.
+        If the channel has a retry policy, a delay of 0 means the policy's delay, and after its last
+        attempt the message becomes a dead letter. The broker keeps `error` with the message for
+        operators; an NSQ broker ignores it.
 
-        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).  The
-        message is only put off; with ``backoff`` that counts as a failure, as a handler's exception
-        does, so that the consumer asks for no more for a while (see ``FailureBackoff``).
+        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default). By default
+        this does not count as a failure; with ``backoff`` it does, as a handler's exception, so
+        that the consumer requests no more for a while (see ``FailureBackoff``).
 
         Raises:
             AlreadyAnswered: it was finished or requeued before.
@@ -186,8 +186,8 @@ class Message(ReceivedMessage):
             answers.requeue(self.id, delay_ms, backoff=backoff)
 
     def fail(self, error: str, delay_ms: int, *, backoff: bool = True) -> None:
-        """Have the broker deliver the message again when the channel's policy has it, or where it
-        has none after so many milliseconds; say what went wrong.
+        """Requeue the message with the delay of the channel's policy, or without one with the given
+        delay, and report the error.
         """
         answers = self._answer()
         if answers.are_extended:
@@ -197,18 +197,18 @@ class Message(ReceivedMessage):
 
     @property
     def can_be_rejected(self) -> bool:
-        """Whether it came from a Martlet broker, and is not answered."""
+        """Whether it came from a Martlet broker and is unanswered."""
         return self._answers is not None and self._answers.are_extended
 
     def reject(
         self, error: str = "", *, reason: Literal["rejected", "given_up"] = "rejected"
     ) -> None:
-        """Have the broker put the message into the channel's dead-letter topic: it would fail again
-        however often it came.
+        """Have the broker move the message to the channel's dead-letter topic, since it would
+        always fail.
 
         Raises:
-            AlreadyAnswered: it was finished or requeued before.
-            NotSupported: its broker is no Martlet, and has no dead-letter topics.
+            AlreadyAnswered: it was finished or requeued before. NotSupported: its broker is an NSQ
+            broker, which has no dead-letter topics.
         """
         if self._answers is not None and not self._answers.are_extended:
             raise NotSupported(
@@ -218,13 +218,13 @@ class Message(ReceivedMessage):
         self._answer().reject(self.id, reason, error)
 
     def give_back(self) -> None:
-        """Have the broker deliver the message to others: it has not failed."""
+        """Have the broker deliver the message to others, not counted as a failure."""
         self._answer().give_back_one(self.id)
 
     def touch(self) -> None:
-        """Have the message's time start anew, because dealing with it takes long.
+        """Reset the message's timeout, because handling it takes long.
 
-        The broker allows it until its ``--max-msg-timeout`` since the delivery (15 minutes by
+        The broker allows that until ``--max-msg-timeout`` after the delivery (15 minutes by
         default).
 
         Raises:

@@ -1,22 +1,22 @@
-"""Which ready count (RDY) each connection has, so that their sum never exceeds ``max_in_flight``.
+"""Distribute ready counts (RDY) so that their sum never exceeds ``max_in_flight``.
 
-A ready count is how many messages a broker may have in flight to a connection.  It stands until
-another is sent, and finishing a message makes room for the next.  Clients of brokers that counted
-it down had to send it again when it was used up, at 1, or at a quarter; there is nothing to refill
-here, so counts are sent when a connection comes or goes, and not for messages.
+A ready count is the maximum number of messages in flight to a connection. It holds until another is
+sent, and finishing a message lets the broker send the next. Old brokers counted it down, so their
+clients sent it again at 1 or at a quarter; here nothing needs a refill, so counts are sent when a
+connection comes or goes, and not for messages.
 
-Each connection gets its part, ``max_in_flight`` by the number of connections, and what a broker's
-``max_rdy_count`` forbids goes to the others.  Counts that go down are sent before those that go up,
-and a count goes up only as far as the messages that others still have in flight leave room: where
-one connection of 10 messages becomes two, the second gets as the first finishes.  Since a message
-that is never answered would hold that up for ever, it is waited for `patience_s` at most.
+Each connection gets an equal part of ``max_in_flight``; any surplus above a broker's
+``max_rdy_count`` goes to the others. Lower counts are sent before higher ones, and a count rises
+only as far as ``max_in_flight`` minus the messages that others still have in flight: when a second
+connection joins one with 10 messages, its count rises as the first one finishes. An unanswered
+message would hold that up for ever, so the wait is at most `patience_s`.
 
-Where there are more connections than ``max_in_flight`` (or than 1, when a message is tried after
-failures), some have none.  Then `redistribute` is to be called every so often: a connection that
-received nothing for a while gives its part up, and so does any after a longer while; those get it
-that have waited for it the longest.
+If there are more connections than ``max_in_flight`` (or than 1, in a trial after failures), some
+have a count of 0. Then call `redistribute` at intervals: a connection that received nothing for a
+while loses its part, and so does any other after a longer while; the connections that have waited
+longest get the parts.
 
-Nothing here reads a clock or draws random numbers: both are handed in.
+Time and random numbers are passed in.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from typing import Generic, Protocol, TypeVar
 
 
 class ReadyConnection(Protocol):
-    """A connection, as far as the distribution needs it."""
+    """A connection, as the distribution sees it."""
 
     @property
     def max_ready_count(self) -> int:
-        """The highest ready count that the broker takes."""
+        """The broker's maximum ready count."""
 
     @property
     def in_flight(self) -> int:
-        """How many messages came and are not answered."""
+        """The number of received and unanswered messages."""
 
     @property
     def last_message_s(self) -> float:
-        """When the last message came."""
+        """The time of the last message."""
 
 
 C = TypeVar("C", bound=ReadyConnection)
@@ -47,12 +47,12 @@ C = TypeVar("C", bound=ReadyConnection)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotation:
-    """How connections take turns where there are more of them than ``max_in_flight``.
+    """How connections take turns if there are more of them than ``max_in_flight``.
 
     Attributes:
-        low_rdy_idle_timeout_s: a connection gives its part up when nothing came for so long.
-        low_rdy_timeout_s: and whatever came, when it has had its part for so long.
-        rdy_redistribute_interval_s: how often that is checked.
+        low_rdy_idle_timeout_s: a connection without a message for this time loses its part.
+        low_rdy_timeout_s: any connection loses its part after this time.
+        rdy_redistribute_interval_s: the interval of the check.
     """
 
     low_rdy_idle_timeout_s: float = 10.0
@@ -67,13 +67,13 @@ class Rotation:
 
 @dataclass(slots=True)
 class _Part:
-    """What a connection has.
+    """The part of a connection.
 
     Attributes:
-        count: the ready count that was sent last.
-        wanted: the one that it is to have as soon as others leave room.
-        is_chosen: whether it is one of those that have a part.
-        since_s: since when it is chosen, or is not.
+        count: the last ready count sent.
+        wanted: the target, to be reached as other connections finish messages.
+        is_chosen: whether it has a part.
+        since_s: the time of the last change of `is_chosen`.
     """
 
     since_s: float
@@ -87,16 +87,16 @@ class _Part:
 
 
 class RdyDistributor(Generic[C]):
-    """Shares ``max_in_flight`` among connections.
+    """Distribute ``max_in_flight`` among connections.
 
-    Methods that change something return the counts to send, in the order in which they must be
-    sent; ``now_s`` is any clock that does not go back.
+    Methods that change something return the counts to send, in the required order; ``now_s`` is any
+    monotonic time.
 
     Args:
-        max_in_flight: what is shared.
-        rotation: how connections take turns where it is not enough for all.
-        chance: returns a random number from 0 to below 1, to choose among those that have waited
-            equally long.
+        max_in_flight: the number to distribute.
+        rotation: how connections take turns if it is not enough for all.
+        chance: returns a random number from 0 to below 1, to choose among connections that have
+            waited equally long.
     """
 
     def __init__(self, max_in_flight: int, rotation: Rotation, chance: Callable[[], float]) -> None:
@@ -110,7 +110,7 @@ class RdyDistributor(Generic[C]):
 
     @property
     def budget(self) -> int:
-        """What may be shared now."""
+        """The number to distribute now."""
         if self.is_paused:
             return 0
         return self.max_in_flight if self._cap is None else min(self._cap, self.max_in_flight)
@@ -122,12 +122,12 @@ class RdyDistributor(Generic[C]):
 
     @property
     def is_owing(self) -> bool:
-        """Whether a count will go up once others have fewer messages in flight."""
+        """Whether a count will rise once others have fewer messages in flight."""
         return self._owing_since_s is not None
 
     @property
     def is_too_many(self) -> bool:
-        """Whether some connections have no part because there are too many of them."""
+        """Whether there are too many connections for each to have a part."""
         return len(self._parts) > self.budget > 0
 
     def add(self, connection: C, now_s: float) -> list[tuple[C, int]]:
@@ -141,25 +141,25 @@ class RdyDistributor(Generic[C]):
         return self.share(now_s)
 
     def change(self, max_in_flight: int, now_s: float) -> list[tuple[C, int]]:
-        """Share another number from now on; 0 lets nothing come."""
+        """Change ``max_in_flight``; 0 lets nothing come."""
         self.max_in_flight = max_in_flight
         return self.share(now_s)
 
     def pause(self, is_paused: bool, now_s: float) -> list[tuple[C, int]]:
-        """Ask for no messages from anywhere; or again."""
+        """Pause or resume all connections."""
         self.is_paused = is_paused
         return self.share(now_s)
 
     def cap(self, count: int | None, now_s: float) -> list[tuple[C, int]]:
-        """Share no more than so many for now, or all again."""
+        """Set a temporary limit of the number to distribute, or remove it."""
         self._cap = count
         if count == 0:
             for part in self._parts.values():
-                part.choose(False, now_s)  # So that chance alone says who is tried.
+                part.choose(False, now_s)  # So that the connection to try is chosen at random.
         return self.share(now_s)
 
     def redistribute(self, now_s: float) -> list[tuple[C, int]]:
-        """Let connections give up what they do not use, or have had for long enough."""
+        """Take parts from idle connections, and from those that have had them for long enough."""
         if self.is_too_many:
             for connection, part in self._parts.items():
                 if part.is_chosen and self._is_to_give_up(connection, part, now_s):
@@ -173,9 +173,9 @@ class RdyDistributor(Generic[C]):
         return idle_s > rotation.low_rdy_idle_timeout_s or had_s > rotation.low_rdy_timeout_s
 
     def share(self, now_s: float) -> list[tuple[C, int]]:
-        """Bring the counts to what they should be, as far as there is room.
+        """Move the counts towards their targets, as far as ``max_in_flight`` allows.
 
-        To be called again when messages were answered while `is_owing`.
+        Call it again after answers while `is_owing`.
         """
         if len(self._parts) > self.budget:
             self._choose(now_s)
@@ -186,7 +186,7 @@ class RdyDistributor(Generic[C]):
         return changes
 
     def _choose(self, now_s: float) -> None:
-        """A part of 1 for as many connections as there are parts."""
+        """Give as many connections as possible a part of 1."""
         parts = list(self._parts.values())
         chosen = [part for part in parts if part.is_chosen]
         spare = self.budget - len(chosen)
@@ -203,7 +203,9 @@ class RdyDistributor(Generic[C]):
             part.wanted = min(int(part.is_chosen), self.budget)
 
     def _divide(self, now_s: float) -> None:
-        """To each its part; the smallest limits first, as what one may not take is the others'."""
+        """Give each its part; the lowest limits first, since any surplus above them goes to the
+        others.
+        """
         left = self.budget
         by_limit = sorted(self._parts.items(), key=lambda item: item[0].max_ready_count)
         for taken, (connection, part) in enumerate(by_limit):

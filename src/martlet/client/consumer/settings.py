@@ -1,4 +1,4 @@
-"""Settings of consumers: how messages are delivered, and what becomes of those that fail."""
+"""Settings of consumers: the delivery of messages, and the handling of failed ones."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from martlet.client.settings import ConnectionOptions, check_at_least
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandlerSettings:
-    """What becomes of messages whose handlers fail, or do not end.
+    """The handling of messages whose handlers fail or do not end.
 
     Attributes:
-        retry: how long a message waits when its handler has failed, by its attempts; go-nsq's way
-            is ``LinearDelay()``.  None for the default: 4 s to 10 minutes for a `Consumer`, unless
-            the channel has a retry policy, which counts then; 1 s to a minute for a pull consumer.
-        max_attempts: how often a message may be tried before it is given up; 0 for no limit.  None
-            for the default: 16 for a `PullConsumer`, else 0.  A `Consumer` logs what it gives up,
-            passes it to ``on_giving_up`` and finishes it; a pull consumer does the same.  Without
-            ``on_giving_up`` a Martlet broker puts it into the dead-letter topic of the channel or
-            group; with a broker of NSQ, or in a `BroadcastConsumer`, it is lost.
-        on_giving_up: gets each message that is given up, to keep it elsewhere; a function or a
-            coroutine function.  When it raises, the message is not finished, and comes again.
-        close_timeout_s: how long closing may take: handlers at work are cancelled shortly before,
-            and their messages come again.
+        retry: the delay of a failed message, by its attempts; go-nsq's is ``LinearDelay()``. None
+            for the default: 4 s to 10 minutes for a `Consumer`, or the channel's retry policy if it
+            has one; 1 s to a minute for a pull consumer.
+        max_attempts: the maximum number of attempts; 0 for no limit. None for the default: 16 for a
+            `PullConsumer`, else 0. After the last one the consumer logs the message, passes it to
+            ``on_giving_up`` and finishes it. Without ``on_giving_up`` a Martlet broker moves it to
+            the dead-letter topic of the channel or group; with an NSQ broker, or in a
+            `BroadcastConsumer`, it is lost.
+        on_giving_up: called with each message after its last attempt, to keep it elsewhere; a
+            function or a coroutine function. If it raises, the message is not finished, and comes
+            again.
+        close_timeout_s: the time limit of closing: running handlers are cancelled shortly before,
+            and their messages are redelivered.
     """
 
     retry: Delay | None = None
@@ -44,23 +45,23 @@ class HandlerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeliverySettings:
-    """Which messages a `Consumer` asks its channel for, and how many at a time.
+    """Which messages a `Consumer` requests from its channel, and how many at a time.
 
     Attributes:
-        tags: take messages with one of these tags alone, as ``["red", "blue"]`` or
-            ``"red || blue"``.  The broker keeps the filter for the channel and finishes all other
-            messages; all consumers of a channel must name the same.  It must be a Martlet broker.
-        order: handle the messages of each order key, or of each queue, one after the other; one
-            that fails comes again before any later one.  It too applies to the whole channel.
-        max_in_flight: how many messages may be here and not be answered, from all brokers together.
-        rotation: how brokers take turns where there are more of them than ``max_in_flight``.
-        failure_backoff: for how long no messages are asked for when handlers fail; two minutes at
-            most by default, ``FailureBackoff(max_s=0)`` for never.
-        auto_touch: ask for more time, up to the broker's ``--max-msg-timeout``, for messages whose
-            handlers are at work, and for messages of ``async for`` and batches that the application
+        tags: receive only messages with one of these tags, as ``["red", "blue"]`` or ``"red ||
+            blue"``. The broker keeps the filter for the channel and finishes all other messages;
+            all consumers of a channel must have the same. It needs a Martlet broker.
+        order: handle the messages of each order key, or of each queue, one after the other; a
+            failed one is redelivered before any later one. It too applies to the entire channel.
+        max_in_flight: the maximum number of unanswered messages, from all brokers together.
+        rotation: how brokers take turns if there are more of them than ``max_in_flight``.
+        failure_backoff: for how long no messages are requested when handlers fail; by default at
+            most two minutes, ``FailureBackoff(max_s=0)`` for never.
+        auto_touch: extend the timeout, up to the broker's ``--max-msg-timeout``, of messages in
+            running handlers, and of messages of ``async for`` and batches that the application
             holds and has not answered.
-        stall_after_s: log an error when nothing progresses for so long (messages wait and none is
-            handed out or answered, or none are asked for); 0 for never.
+        stall_after_s: log an error after this time without progress (messages wait and none is
+            handed out or answered, or none are requested); 0 for never.
         on_stall: called with the cause, once for each stall.
     """
 
@@ -82,13 +83,13 @@ class DeliverySettings:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """What the channel must be like, as ``channel.want`` takes it; empty for what it is."""
+        """The required policy of the channel, for ``channel.want``; empty for any."""
         wanted: dict[str, Any] = {"tags": list(self.tags)} if self.tags else {}
         return {**wanted, "order": self.order} if self.order is not None else wanted
 
 
 class ConsumerOptions(ConnectionOptions, total=False):
-    """What a `Consumer` takes as keywords: each field of its settings."""
+    """The keywords of a `Consumer`: each field of its settings."""
 
     tags: str | Iterable[str]
     order: Literal["key", "queue"] | None

@@ -1,4 +1,4 @@
-"""The state of a consumer, and what it has done so far."""
+"""The state and counts of a consumer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from martlet.plural import counted
 logger = logging.getLogger("martlet.client")
 
 STARVED_PART = 0.85
-"""A connection with so much of its ready count in flight gets little more before it answers."""
+"""The part of its ready count in flight from which on a connection is starved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a consumer has done so far.
+    """The counts of a consumer so far.
 
     Attributes:
-        received: messages that came.
+        received: messages received.
         finished: messages finished.
         requeued: messages requeued.
         expired: messages dropped because they had waited here for longer than the broker's message
             timeout.
-        late: finishes, requeues and touches that the broker refused because they came too late.
+        late: finishes, requeues and touches that the broker refused as too late.
     """
 
     received: int
@@ -43,11 +43,11 @@ class ConnectionStats:
     Attributes:
         address: the broker's, as ``host:port``.
         is_connected: whether it is subscribed there now.
-        ready_count: how many messages the broker may have in flight to it.
-        in_flight: how many came on this connection and are not answered.
-        received, finished, requeued: how many messages were, on all connections to it.
-        last_message_s: when the last one came, by ``time.monotonic``; 0 where none did.
-        last_error: why there is no connection, or was none before; empty where there always was.
+        ready_count: the maximum number of messages in flight to it.
+        in_flight: messages received on this connection and not answered.
+        received, finished, requeued: the numbers of messages, on all connections to it.
+        last_message_s: when the last one came, by ``time.monotonic``; 0 if none did.
+        last_error: why there is no connection, or was none before; empty if there always was.
     """
 
     address: str
@@ -62,7 +62,9 @@ class ConnectionStats:
 
     @property
     def is_starved(self) -> bool:
-        """Whether 85 % of the ready count or more is in flight: handlers hold up what comes."""
+        """Whether 85 % of the ready count or more is in flight, so that handlers limit the
+        delivery.
+        """
         return self.in_flight > 0 and self.in_flight >= int(self.ready_count * STARVED_PART)
 
 
@@ -71,16 +73,16 @@ class ConsumerStats:
     """The state of a consumer.
 
     Attributes:
-        counts: what it has done so far.
-        given_up: messages given up because they came more than ``max_attempts`` times.
-        waiting: messages that came and were not handed out yet.
-        workers: how many handlers may be at work now.
-        max_in_flight: how many messages may be in flight from all brokers together.
-        is_paused: whether no more are asked for.
+        counts: its counts so far.
+        given_up: messages not tried again after ``max_attempts``.
+        waiting: messages received and not handed out yet.
+        workers: the maximum number of handlers at once.
+        max_in_flight: the maximum number of messages in flight, from all brokers together.
+        is_paused: whether no more are requested.
         backoff: ``open``, or ``blocked`` because messages failed, or ``trial`` while one is tried.
-        backoff_level: how often the wait is doubled; 0 where it is open.
+        backoff_level: the number of times the wait is doubled; 0 if open.
         connections: one for each broker.
-        stall: why it does not progress, if the watchdog found that; else empty.
+        stall: why it does not progress, if the watchdog found a stall; else empty.
     """
 
     counts: Counts
@@ -96,16 +98,16 @@ class ConsumerStats:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection is: more could come if handlers were faster, or there were more."""
+        """Whether a connection is starved: more or faster handlers would get more messages."""
         return any(each.is_starved for each in self.connections)
 
 
 class Losses:
-    """Counts what came to nothing, and logs it, at most once a second.
+    """Count messages dropped and answers in vain, and log them at most once a second.
 
     Attributes:
-        expired: messages that were dropped.
-        late: answers that came too late.
+        expired: dropped messages.
+        late: late answers.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,7 @@ class Losses:
         self._quiet_until_s = 0.0
 
     def on_late(self, error: Refused) -> None:
-        """Count an answer that the broker refused, as the message is not in flight any more."""
+        """Count an answer that the broker refused, since the message is no longer in flight."""
         self.late += 1
         now_s = time.monotonic()
         level = logging.WARNING if now_s >= self._quiet_until_s else logging.DEBUG
@@ -125,7 +127,7 @@ class Losses:
         )
 
     def on_expired(self, count: int) -> None:
-        """Count messages that were dropped because they had waited for too long."""
+        """Count messages dropped because they had waited for too long."""
         self.expired += count
         logger.warning(
             "%s waited here for longer than the broker's message timeout, to be delivered again:"

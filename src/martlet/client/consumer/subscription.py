@@ -1,4 +1,4 @@
-"""A consumer's subscription at one broker, made again whenever the connection is lost."""
+"""A consumer's subscription at one broker, remade whenever the connection is lost."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from martlet.protocol.nsq.message_run import MessageRun
 logger = logging.getLogger("martlet.client")
 
 HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_UNAUTHORIZED"})
-"""Errors of SUB that another attempt would only get again."""
+"""Errors of SUB that are permanent."""
 PASSING = frozenset({"REFUSED", "TRY_AGAIN"})
-"""Errors of calls that another attempt may not get."""
+"""Errors of calls that may be temporary."""
 TOUCH_PART = 1 / 3
-"""When less of its time is left, a message is touched before it is worked on."""
+"""A message with less time left is touched before its handling begins."""
 
 
 class Subscription(BrokerSession):
-    """Keeps one connection subscribed to a channel.
+    """Keep one connection subscribed to a channel.
 
     Args:
         address: the broker's.
-        topic, channel: what is subscribed to.
+        topic, channel: to subscribe to.
         dialer: connects.
-        timeout_s: how long the broker may take to answer SUB.
-        wanted: the policy that the channel must have; empty for any.
+        timeout_s: the time limit of SUB.
+        wanted: the required policy of the channel; empty for any.
 
     Attributes:
-        on_delivery, on_ready, on_lost: called with what is received, when messages can be asked
-            for, and when they no longer can.
-        on_late: called when an answer to a message came too late.
+        on_delivery, on_ready, on_lost: called with received messages, when messages can be
+            requested, and when they no longer can.
+        on_late: called when an answer to a message was too late.
         on_answer, on_settled: called before and after an answer to a message is written.
-        auto_touch: whether messages are touched when little of their time is left.
+        auto_touch: whether messages with little time left are touched.
     """
 
     def __init__(
@@ -91,31 +91,31 @@ class Subscription(BrokerSession):
 
     @property
     def message_timeout_s(self) -> float:
-        """How much time the broker gives a message."""
+        """The broker's message timeout."""
         return self._answers.message_timeout_s if self._answers else 0.0
 
     @property
     def in_flight(self) -> int:
-        """How many messages came on this connection and are not answered."""
+        """The number of messages received on this connection and not answered."""
         return self._answers.in_flight if self._answers else 0
 
     @property
     def received(self) -> int:
-        """How many messages came from here."""
+        """The number of messages received from this broker."""
         return self._received + (self._answers.received if self._answers else 0)
 
     @property
     def finished(self) -> int:
-        """How many messages were finished here."""
+        """The number of messages finished at this broker."""
         return self._finished + (self._answers.finished if self._answers else 0)
 
     @property
     def requeued(self) -> int:
-        """How many messages were requeued here."""
+        """The number of messages requeued at this broker."""
         return self._requeued + (self._answers.requeued if self._answers else 0)
 
     async def keep(self) -> None:
-        """Connect and subscribe, again and again, until closed; see `BrokerSession.keep`."""
+        """Connect and subscribe, reconnecting until closed; see `BrokerSession.keep`."""
         while not self._closing.is_set():
             connection = await self._dialer.dial()
             try:
@@ -171,7 +171,7 @@ class Subscription(BrokerSession):
         self.mark_attempted()
 
     async def _want(self, connection: Connection) -> None:
-        """Have the channel's policy set as it is wanted."""
+        """Set the channel's policy as wanted."""
         try:
             answer = await connection.call(
                 "channel.want",
@@ -203,29 +203,29 @@ class Subscription(BrokerSession):
         connection.abort()
 
     def ready(self, count: int) -> None:
-        """Let the broker have so many messages in flight to this consumer."""
+        """Send RDY: the maximum number of messages in flight to this consumer."""
         self._ready_count = count
         if self.connection is not None and not self._is_held:
             self.connection.write(commands.ready(count))
 
     def hold(self) -> None:
-        """Have the broker send nothing for now, whatever the ready count is."""
+        """Stop the broker's delivery for now, whatever the ready count."""
         if self.connection is not None and not self._is_held:
             self._is_held = True
             self.connection.write(commands.ready(0))
 
     def go_on(self) -> None:
-        """Have the broker send again."""
+        """Resume the broker's delivery."""
         if self._is_held:
             self._is_held = False
             self.ready(self._ready_count)
 
     def is_answered_by(self, answers: AckBatcher) -> bool:
-        """Whether these answers belong to the present connection."""
+        """Return whether these answers belong to the current connection."""
         return self._answers is answers
 
     async def leave(self, timeout_s: float) -> None:
-        """Tell the broker to send no more, and wait until it has taken all answers."""
+        """Ask the broker to stop sending, and wait until it has all answers."""
         if self.connection is None or self._answers is None:
             return
         self._answers.flush()

@@ -1,8 +1,8 @@
-"""Waiting for messages that are here, and sharing the event loop with everything else.
+"""Wait for received messages, and share the event loop fairly.
 
-Each worker waits by a future of its own, the first one first, so that a message wakes one of them
-and not all.  A wake-up of one that is cancelled goes to another.  After ``TURN_S`` of handling in
-one turn of the loop they rest, so that it can do other things.
+Each worker waits with a future of its own, first come first served, so that a message wakes one of
+them and not all. The wake-up of a cancelled one goes to another. After ``TURN_S`` of handling in
+one turn of the loop workers rest, so that it can do other work.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections import deque
 
 TURN_S = 0.001
-"""How long messages may be handled in one turn of the event loop, by all workers together."""
+"""The maximum time of handling in one turn of the event loop, by all workers together."""
 
 
 class Waiters:
-    """Wakes workers and iterators that wait for messages.
+    """Wake workers and iterators that wait for messages.
 
     Attributes:
-        is_closed: whether no more is to be handed out.
+        is_closed: whether no more is handed out.
         turn_ends_at_s: when a worker must ``rest``.
     """
 
@@ -31,18 +31,18 @@ class Waiters:
         self._is_resting = False
 
     def close(self, error: Exception | None = None) -> None:
-        """Hand out no more; iterators and ``run`` raise the error, if there is one."""
+        """Stop handing out; iterators and ``run`` raise the error, if any."""
         self.is_closed = True
         self._error = self._error or error
         self._wake(len(self._waiters))
 
     def check(self) -> None:
-        """Raise the error that it was closed with, if it was."""
+        """Raise the error that it was closed with, if any."""
         if self._error is not None:
             raise self._error
 
     async def rest(self) -> None:
-        """Let the event loop do other things before the next message is handled."""
+        """Let the event loop do other work before the next message is handled."""
         if not self._is_resting:
             self._is_resting = True
             asyncio.get_running_loop().call_soon(self._begin_turn)
@@ -57,7 +57,7 @@ class Waiters:
         self.turn_ends_at_s = time.monotonic() + TURN_S
 
     async def _wait(self) -> None:
-        """Wait until something more may be had, or it is closed."""
+        """Wait until a message may be available, or it is closed."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:

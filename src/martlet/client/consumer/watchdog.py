@@ -1,12 +1,11 @@
-"""The watchdog, which notices a consumer that has silently stopped, and logs why.
+"""The watchdog, which detects a consumer that has silently stopped, and logs why.
 
-A consumer that gets no messages and one that has stopped look alike from outside.  From inside they
-do not: either messages wait here and none is taken or answered, or nothing is asked for though
-nothing holds it back, or a timer that should have run has not.  What is looked at is handed in, and
-so is the time.
+A consumer without messages and a stalled one look alike from outside. From inside they differ:
+messages wait and none is taken or answered, or nothing is requested though nothing forbids it, or
+an overdue timer has not run. State and time are passed in.
 
-It also notices when the event loop is held up: while a handler blocks it no heartbeat is answered,
-and after two of them the broker hangs up.
+It also detects a blocked event loop: while a handler blocks it no heartbeat is answered, and after
+two missed ones the broker closes the connection.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ logger = logging.getLogger("martlet.client")
 
 MAX_PAUSE_S = 1.0
 LATE_S = 1.0
-"""When the loop is held up for longer than this, it is logged."""
+"""The minimum time of a blocked loop that is logged."""
 QUIET_S = 60.0
-"""How often that is logged at most."""
+"""The minimum interval between two such lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A consumer's state, as far as the watchdog needs it.
+    """A consumer's state, as the watchdog sees it.
 
     Attributes:
-        connected: at how many brokers.
+        connected: the number of connected brokers.
         ready: the sum of its ready counts.
-        is_held_back: whether it is not meant to ask for messages.
-        backoff: whether it backs off.
-        trial_at_s: when it is to try a message after that.
-        waiting: how many messages wait to be handed out.
-        progress: something that changes whenever a message is handed out or answered.
+        is_held_back: whether it must not request messages.
+        backoff: whether it is backing off.
+        trial_at_s: when its next trial is due.
+        waiting: the number of messages that wait to be handed out.
+        progress: a value that changes whenever a message is handed out or answered.
     """
 
     connected: int
@@ -53,10 +52,10 @@ class Sight:
 
 
 class Watchdog:
-    """Checks a consumer every so often.
+    """Check a consumer at intervals.
 
     Args:
-        after_s: how long nothing must progress before it is a stall; 0 never checks.
+        after_s: the time without progress that is a stall; 0 never checks.
         look: returns the consumer's state.
         on_stall: called with the cause, once for each stall.
 
@@ -82,24 +81,24 @@ class Watchdog:
         self._quiet_until_s = 0.0
 
     def begin(self) -> None:
-        """Check from now on."""
+        """Start checking."""
         if self._after_s:
             self._pause(time.monotonic())
 
     def end(self) -> None:
-        """Check no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
 
     def bark(self, cause: str) -> None:
-        """Report that the consumer does not progress."""
+        """Report a stall."""
         logger.error("the consumer has stalled: %s", cause)
         if self._on_stall is not None:
             self._on_stall(cause)
 
     def check(self, sight: Sight, now_s: float) -> str:
-        """The cause of a stall; empty where there is none."""
+        """Return the cause of a stall; empty for none."""
         has_progressed = sight.progress != self._progress
         self._progress = sight.progress
         conditions = {
@@ -135,7 +134,7 @@ class Watchdog:
         late_s = max(0.0, now_s - due_s)
         self._check_loop(late_s, now_s)
         for name in self._since_s:
-            self._since_s[name] += late_s  # Nothing could progress while the loop was held up.
+            self._since_s[name] += late_s  # Nothing could progress while the loop was blocked.
         was = bool(self.stall)
         self.stall = self.check(self._look(), now_s)
         if self.stall and not was:

@@ -1,7 +1,8 @@
-"""The pull consumer: queues of a topic are allocated to the members of a group, which fetch them.
+"""The pull consumer: the queues of a topic are assigned to the members of a group, which fetch
+them.
 
-A queue belongs to one member at a time, so it is handled in order, and all that a broker keeps of a
-group is one offset a queue: everything below it is done.  From the broker to the application::
+A queue belongs to one member at a time, so it is handled in order, and a broker keeps one offset a
+queue for the group: everything below it is done. From the broker to the application::
 
     BrokerMembership       one broker: joins the group, and asks for its queues (a long poll)
       Fetcher              one queue: asks for what comes next (a long poll), ahead of the handlers
@@ -9,11 +10,10 @@ group is one offset a queue: everything below it is done.  From the broker to th
           ReadyQueues      the queues that have something, in turns
             Worker         a handler at work; or an iterator of the application's
 
-What is committed of a queue is the lowest offset whose handling is not done (`OffsetTracker`),
-however many handlers are at work on later ones.  So a message may come twice, and none is missed.
-A queue that is to go to another member is given back once the handlers that are at work on it have
-ended.
+The committed offset of a queue is the lowest one whose handling is not done (`OffsetTracker`),
+however many handlers are working on later ones: delivery is at least once. A queue that moves to
+another member is released after its running handlers have ended.
 
-`BroadcastSession` stands in the place of `BrokerMembership` for broadcasting, where each consumer
-has all queues and its offsets are in a file of its own (`OffsetFile`).
+For broadcasting, `BroadcastSession` replaces `BrokerMembership`: each consumer has all queues, and
+its offsets are in a file of its own (`OffsetFile`).
 """

@@ -1,4 +1,4 @@
-"""What pull consumers share: how messages are got, offsets, pauses and commits."""
+"""The base of pull consumers: messages, offsets, pauses and commits."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from martlet.client.settings import ConnectionSettings
 logger = logging.getLogger("martlet.client")
 
 Wanted = QueueId | tuple[str, int] | int
-"""A queue: its broker and number, or the number alone where that is clear."""
+"""A queue: its broker and number, or the number alone if that is unique."""
 
 
 class PullConsumerBase(ConsumerBase[PullSession]):
-    """Fetches from queues at one or several brokers, and hands out what comes.
+    """Fetch from queues at one or several brokers, and hand out the messages.
 
     Args:
         topic: the topic's name.
         group: the group's; None for none.
-        addresses: where brokers listen.
+        addresses: of the brokers.
         connection, progress, limits, handling: the settings.
-        leave_timeout_s: how long handlers may take to end when their queue goes to another member.
+        leave_timeout_s: the time for handlers to end when their queue moves to another member.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         self._line.on_lost_often = self._lost_often
         self._giving_up: set[asyncio.Task[None]] = set()
         self._handed_out: dict[Handed, None] = {}
-        """What iterators have handed out, until they are asked for the next."""
+        """The items that iterators have handed out, until the next is requested."""
 
     # three ways to get the messages
 
     def __aiter__(self) -> AsyncIterator[PulledMessage]:
-        """The messages, one by one, those of each queue in order.
+        """Iterate over messages, those of each queue in order.
 
-        A message is done when the loop asks for the next one, or ``message.finish()`` was called.
-        Where the loop is left before, the message comes again.
+        A message is done when the loop requests the next one, or after ``message.finish()``. If the
+        loop is left before, the message is handed out again.
         """
         self._check_entered()
         return self._messages()
@@ -106,15 +106,15 @@ class PullConsumerBase(ConsumerBase[PullSession]):
     def batches(
         self, *, max_messages: int = 10_000, max_wait_ms: float = 0
     ) -> Iteration[PulledBatch]:
-        """The messages in batches, each of one queue, in order.
+        """Iterate over messages in batches, each of one queue, in order.
 
-        A batch is done when the loop asks for the next one, or ``batch.finish()`` was called.
-        Where the loop is left before, it comes again.
+        A batch is done when the loop requests the next one, or after ``batch.finish()``. If the
+        loop is left before, it is handed out again.
 
         Args:
-            max_messages: no more than this in a batch.  The limits of flow control hold too: set
+            max_messages: the maximum size of a batch. The limits of flow control apply too: set
                 those to the size of batches that you want.
-            max_wait_ms: how long to wait for a batch to fill after its first message came.
+            max_wait_ms: the maximum wait for a batch to fill after its first message.
         """
         self._check_entered()
         if max_messages < 1:
@@ -130,23 +130,22 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         order: Literal["queue"] | None = None,
         on: Literal["loop", "threads"] = "loop",
     ) -> None:
-        """Hand each message to the handler until the consumer is stopped or closed.
+        """Run the handler on each message until the consumer is stopped or closed.
 
-        When the handler returns the message is done; when it raises ``Requeue`` it is tried again
-        later; when it raises anything else, that is logged, and the message is tried again here,
-        and given up after ``max_attempts`` (see `martlet.client.group.failures`).
+        When the handler returns, the message is done; when it raises ``Requeue``, the message is
+        tried again later; any other exception is logged, and the message is tried again here, and
+        dead-lettered after ``max_attempts`` (see `martlet.client.group.failures`).
 
         Args:
             handler: called with each message.  On the loop: a coroutine function, or a function
                 that returns soon.  In threads: a function.
-            concurrency: how many handlers may be at work at once.
-            order: ``queue`` for one message of each queue at a time, and none before those before
-                it are done; it is always so with one handler.
+            concurrency: the maximum number of handlers at once.
+            order: ``queue`` to handle one message of each queue at a time, in order; with one
+                handler it is always so.
             on: ``loop``, or ``threads`` for a handler that blocks.
 
         Raises:
-            SubscribeRefused, ConnectRefused: a broker no longer takes the consumer when it
-                connects again.
+            SubscribeRefused, ConnectRefused: a broker refuses the consumer when it reconnects.
         """
         self._check_entered()
         if order not in (None, "queue"):
@@ -163,7 +162,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         self._line.check()
 
     def _lost_often(self, message: PulledMessage, count: int) -> None:
-        """Give up a message that several members were lost by."""
+        """Dead-letter a message whose handling ended with several lost members."""
         task = asyncio.create_task(self._failures.lost_often(message, count))
         self._giving_up.add(task)
         task.add_done_callback(self._giving_up.discard)
@@ -178,35 +177,35 @@ class PullConsumerBase(ConsumerBase[PullSession]):
 
     @property
     def assignment(self) -> tuple[QueueId, ...]:
-        """The queues that are assigned to this consumer."""
+        """The queues assigned to this consumer."""
         return tuple(held.place for held in self._all_held())
 
     def position(self, queue: Wanted) -> int:
-        """The offset of the message of a queue that is handed out next. Raises ValueError."""
+        """Return the offset of a queue's message that is handed out next. Raises ValueError."""
         return self._find(queue)[1].position
 
     def committed(self, queue: Wanted) -> int:
-        """The offset that was committed last. Raises ValueError."""
+        """Return the last committed offset. Raises ValueError."""
         return self._find(queue)[1].committed
 
     def lag(self, queue: Wanted) -> int:
-        """How many messages of a queue were not done, as of the last fetch. Raises ValueError."""
+        """Return a queue's lag, as of the last fetch. Raises ValueError."""
         return self._find(queue)[1].lag
 
     async def seek(self, queue: Wanted, to: Start) -> None:
-        """Continue at another offset of a queue; what is here of it is dropped.
+        """Continue at another offset of a queue, and drop its messages here.
 
-        Handlers that are at work on messages of it are not waited for.  The committed offset moves
-        there with the next commit, back too: the member that has the queue then begins there.
+        It does not wait for handlers of its messages. The committed offset moves there with the
+        next commit, also backwards: a later holder of the queue begins there.
 
         Args:
             queue: its number, or broker and number.
-            to: an offset, ``"first"``, ``"last"`` (behind all that is stored), or a time.  An
+            to: an offset, ``"first"``, ``"last"`` (after all stored messages), or a time.  An
                 offset above the end means the end; that is logged.
 
         Raises:
             ValueError: the queue is not assigned to this consumer, or that is no position.
-            ClientError: the broker cannot be asked, or the queue is going to another member.
+            ClientError: the broker does not answer, or the queue is moving to another member.
         """
         to = check_start(to)
         session, held = self._find(queue)
@@ -226,19 +225,19 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         await session.seek(number, offset)
 
     def pause(self, *queues: Wanted) -> None:
-        """Hand out and fetch nothing of these queues, or of all that are assigned now."""
+        """Stop fetching and handing out of these queues, or of all assigned now."""
         for held in self._chosen(queues):
             held.pause()
 
     def resume(self, *queues: Wanted) -> None:
-        """Hand out and fetch again from these queues, or from all."""
+        """Resume fetching and handing out of these queues, or of all."""
         for held in self._chosen(queues):
             held.resume()
 
     async def commit(self) -> None:
         """Commit the offsets now.
 
-        What iterators handed out last counts as done: call this when it is.
+        The last item of each iterator counts as done: call this when it is.
 
         Raises:
             ClientError, OSError: the offsets could not be committed.
@@ -264,12 +263,12 @@ class PullConsumerBase(ConsumerBase[PullSession]):
 
     @property
     def tally(self) -> PullCounts:
-        """What became of messages of the brokers that there are now."""
+        """The counts of messages of the current brokers."""
         return sum((session.tally for session in self._brokers.sessions), PullCounts())
 
     @property
     def stats(self) -> PullStats:
-        """The consumer's state, and what it has done so far."""
+        """The consumer's state and counts so far."""
         brokers, tally, held = self._brokers, self.tally, self._all_held()
         return PullStats(
             counts=PullCounts(
@@ -287,10 +286,10 @@ class PullConsumerBase(ConsumerBase[PullSession]):
 
     @property
     def is_starved(self) -> bool:
-        """Whether more could be fetched if what is here were handled faster."""
+        """Whether more could be fetched if messages were handled faster."""
         return self.stats.is_starved
 
-    # the end
+    # closing
 
     async def _drain(self, timeout_s: float, besides: Iterable[asyncio.Task[object]]) -> None:
         for task in self._giving_up:

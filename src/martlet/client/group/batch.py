@@ -1,4 +1,4 @@
-"""Many messages of one queue at once: an object is made of a single one only on demand."""
+"""Batches of one queue's messages: single message objects are made only on demand."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from martlet.client.group.queues.queue_id import QueueId
 
 
 class BatchQueue(Protocol):
-    """The queue of a batch, as far as the batch needs it."""
+    """The queue of a batch, as the batch sees it."""
 
     topic: str
     place: QueueId
 
     def finish_batch(self, batch: PulledBatch) -> None:
-        """Have its messages done."""
+        """Mark its messages as done."""
 
     def put_back_batch(self, batch: PulledBatch) -> None:
         """Have its messages handed out again."""
@@ -32,7 +32,7 @@ class PulledColumns(Decoded):
 
     Attributes:
         topic: the topic's name.
-        place: their queue, and at which broker that is.
+        place: their queue and its broker.
         piece: their bytes.
     """
 
@@ -55,15 +55,15 @@ class PulledColumns(Decoded):
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """The offset of each in the queue, rising; not always without gaps."""
+        """The offset of each in the queue, rising, possibly with gaps."""
         return np.fromiter(self.piece.offsets(), np.int64, self.count)
 
 
 class PulledBatch(PulledColumns):
-    """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
+    """Messages of one queue, in order: done when the next batch is requested, or `finish` called.
 
     Attributes:
-        keys: the offsets under which their queue notes that they were begun.
+        keys: the offsets under which their queue tracks them.
         is_finished: whether they are done.
     """
 
@@ -83,7 +83,7 @@ class PulledBatch(PulledColumns):
         self._held.put_back_batch(self)
 
     def finish(self) -> None:
-        """Let the committed offset pass all of them, which are done.
+        """Mark all of them as done, so that the committed offset may pass them.
 
         Raises:
             AlreadyAnswered: they were finished before.

@@ -1,4 +1,4 @@
-"""The broadcasting consumer: each one gets all messages of a topic."""
+"""The broadcast consumer: each one gets all messages of a topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from martlet.client.settings import ConnectionSettings, apply_options
 
 
 class BroadcastConsumer(PullConsumerBase):
-    """Handles all messages of a topic, independently of other consumers.
+    """Handle all messages of a topic, independently of other consumers.
 
     ::
 
@@ -26,9 +26,9 @@ class BroadcastConsumer(PullConsumerBase):
                 ...
 
     It pulls as a `PullConsumer` does, without a group: its offsets are in a file of its own, and
-    the broker does not know it.  Messages that it has not fetched go when every channel is done
-    with them and the topic's retention is over; that is logged, and it continues with what there
-    is.
+    the broker keeps no state for it. Messages that it has not fetched are removed when every
+    channel is done with them and the topic's retention is over; the consumer logs that, and
+    continues with the remaining ones.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class BroadcastConsumer(PullConsumerBase):
         handling: HandlerSettings | None = None,
         **options: Unpack[PullOptions],
     ) -> None:
-        """Take the settings; nothing is connected before ``async with``.
+        """Take the settings; ``async with`` connects.
 
         The other arguments are those of `PullConsumer`.
 
         Args:
             topic: the topic's name.
-            addresses: where brokers listen.
-            offsets: the file in which offsets are kept, one for each consumer; None for none: it
-                begins at ``start`` each time.
+            addresses: of the brokers.
+            offsets: the file of offsets, one for each consumer; None to begin at ``start`` each
+                time.
             connection, progress, limits, handling: settings.
-            options: any field of these settings by its name.
+            options: any field of these settings by name.
 
         Raises:
             BadOffsetFile: the file cannot be read, or has the offsets of another topic.

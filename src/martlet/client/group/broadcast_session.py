@@ -1,7 +1,7 @@
-"""A broadcasting consumer's session at one broker: it fetches from all queues.
+"""A broadcast consumer's session at one broker: it fetches from all queues.
 
-The broker does not know the consumer, so it keeps no messages for it: they are there as long as
-some channel or group needs them, or the topic's retention keeps them.
+The broker keeps no state and no messages for the consumer: they stay as long as a channel or group
+needs them, or by the topic's retention.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from martlet.client.transport.dialer import Dialer
 logger = logging.getLogger("martlet.client")
 
 LOOK_S = 20.0
-"""How often it is asked for new queues: RocketMQ's time between two rebalances."""
+"""The interval of requests for new queues: RocketMQ's time between two rebalances."""
 ABSENT_S = 1.0
-"""How often it is asked for the topic, while there is none."""
+"""The interval of requests for the topic while it does not exist."""
 
 
 class BroadcastSession(PullSession):
-    """Fetches from all queues of a topic.
+    """Fetch from all queues of a topic.
 
     Args:
         address: the broker's.
         dialer: connects.
-        settings: what is the same at all brokers.
-        file: keeps the offsets; None for nothing.
-        start: where to begin in a queue that the file does not have.
+        settings: shared by the sessions at all brokers.
+        file: keeps the offsets; None for no file.
+        start: the start position in a queue that the file does not have.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BroadcastSession(PullSession):
             self._remember()
 
     async def _take_queues(self, connection: Connection) -> None:
-        """Take all queues that there are, again and again."""
+        """Adopt all queues of the topic, in a loop."""
         while True:
             try:
                 queues = await self.describe(connection)
@@ -97,7 +97,7 @@ class BroadcastSession(PullSession):
             await asyncio.sleep(LOOK_S)
 
     async def _begins(self, connection: Connection, queue: Mapping[str, Any]) -> int:
-        """Where to begin in a queue."""
+        """Return the start offset in a queue."""
         number = int(queue["queue"])
         place = QueueId(str(self.address), number)
         known = self._last.get(place)
@@ -119,14 +119,14 @@ class BroadcastSession(PullSession):
         self._last |= {held.place: held.next_commit for held in self.held.values()}
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
-        """Have the offset written, also where it goes back: the file has no other user."""
+        """Have the offset written, even if it is lower: the file has no other user."""
         held.committed = -1
 
     def _moved(self, held: AssignedQueue) -> None:
         """Leave it to the next commit."""
 
     async def commit(self) -> None:
-        """Write the offsets to the file, where they have changed.
+        """Write changed offsets to the file.
 
         Raises:
             OSError: the file cannot be written.
@@ -143,7 +143,7 @@ class BroadcastSession(PullSession):
             held.committed = offset
 
     def _unkept(self) -> bool:
-        """Whether the file lacks an offset."""
+        """Return whether the file lacks an offset."""
         assert self._file is not None
         return any(self._file.get(place) != offset for place, offset in self._last.items())
 

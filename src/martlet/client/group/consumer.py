@@ -1,4 +1,4 @@
-"""The pull consumer: a member of a group, to which queues of a topic are allocated."""
+"""The pull consumer: a member of a group, to which queues of a topic are assigned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from martlet.client.settings import ConnectionSettings, apply_options
 
 
 class PullConsumer(PullConsumerBase):
-    """Handles the messages of the queues that its group allocates to it.
+    """Handle the messages of the queues that its group assigns to it.
 
     ::
 
@@ -29,9 +29,9 @@ class PullConsumer(PullConsumerBase):
 
     or ``await consumer.run(handler, concurrency=10)``, or ``async for batch in
     consumer.batches()``.  Each queue belongs to one member of the group at a time; when members
-    come or go, queues are allocated anew.  The group's position in a queue is an offset that the
-    broker keeps: it is committed every ``commit_every_s``, and when a queue goes, up to where
-    everything is done.  So a message can come twice, and none is missed.
+    come or go, the group rebalances. The broker keeps the group's offset in each queue: the
+    consumer commits it every ``commit_every_s``, and when a queue moves, up to the first message
+    that is not done. So delivery is at least once.
     """
 
     def __init__(
@@ -47,21 +47,20 @@ class PullConsumer(PullConsumerBase):
         handling: HandlerSettings | None = None,
         **options: Unpack[MemberOptions],
     ) -> None:
-        """Take the settings; nothing is connected before ``async with``.
+        """Take the settings; ``async with`` connects.
 
         Args:
             topic: the topic's name.
-            group: the group's; the broker creates it if there is none.
-            addresses: where brokers listen, as ``"host:port"``; the queues of all of them are
-                allocated together.  A broker at 127.0.0.1:4150 where neither these nor lookup
-                daemons are given.
-            connection: how brokers are found and connected to.
-            membership: how it is a member of the group.
-            progress: where to begin in the queues, and how to commit.
-            limits: how much is fetched, and may be here and not be done, of each queue.
-            handling: what becomes of messages whose handlers fail.
-            options: any field of these settings by its name, in the place of its value there, such
-                as ``start="first"``, ``lease_s=30``, ``lookup="host:4161"``, ``hooks=...``.
+            group: the group's name; the broker creates it if missing.
+            addresses: of the brokers, as ``"host:port"``; the queues of all of them are assigned
+                together. Without these and lookup daemons: 127.0.0.1:4150.
+            connection: how to find and connect to brokers.
+            membership: its membership in the group.
+            progress: the start position in the queues, and the commits.
+            limits: the limits of fetches, and of messages that are not done, for each queue.
+            handling: the handling of messages whose handlers fail.
+            options: any field of these settings by name, overriding its value there, such as
+                ``start="first"``, ``lease_s=30``, ``lookup="host:4161"``, ``hooks=...``.
 
         Raises:
             TypeError: there is no such option.

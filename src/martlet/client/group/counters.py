@@ -1,4 +1,4 @@
-"""What became of messages."""
+"""Counts of the outcomes of messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class PullCounts:
     Attributes:
         received: fetched.
         finished: handled, or kept elsewhere.
-        requeued: how often one was put off, to be tried again here.
-        dead: given up, and kept elsewhere.
+        requeued: the number of delays for another try here.
+        dead: dead-lettered, or kept elsewhere.
     """
 
     received: int = 0

@@ -1,9 +1,9 @@
-"""Failures of handlers: a message is tried again here, and then kept elsewhere.
+"""Failures of handlers: retry a message here, and dead-letter it after its last attempt.
 
-In a consumer that handles in order nothing of its queue passes it; else later ones are handled
-meanwhile, as far as the limits of flow control go, and only the committed offset waits.  After
-``max_attempts``, or when its handler raises ``Reject``, it is kept elsewhere (in the group's
-dead-letter topic, or by ``on_giving_up``), and is done once that has succeeded, not before.
+With handling in order, a failed message holds up its queue; else later ones are handled meanwhile,
+within the limits of flow control, and only the committed offset waits. After ``max_attempts``, or
+when its handler raises ``Reject``, the message moves to the group's dead-letter topic or to
+``on_giving_up``; only after that succeeded does it count as done.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from martlet.plural import counted
 logger = logging.getLogger("martlet.client")
 
 RETRY = Backoff(first_s=1.0, max_s=60.0, jitter=0.25)
-"""How long a message waits that failed: some nine minutes in all, with `MAX_ATTEMPTS`."""
+"""The delays of a failed message: nine minutes in all, with `MAX_ATTEMPTS`."""
 MAX_ATTEMPTS = 16
 """RocketMQ's."""
 MAX_ERROR_LENGTH = 1000
-"""How many characters of an error are kept."""
+"""The maximum number of characters of an error."""
 
 OnGivingUp = Callable[[PulledMessage], Awaitable[object] | object]
-"""Gets a message that is given up, to keep it elsewhere."""
+"""Called with a message after its last attempt, to keep it elsewhere."""
 
 
 class PullFailures:
-    """Retries messages whose handlers failed, and gives them up.
+    """Retry messages whose handlers failed, and dead-letter them.
 
     Args:
-        retry: how long a message waits, by its attempts.
-        max_attempts: after so many it is given up; 0 for never.
-        bury: keeps it elsewhere, and returns where; None where it is kept nowhere.
+        retry: the delay, by the number of attempts.
+        max_attempts: the maximum number of attempts; 0 for no limit.
+        bury: keeps the message elsewhere, and returns where; None if nowhere.
 
     Attributes:
-        given_up: how many messages were.
+        given_up: the number of messages not tried again.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PullFailures:
         self._bury = bury
 
     async def failed(self, message: PulledMessage, error: BaseException) -> None:
-        """Retry a message whose handler raised this, or give it up."""
+        """Retry a message whose handler raised this, or dead-letter it."""
         if not message.is_out:
             logger.error("handler failed for %r, which it had finished", message, exc_info=error)
             return
@@ -76,7 +76,7 @@ class PullFailures:
         logger.error("handler failed for %r; again in %.3g s", message, delay_s, exc_info=error)
 
     async def lost_often(self, message: PulledMessage, count: int) -> None:
-        """Give up a message: so many members of its group were lost while they handled it."""
+        """Dead-letter a message whose handling ended with a number of lost members."""
         said = f"{count} members of the group were lost while they handled it"
         message.errors, message.is_lost = (said, said), True
         await self._give_up(message, HandlerFailed(said))
@@ -93,7 +93,7 @@ class PullFailures:
             )
             return
         logger.error(
-            "%r has failed %s and is given up; it is %s",
+            "%r has failed %s and is not tried again; it is %s",
             *(
                 message,
                 counted(message.attempts, "time"),
@@ -105,7 +105,7 @@ class PullFailures:
         message._held.give_up(message)
 
     def _put_off(self, message: PulledMessage, delay_ms: int | None = None) -> float:
-        """Have it handled again later. Returns in how many seconds."""
+        """Have it handled again later. Returns the delay in seconds."""
         delay_s = self._retry.delay_s(message.attempts) if delay_ms is None else delay_ms / 1000
         message._held.retry_later(message, delay_s)
         return delay_s

@@ -1,4 +1,4 @@
-"""Flow control: how much of each queue may be here and not be done."""
+"""Flow control: the limits of fetched messages that are not done, for each queue."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ MIB = 1 << 20
 FETCH_MESSAGES = 256
 MAX_FETCH_MESSAGES = 10_000
 MAX_FETCH_BYTES = 8 * MIB
-"""A broker answers no more at once."""
+"""The maximum of a broker's answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowLimits:
-    """How much is fetched, and how much may be here, of each queue.
+    """The limits of fetches, and of messages that are not done, for each queue.
 
-    The first three are RocketMQ's.  Where one is reached nothing more is fetched until something is
-    done.
+    The first three are RocketMQ's. At a limit nothing more is fetched until messages are done.
 
     Attributes:
         max_messages: that are not done.
         max_bytes: of those; one message may exceed it.
-        max_span: between the lowest offset that is not done and the one to be fetched next: one
-            slow handler does not leave thousands behind it to be done twice after a crash.
-        fetch_messages: what one fetch asks for.  RocketMQ has 32; here frames come as a slice of
-            the log, so that more at once is cheaper.
+        max_span: between the lowest offset that is not done and the next to fetch, so that one slow
+            handler does not leave thousands of messages to be repeated after a crash.
+        fetch_messages: of one fetch. RocketMQ has 32; here frames are a slice of the log, so that
+            larger fetches are cheaper.
         fetch_bytes: likewise; a larger message comes alone.
-        fetch_wait_s: how long the broker may hold a fetch for which there is nothing.
+        fetch_wait_s: how long the broker may hold a fetch without messages.
     """
 
     max_messages: int = 1000

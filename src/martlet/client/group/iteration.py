@@ -1,8 +1,8 @@
-"""Iterating: what was handed out is done when the next is asked for.
+"""Iterate: an item is done when the next one is requested.
 
-A loop that is left in between drops its iterator, and with that its message goes back into the line
-at once.  So the iterator is an object and no generator: asyncio would close that a little later,
-when the next loop has already begun.
+A loop that is left drops its iterator, which hands its message out again at once. So the iterator
+is an object and no generator: asyncio would close a generator later, when the next loop has already
+begun.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Handed(Protocol):
         """Whether it is handed out and not done."""
 
     def finish(self) -> None:
-        """Have it done."""
+        """Mark it as done."""
 
     def give_back(self) -> None:
         """Have it handed out again."""
@@ -32,12 +32,12 @@ HandedT = TypeVar("HandedT", bound=Handed)
 
 
 class Iteration(AsyncIterator[HandedT]):
-    """One loop over what there is to handle.
+    """One loop over messages or batches.
 
     Args:
-        line: where it is.
-        take: takes the next out of it; None at the end.
-        handed_out: where it is noted what is handed out.
+        line: has the ready queues.
+        take: takes the next item; None at the end.
+        handed_out: tracks the item that is handed out.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Iteration(AsyncIterator[HandedT]):
         return taken
 
     async def aclose(self) -> None:
-        """Hand out again what the loop did not finish."""
+        """Hand the item out again, if the loop did not finish it."""
         self._give_back()
 
     def _give_back(self) -> None:
@@ -86,6 +86,6 @@ class Iteration(AsyncIterator[HandedT]):
             is_here = False
         if is_here:
             self._give_back()
-        else:  # The garbage collector was at work in another thread.
+        else:  # The garbage collector ran in another thread.
             last = self._last
             self._loop.call_soon_threadsafe(lambda: last.is_out and last.give_back())

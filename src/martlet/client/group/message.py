@@ -11,7 +11,7 @@ from martlet.client.group.queues.queue_id import QueueId
 
 
 class PulledMessageState(IntEnum):
-    """Where the handling of a message stands."""
+    """The state of a message's handling."""
 
     WAITING = 0
     """To be handed out, for the first time or again."""
@@ -21,22 +21,22 @@ class PulledMessageState(IntEnum):
 
 
 class MessageQueue(Protocol):
-    """The queue of a message, as far as the message needs it."""
+    """The queue of a message, as the message sees it."""
 
     topic: str
     place: QueueId
 
     def finish(self, message: PulledMessage) -> None:
-        """Have it done."""
+        """Mark it as done."""
 
     def put_back(self, message: PulledMessage) -> None:
         """Have it handed out again."""
 
     def retry_later(self, message: PulledMessage, delay_s: float) -> None:
-        """Have it handed out again after so many seconds."""
+        """Have it handed out again after a delay in seconds."""
 
     def give_up(self, message: PulledMessage) -> None:
-        """Have it done, as it is kept elsewhere."""
+        """Mark it as done, since it is kept elsewhere."""
 
 
 class PulledMessage(ReceivedMessage):
@@ -44,10 +44,11 @@ class PulledMessage(ReceivedMessage):
 
     Attributes:
         offset: its offset in the queue.
-        attempts: how often this consumer has begun to handle it, this time included.
+        attempts: the number of tries of this consumer, this one included.
         errors: the texts of its first and last failure.
         is_rejected: whether its handler raised ``Reject``, so that it is not tried again.
-        is_lost: whether it is given up since members of its group were lost while they handled it.
+        is_lost: whether it is dead-lettered because members of its group were lost while they
+            handled it.
     """
 
     __slots__ = ("_held", "_stage", "errors", "is_lost", "is_rejected", "offset")
@@ -93,12 +94,12 @@ class PulledMessage(ReceivedMessage):
 
     @property
     def place(self) -> QueueId:
-        """Its queue, and at which broker that is."""
+        """Its queue and its broker."""
         return self._held.place
 
     @property
     def packed(self) -> bytes:
-        """Its properties, as they came; empty for none."""
+        """Its encoded properties; empty for none."""
         return self._packed
 
     @property
@@ -112,17 +113,17 @@ class PulledMessage(ReceivedMessage):
         return self._stage is PulledMessageState.OUT
 
     def view(self) -> PulledMessage:
-        """Return the message itself: a handler in a thread gets it as it is."""
+        """Return the message itself: it is safe in a thread."""
         return self
 
     def give_back(self) -> None:
-        """Have it handed out again: nothing handles it any more, and it is not done."""
+        """Have it handed out again, after its handling ended without success."""
         self._held.put_back(self)
 
     def finish(self) -> None:
-        """Let the committed offset pass the message, which is done.
+        """Mark the message as done, so that the committed offset may pass it.
 
-        Where the queue has gone to another member meanwhile, that one gets the message too.
+        If the queue has moved to another member meanwhile, that one gets the message too.
 
         Raises:
             AlreadyAnswered: it was finished before.

@@ -1,4 +1,4 @@
-"""Calls the application when queues come and go."""
+"""Notify the application of a rebalance."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from martlet.client.group.queues.queue_id import QueueId
 logger = logging.getLogger("martlet.client")
 
 OnQueues = Callable[[Sequence[QueueId]], Awaitable[object] | object]
-"""Gets queues; a function or a coroutine function, which is awaited."""
+"""Called with queues; a function or a coroutine function, which is awaited."""
 
 
 class RebalanceListener:
-    """Calls the application's functions; what they raise is logged.
+    """Call the application's functions, and log their exceptions.
 
     Args:
-        on_assigned: queues have come; nothing was fetched of them yet.
-        on_revoked: queues go, or have gone; no handler is at work on them unless it took too long.
+        on_assigned: called with new queues, before anything is fetched from them.
+        on_revoked: called with queues that go or have gone; none of their handlers runs unless it
+            took too long.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A pull consumer's session at one broker: the queues assigned to it there, on one connection."""
+"""A pull consumer's session at one broker: its queues there, on one connection."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ logger = logging.getLogger("martlet.client")
 PASSING = frozenset(
     {"REFUSED", "TRY_AGAIN", "LIMIT_REACHED", "INTERNAL_ERROR", "NOT_FOUND", "NOT_A_MEMBER"}
 )
-"""Errors of calls that another attempt may not get."""
+"""Errors of calls that may be temporary."""
 
 
 @dataclass(slots=True)
 class SessionSettings:
-    """What is the same at all brokers.
+    """The settings shared by the sessions at all brokers.
 
     Attributes:
         topic: the topic's name.
-        limits: how much may be here of each queue.
+        limits: of flow control, for each queue.
         line: hands out the messages of the queues.
-        commit_every_s: how often offsets are committed; 0 for only when the application commits,
-            not even when a queue goes.
-        leave_timeout_s: how long handlers may take when their queue goes to another member.
+        commit_every_s: the interval of commits; 0 if only the application commits, even when a
+            queue goes.
+        leave_timeout_s: the time for handlers to end when their queue moves to another member.
         listener: called when queues come and go.
-        hooks: called with what is fetched and done.
+        hooks: called with fetched and done messages.
     """
 
     topic: str
@@ -66,21 +66,21 @@ class SessionSettings:
 
     @property
     def auto_commit(self) -> bool:
-        """Whether offsets are committed though the application did not ask for it."""
+        """Whether offsets are committed automatically."""
         return self.commit_every_s > 0
 
 
 class PullSession(BrokerSession):
-    """Keeps a connection to a broker, and fetches from the queues that are assigned there.
+    """Keep a connection to a broker, and fetch from the queues assigned there.
 
     Args:
         address: the broker's.
         dialer: connects.
-        settings: what is the same at all brokers.
+        settings: shared by the sessions at all brokers.
 
     Attributes:
         held: the queues, by number.
-        tally: what became of messages.
+        tally: the counts of outcomes.
     """
 
     def __init__(self, address: Address, dialer: Dialer, settings: SessionSettings) -> None:
@@ -96,57 +96,57 @@ class PullSession(BrokerSession):
 
     @property
     def in_flight(self) -> int:
-        """How many messages were fetched and are not done."""
+        """The number of messages fetched and not done."""
         return sum(held.count for held in self.held.values())
 
     @property
     def ready_count(self) -> int:
-        """How many messages of all its queues may be here and not done."""
+        """The maximum number of messages not done, of all its queues."""
         open_count = sum(held.hold is AssignmentState.OPEN for held in self.held.values())
         return open_count * self.settings.limits.max_messages
 
     @property
     def received(self) -> int:
-        """How many messages were fetched."""
+        """The number of messages fetched."""
         return self.tally.received
 
     @property
     def finished(self) -> int:
-        """How many messages were finished."""
+        """The number of messages finished."""
         return self.tally.finished
 
     @property
     def requeued(self) -> int:
-        """How often messages were put off, to be tried again."""
+        """The number of delays for another try."""
         return self.tally.requeued
 
-    # what each kind of consumer does in its own way
+    # implemented by each kind of consumer
 
     @abstractmethod
     async def _attend(self, connection: Connection) -> None:
-        """Fetch from queues until the assignment is over.
+        """Fetch from queues until the assignment ends.
 
         Raises:
-            CallRefused, ConnectionLost: it cannot.
+            CallRefused, ConnectionLost: the broker refuses, or is lost.
         """
 
     @property
     @abstractmethod
     def _fetching(self) -> tuple[str, Mapping[str, Any]]:
-        """The method that fetches messages, and its arguments beside those of the queue."""
+        """Return the method that fetches messages, and its arguments beside those of the queue."""
 
     @abstractmethod
     async def commit(self) -> None:
         """Commit the offsets. Raises ClientError and OSError."""
 
     async def bury(self, message: PulledMessage) -> str | None:
-        """Keep a message that is given up. Returns where; None where it is kept nowhere."""
+        """Keep a message after its last attempt. Returns where; None if nowhere."""
         return None
 
     # the connection
 
     async def keep(self) -> None:
-        """Connect, and fetch, again and again, until closed; see `BrokerSession.keep`."""
+        """Connect and fetch, reconnecting until closed; see `BrokerSession.keep`."""
         while not self._closing.is_set():
             connection = await self._dialer.dial()
             try:
@@ -165,7 +165,7 @@ class PullSession(BrokerSession):
             self.mark_attempted()
 
     async def _attend_on(self, connection: Connection) -> None:
-        """Fetch from queues as long as the connection stands."""
+        """Fetch from queues until the connection is lost."""
         while self._goes_on(connection):
             loop = asyncio.get_running_loop()
             self._over = loop.create_future()
@@ -197,9 +197,9 @@ class PullSession(BrokerSession):
         self._dialer.succeeded()
 
     async def _wait_over(self, connection: Connection, *running: Coroutine[Any, Any, None]) -> None:
-        """Run these, and the regular commit, until one of them or the assignment ends.
+        """Run these tasks, and the periodic commit, until one of them or the assignment ends.
 
-        Raises what ended one of them.
+        Raises the exception that ended one of them.
         """
         assert self._over is not None
         tasks = [asyncio.create_task(each, name="martlet session") for each in running]
@@ -210,14 +210,14 @@ class PullSession(BrokerSession):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # Raises what broke it.
+                    task.result()  # Raises the exception that ended it.
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
     def _connected(self) -> Connection:
-        """The connection. Raises ConnectionLost where there is none."""
+        """Return the connection. Raises ConnectionLost if there is none."""
         if self.connection is None:
             raise ConnectionLost(f"{self.address} is not connected")
         return self.connection
@@ -225,7 +225,7 @@ class PullSession(BrokerSession):
     # the queues
 
     async def describe(self, connection: Connection) -> list[Mapping[str, Any]]:
-        """The topic's queues at the broker."""
+        """Return the topic's queues at the broker."""
         answer = await connection.call("topic.describe", topic=self.settings.topic)
         queues: list[Mapping[str, Any]] = list(answer.fields["queues"])
         self._id_bases = {int(each["queue"]): int(each["id_base"], 16) for each in queues}
@@ -234,7 +234,7 @@ class PullSession(BrokerSession):
     async def _take(
         self, connection: Connection, offsets: Mapping[int, int]
     ) -> list[AssignedQueue]:
-        """Add these queues, from those offsets on; they are not fetched from yet."""
+        """Add queues with their start offsets, without fetching yet."""
         if not offsets.keys() <= self._id_bases.keys():
             await self.describe(connection)
         taken = []
@@ -257,10 +257,10 @@ class PullSession(BrokerSession):
         return taken
 
     def _prepare(self, held: AssignedQueue) -> None:
-        """Prepare a queue that was assigned; by default the broker is not told what is started."""
+        """Prepare an assigned queue; by default started messages are not reported to the broker."""
 
     def _begin(self, connection: Connection, taken: Iterable[AssignedQueue]) -> None:
-        """Fetch from those of these that are still assigned."""
+        """Fetch from those of these queues that are still assigned."""
         method, fields = self._fetching
         for held in taken:
             if self.held.get(held.place.queue) is not held:
@@ -279,7 +279,7 @@ class PullSession(BrokerSession):
             self.settings.hooks.on_received(str(self.address), run.count, size_bytes)
 
     def _settled(self) -> None:
-        """Call the hooks with what was done, once for this turn of the event loop."""
+        """Call the hooks with done messages, once for this turn of the event loop."""
         if not self._is_reporting:
             self._is_reporting = True
             asyncio.get_running_loop().call_soon(self._notify_settled)
@@ -289,7 +289,7 @@ class PullSession(BrokerSession):
         self._report()
 
     async def _lose(self, gone: Iterable[AssignedQueue]) -> None:
-        """Drop queues that are not assigned any more."""
+        """Drop queues that are no longer assigned."""
         lost = [held for held in gone if self.held.get(held.place.queue) is held]
         for held in lost:
             self._drop(held)
@@ -303,7 +303,7 @@ class PullSession(BrokerSession):
 
     @abstractmethod
     def _moved(self, held: AssignedQueue) -> None:
-        """Note that the offset was not in the queue, and that another one is fetched from."""
+        """Note that the offset was not in the queue, and that fetching continues at another one."""
 
     def _drop(self, held: AssignedQueue) -> None:
         held.close()
@@ -314,7 +314,7 @@ class PullSession(BrokerSession):
             fetcher.cancel()
 
     async def seek(self, number: int, offset: int) -> None:
-        """Continue at that offset of a queue that is assigned; what is here of it is dropped."""
+        """Continue at an offset of an assigned queue, and drop its messages here."""
         connection = self._connected()
         before = self.held.get(number)
         if before is None or before.hold is not AssignmentState.OPEN:
@@ -330,25 +330,25 @@ class PullSession(BrokerSession):
             self._begin(connection, [held])
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
-        """Carry over what was committed of a queue to the one at another offset."""
+        """Carry over the committed offset of a queue to its replacement at another offset."""
         held.committed = before.committed
 
     async def offset_at(self, number: int, time_ms: int) -> int:
-        """The first offset of a queue that was stored then or later. Raises ClientError."""
+        """Return the first offset of a queue stored at or after a time. Raises ClientError."""
         answer = await self._connected().call(
             "topic.offset", topic=self.settings.topic, queue=number, time_ms=time_ms
         )
         return int(answer.fields["offset"])
 
     async def ends(self, number: int) -> tuple[int, int]:
-        """The first offset that is stored of a queue, and the next one. Raises ClientError."""
+        """Return the first stored offset of a queue, and its end. Raises ClientError."""
         for each in await self.describe(self._connected()):
             if each["queue"] == number:
                 return int(each["start_offset"]), int(each["end_offset"])
         raise ClientError(f"{self.address}: {self.settings.topic} has no queue {number}")
 
     async def _commit_regularly(self) -> None:
-        """Commit the offsets, every so often."""
+        """Commit the offsets at intervals."""
         while True:
             await asyncio.sleep(self.settings.commit_every_s)
             try:

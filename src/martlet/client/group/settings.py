@@ -1,4 +1,4 @@
-"""Settings of pull consumers: their membership in a group, and their progress in queues."""
+"""Settings of pull consumers: membership in a group, and progress in queues."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Strategy = Literal[
     "by-machine-room",
     "machine-room-nearby",
 ]
-"""How queues are allocated to the members: see `martlet.allocation`."""
+"""How queues are assigned to the members: see `martlet.allocation`."""
 MAX_STRATEGY_LENGTH = 80
-"""Of a strategy's name, as brokers take it."""
+"""The maximum length of a strategy's name at brokers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembershipSettings:
-    """How a `PullConsumer` is a member of its group.
+    """The membership of a `PullConsumer` in its group.
 
     Attributes:
-        strategy: how queues are allocated; all members must name the same.  Or a function of the
+        strategy: how queues are assigned; all members must name the same. Or a function of the
             application's, the same at all members; see `AllocationStrategy`.
         room: the machine room, or zone, of this consumer.
-        rooms: says which room brokers and members are in, in the place of what brokers
-            (``--topology-zone``) and members (``room``) say; see `RoomResolver`.
-        queues: those that this member wants, for ``by-config`` and for that alone.
-        tags: take messages with one of these tags alone; it applies to the group, so all members
-            must name the same.
-        lease_s: after how long without a sign of life the consumer's queues go to other members.
-        leave_timeout_s: how long handlers may take to end when their queue goes to another member.
+        rooms: returns the room of brokers and members, in place of that reported by brokers
+            (``--topology-zone``) and members (``room``); see `RoomResolver`.
+        queues: the queues that this member wants, only for ``by-config``.
+        tags: receive only messages with one of these tags; it applies to the group, so all members
+            must have the same.
+        lease_s: the time without a heartbeat after which the consumer's queues go to other members.
+        leave_timeout_s: the time for handlers to end when their queue moves to another member.
     """
 
     strategy: Strategy | AllocationStrategy = "sticky"
@@ -69,14 +69,14 @@ class MembershipSettings:
 
     @property
     def allocation(self) -> AllocationChoice:
-        """How queues are allocated."""
+        """How queues are assigned."""
         if isinstance(self.strategy, str):
             return AllocationChoice(self.strategy, None, self.rooms)
         name = getattr(self.strategy, "__name__", type(self.strategy).__name__)
         return AllocationChoice(f"custom:{name}"[:MAX_STRATEGY_LENGTH], self.strategy, self.rooms)
 
     def fields(self) -> dict[str, Any]:
-        """The settings, as ``group.join`` takes them."""
+        """The settings as arguments of ``group.join``."""
         fields: dict[str, Any] = {
             "strategy": self.allocation.name,
             "room": self.room,
@@ -88,19 +88,19 @@ class MembershipSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressSettings:
-    """Where a pull consumer begins in its queues, and how it commits its offsets.
+    """The start position of a pull consumer in its queues, and its commits.
 
     Attributes:
-        start: where a group begins that is new, or a `BroadcastConsumer` in a queue that its file
-            does not have: ``"first"`` for all that is stored, ``"last"`` for what comes from now
-            on, a time, an offset.
-        auto_commit: commit the offsets every ``commit_every_s``, and when a queue goes to another
-            member.  Without it ``await consumer.commit()`` alone does, so that what was not
-            committed comes again, to the member that has the queue then.
-        commit_every_s: how often.
-        on_assigned, on_revoked: called with queues (a list of `QueueId`) that have come, before
-            anything is fetched, and that go, after their handlers have ended; functions or
-            coroutine functions, which are awaited.
+        start: where a new group begins, or a `BroadcastConsumer` in a queue that its file does not
+            have: ``"first"`` for the first stored message, ``"last"`` for new messages only, a
+            time, an offset.
+        auto_commit: commit the offsets every ``commit_every_s``, and when a queue moves to another
+            member. Without it only ``await consumer.commit()`` does, so that uncommitted messages
+            come again, to the next holder of the queue.
+        commit_every_s: the interval of commits.
+        on_assigned, on_revoked: called with new queues (a list of `QueueId`) before anything is
+            fetched, and with leaving ones after their handlers have ended; functions or coroutine
+            functions, which are awaited.
     """
 
     start: Start = "last"
@@ -115,7 +115,7 @@ class ProgressSettings:
 
 
 class PullOptions(ConnectionOptions, total=False):
-    """What all pull consumers take as keywords."""
+    """The keywords of all pull consumers."""
 
     start: Start
     auto_commit: bool
@@ -135,7 +135,7 @@ class PullOptions(ConnectionOptions, total=False):
 
 
 class MemberOptions(PullOptions, total=False):
-    """What a `PullConsumer` takes as keywords: each field of its settings."""
+    """The keywords of a `PullConsumer`: each field of its settings."""
 
     strategy: Strategy | AllocationStrategy
     room: str

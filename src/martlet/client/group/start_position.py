@@ -1,4 +1,4 @@
-"""Where to begin in a queue: at its first message, its last, a time, or an offset."""
+"""The start position in a queue: its first message, its end, a time, or an offset."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 Start = Literal["first", "last"] | datetime | int
-"""``"first"`` for all that is stored, ``"last"`` for what comes from now on, a time, an offset."""
+"""``"first"`` for the first stored message, ``"last"`` for new ones only, a time, an offset."""
 
 
 def check_start(start: Start) -> Start:
-    """Check where to begin.
+    """Check a start position.
 
     Raises:
-        ValueError: it is nothing of the kind, or a time without its zone, or a negative offset.
+        ValueError: it is none of these, or a time without a zone, or a negative offset.
     """
     if isinstance(start, datetime):
         if start.tzinfo is None:
@@ -28,12 +28,12 @@ def check_start(start: Start) -> Start:
 
 
 def time_ms(moment: datetime) -> int:
-    """Milliseconds since 1970."""
+    """Return milliseconds since 1970."""
     return max(0, int(moment.timestamp() * 1000))
 
 
 def start_fields(start: Start) -> dict[str, Any]:
-    """A group's start, as ``group.join`` takes it."""
+    """Return a group's start position as arguments of ``group.join``."""
     if isinstance(start, datetime):
         return {"start": "time", "start_time_ms": time_ms(start)}
     if isinstance(start, int):

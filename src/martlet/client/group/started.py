@@ -1,7 +1,7 @@
-"""Starts: the messages of a queue whose handling has begun, as they are reported to the broker.
+"""Starts: report to the broker which messages of a queue are being handled.
 
-Where the group has a retry policy, the broker charges what was started with a failure when the
-member is lost.  The report is written before a handler begins, in runs where handlers are fast::
+If the group has a retry policy, the broker counts a failed attempt for each started message when
+the member is lost. The report is written before a handler begins, in runs if handlers are fast::
 
     reported                             handlers
     100 to 101                           100 for 30 ms
@@ -10,9 +10,10 @@ member is lost.  The report is written before a handler begins, in runs where ha
     104 to 108  ...  up to 128 at once   as long as a run takes less than a millisecond
     none                                 have ended, and nothing more has come
 
-So a message whose handler takes long is reported alone; of a run all are charged, and what is
-reported and not started when 5 ms are over, or done, is taken back.  A message that was charged
-before is started alone, while the consumer handles nothing else.
+So a message whose handler takes long is reported alone. All messages of a reported run count as
+failed, so the report is corrected after 5 ms: without messages that are done or not started. A
+suspect, by which a member was lost before, is started alone, while the consumer handles nothing
+else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 MAX_RUN = 128
 FAST_S = 0.001
-"""A run that took no longer lets the next one be twice as long."""
+"""A run that took less time lets the next one be twice as long."""
 TAKE_BACK_S = 0.005
 MAX_RUNS = 1000
 
@@ -33,12 +34,12 @@ Say = Callable[[Sequence[tuple[int, int]], bool], None]
 
 @dataclass(slots=True)
 class LostWith:
-    """The charges of a message by which members were lost.
+    """The failures of a message by which members were lost.
 
     Attributes:
-        failures: how many.
+        failures: the number.
         due_at_s: when it may be handled, by ``time.monotonic``.
-        is_over: whether it is to be a dead letter.
+        is_over: whether to dead-letter it.
     """
 
     failures: int
@@ -46,19 +47,19 @@ class LostWith:
     is_over: bool
 
     def wait_s(self) -> float:
-        """In how many seconds it may be handled; not above 0 for now."""
+        """Return the seconds until it may be handled; 0 or less for now."""
         return self.due_at_s - time.monotonic()
 
 
 class StartedTracker:
-    """Tracks which messages of one queue are started.
+    """Track the started messages of one queue.
 
     Args:
-        say: reports the runs (first and end offset) that are started, and whether nothing else is.
+        say: reports the started runs (first and end offset), and whether nothing else is started.
 
     Attributes:
-        charged: messages that were charged, by offset.
-        at_work: the runs that are handled: end offsets, by first ones.
+        charged: the failures of suspects, by offset.
+        at_work: the runs in handlers: end offsets by first ones.
     """
 
     def __init__(self, say: Say) -> None:
@@ -67,28 +68,28 @@ class StartedTracker:
         self._say = say
         self._reported: list[tuple[int, int]] = []
         self._run = (0, 0)
-        """The run that was reported last, where it may be more than is started."""
+        """The last reported run, if it may exceed the started messages."""
         self._length = 1
         self._reported_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def learn(self, charges: Iterable[Sequence[int]]) -> None:
-        """Note the messages that were charged, as a fetch returns them."""
+        """Note the suspects that a fetch returns."""
         now_s = time.monotonic()
         for offset, failures, wait_ms, is_over in charges:
             self.charged[offset] = LostWith(failures, now_s + wait_ms / 1000, bool(is_over))
 
     def is_alone(self, offset: int) -> bool:
-        """Whether a message is to be handled while nothing else is."""
+        """Return whether a message must be handled alone."""
         charge = self.charged.get(offset)
         return charge is not None and not charge.is_over and charge.wait_s() <= 0
 
     def begin(self, first: int, end: int, fetched_end: int) -> None:
-        """Note that a handler begins with these.
+        """Note that a handler begins with these messages.
 
         Args:
             first, end: their offsets.
-            fetched_end: up to where there are others that may be reported with them.
+            fetched_end: the end of the messages that may be reported with them.
         """
         self.at_work[first] = end
         run_first, run_end = self._run
@@ -108,11 +109,11 @@ class StartedTracker:
         self._report([*others, self._run], alone)
 
     def end(self, first: int) -> None:
-        """Note that the handling of what begins there has ended."""
+        """Note that the handling of the run that begins there has ended."""
         if self.at_work.pop(first, None) is None:
             return
         if first in self.charged:
-            self._take_back()  # At once: another one may be started alone now.
+            self._take_back()  # At once, since another one may be started alone now.
         else:
             self._take_back_later()
 
@@ -126,7 +127,7 @@ class StartedTracker:
             self._timer = asyncio.get_running_loop().call_later(TAKE_BACK_S, self._take_back)
 
     def _take_back(self) -> None:
-        """Report no more than what is handled."""
+        """Report exactly the messages being handled."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

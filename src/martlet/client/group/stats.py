@@ -1,4 +1,4 @@
-"""The state of a pull consumer, and what it has done so far."""
+"""The state and counts of a pull consumer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from martlet.client.group.queues.queue_id import QueueId
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The state of one queue that is assigned to a pull consumer.
+    """The state of one queue of a pull consumer.
 
     Attributes:
         place: the queue, and the broker's address.
-        position: the offset of what is handed out next.
-        committed: the offset that was committed last.
+        position: the offset of the message that is handed out next.
+        committed: the last committed offset.
         lag: messages that are not done, as of the last fetch.
-        in_flight: messages that were fetched and are not done.
-        is_paused: whether `pause` holds.
+        in_flight: messages fetched and not done.
+        is_paused: whether the application paused it.
     """
 
     place: QueueId
@@ -32,16 +32,17 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class PullStats:
-    """The state of a pull consumer: what `ConsumerStats` has, as far as it applies.
+    """The state of a pull consumer: the fields of `ConsumerStats` that apply.
 
     Attributes:
-        counts: what it has done so far.
-        given_up: messages given up because they failed ``max_attempts`` times, or were rejected.
-        waiting: messages that were fetched and are not handed out.
-        workers: how many handlers may be at work now.
-        connections: one for each broker; their ``ready_count`` is how many messages of
-            all its queues there may be here and not done, and ``in_flight`` how many are.
-        queues: one for each queue that is assigned to it.
+        counts: its counts so far.
+        given_up: messages not tried again, since they failed ``max_attempts`` times or were
+            rejected.
+        waiting: messages fetched and not handed out.
+        workers: the maximum number of handlers at once.
+        connections: one for each broker; ``in_flight`` is the number of messages not done, of all
+            its queues, and ``ready_count`` their maximum.
+        queues: one for each of its queues.
     """
 
     counts: PullCounts
@@ -53,5 +54,5 @@ class PullStats:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection is: more could be fetched if handlers were faster, or more."""
+        """Whether a connection is starved: more or faster handlers would get more messages."""
         return any(each.is_starved for each in self.connections)

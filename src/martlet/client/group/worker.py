@@ -1,4 +1,4 @@
-"""A worker of a pull consumer: hands the messages of queues to a handler, one after the other."""
+"""A worker of a pull consumer: call a handler with one message after the other."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from martlet.client.group.message import PulledMessage, PulledMessageState
 from martlet.client.group.queues.ready_queues import ReadyQueues
 
 PullHandler = Callable[[PulledMessage], Awaitable[object] | object]
-"""Handles a message: a function, or a coroutine function."""
+"""A function, or a coroutine function, that handles a message."""
 
 
 class PullWorker(BaseWorker[PulledMessage]):
-    """Hands messages to a handler.
+    """Call a handler with messages.
 
     Args:
         line: hands them out.
-        handler: called with each.
-        failures: deals with those whose handler fails.
-        in_order: whether to take none of a queue of which one taken so is handled.
+        handler: called with each message.
+        failures: retries failed messages.
+        in_order: whether to skip queues that have a message in such a handler.
     """
 
     __slots__ = ("_failures", "_handler", "_in_order", "_line")
@@ -36,7 +36,7 @@ class PullWorker(BaseWorker[PulledMessage]):
         self._in_order = in_order
 
     async def work(self) -> None:
-        """Handle messages until the line is closed; see `BaseWorker.work`."""
+        """Handle messages until the queues are closed; see `BaseWorker.work`."""
         line, handler, in_order = self._line, self._handler, self._in_order
         while True:
             message = line.message_now(in_order) or await line.message(in_order=in_order)

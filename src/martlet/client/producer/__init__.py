@@ -1,6 +1,5 @@
-"""Publishing: messages are gathered, sent, answered, and sent again where the answer is missing.
+"""Publishing: accumulate messages, send them, and send them again if the answer is missing.
 
-May import: `client.transport`, `client.hooks`, `client.errors`. Start with `producer`. What
-`publish` takes waits in the `accumulator`; what `send` takes is numbered by the `session` at its
-broker.
+May import: `client.transport`, `client.hooks`, `client.errors`. Start with `producer`. Messages of
+`publish` and `send` wait in the `accumulator` and are sent as the batches of `in_flight`.
 """

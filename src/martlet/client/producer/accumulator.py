@@ -6,17 +6,18 @@
                         ^                       |
                         +------- put_back ------+   the connection was lost
 
-Whatever waits for a topic when there is room to send goes as one command: what was published in one
-turn of the event loop, or while the brokers were slow or away.  So a single publish is not delayed,
-and many at once cost what one costs.  Nothing here touches a socket or a clock.
+All messages that wait for a topic when a broker can accept more go as one command: those published
+in one turn of the event loop, or while brokers were slow or away. So a single publish is not
+delayed, and many at once cost as much as one. This module does no I/O and reads no clock.
 
 There are two families of commands (see `martlet.client.producer.in_flight`).  A PUB, MPUB or DPUB
-whose connection was lost goes to any broker, in another batch.  A SEND goes to its broker again, as
-it was, and to another only where the application has asked for that.
+whose connection was lost goes to any broker, in another batch. A SEND goes unchanged to its broker
+again, since only that broker recognises the repeat, and to another only if the application has
+asked for that.
 
-What has an order key waits for the broker to which its key is pinned
-(`martlet.client.producer.key_pinning`).  With one broker, everything of a topic that goes by one of
-the families stays in order.
+Messages with an order key wait for the broker to which the key is pinned
+(`martlet.client.producer.key_pinning`). With one broker, messages of a topic that use the same
+family stay in order.
 """
 
 from __future__ import annotations
@@ -43,35 +44,34 @@ from martlet.client.transport.backoff import Backoff
 from martlet.put_status import PutStatus
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
-"""Errors of one message for which the broker refuses all that came in the same command."""
+"""Errors of one message for which the broker refuses the entire command."""
 MAY_DO_ELSEWHERE = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
-"""Errors of the broker, such as a full disk: another may take the same message."""
+"""Errors of the broker, such as a full disk: another may accept the same message."""
 MAY_PASS = "E_AUTH_FAILED"
-"""The auth server cannot be asked just now: nothing is wrong with what was published."""
+"""The auth server does not answer at the moment: nothing is wrong with the messages."""
 MAY_DO_LATER = frozenset({"REFUSED", "TRY_AGAIN"})
-"""A SEND's errors of the broker at the moment, such as a full disk."""
+"""Temporary errors of a SEND's broker, such as a full disk."""
 MAY_BE_STORED = "TOO_OLD"
 _BACKOFF = Backoff(max_s=1.0)
-"""Of a SEND that the broker could not store."""
+"""Errors of a SEND that the broker could not store."""
 
 
 class Accumulator:
-    """The messages that wait, and the brokers at which others are in flight.
+    """Waiting messages, and the brokers at which others are in flight.
 
     Args:
-        limits: how much is sent at once.
-        retries: how often messages are sent again, unless they say so themselves; None for no
-            limit.
-        is_idempotent: whether brokers are to recognise a SEND that comes again.
+        limits: of what is sent at once.
+        retries: the number of retries of messages without their own; None for no limit.
+        is_idempotent: whether brokers recognise a repeated SEND.
         tries_others: whether a SEND that its broker could not store goes to another.
 
     Attributes:
-        on_room: called when a broker has answered and something waits to be sent.
-        call_later: calls a function after so many seconds.
+        on_room: called when a broker has answered and messages wait.
+        call_later: calls a function after a delay in seconds.
         brokers: each broker's queue.
-        pending_messages: published and not answered.
+        pending_messages: the number published and not answered.
         pending_bytes: their bytes.
-        retried_count: messages that were to be sent again.
+        retried_count: the number of messages to be sent again.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Accumulator:
         self.pending_messages = 0
         self.pending_bytes = 0
         self._stored_before = 0
-        """By brokers that have gone."""
+        """The number stored by brokers that have gone."""
         self.retried_count = 0
         self._limits = limits
         self._retries = retries
@@ -99,26 +99,26 @@ class Accumulator:
         self._sends: deque[PendingPublish] = deque()
         """For SEND, at any broker."""
         self._unanswered_sends = 0
-        """How many pending messages go, or went, by SEND."""
+        """The number of pending messages that use SEND."""
         self._order = KeyPinning(self.brokers, lambda: self.on_room())  # noqa: PLW0108, set later
         self._pins = self._order.pins
         self._turn = 0
 
     @property
     def stored_count(self) -> int:
-        """How many messages were stored."""
+        """The number of messages stored."""
         return self._stored_before + sum(broker.stored_count for broker in self.brokers)
 
     # The brokers.
 
     def add_broker(self, name: str) -> InFlightQueue:
-        """Add a broker of that address, not connected yet."""
+        """Add a broker by its address, not connected yet."""
         broker = InFlightQueue(name, self._limits, is_idempotent=self._is_idempotent)
         self.brokers.append(broker)
         return broker
 
     def remove_broker(self, broker: InFlightQueue) -> None:
-        """Use a broker no more: what it has not answered goes to others, or is lost."""
+        """Remove a broker: its unanswered messages go to others, or are lost."""
         self.put_back(broker, ConnectionLost("the broker is not to be used any more"))
         self._stored_before += broker.stored_count
         self.brokers.remove(broker)
@@ -130,7 +130,7 @@ class Accumulator:
         self._order.assign()
 
     def connected(self, broker: InFlightQueue, *, takes_sends: bool) -> None:
-        """Begin to send to a broker, now that it is connected."""
+        """Start sending to a broker that has connected."""
         broker.is_up = True
         broker.takes_sends = takes_sends
         if self._order.unassigned:
@@ -157,24 +157,24 @@ class Accumulator:
         return [self._waiting, self._sends, *self._order.queues(), *pinned]
 
     def waiting(self) -> Iterator[PendingPublish]:
-        """All that are in no batch and have no answer."""
+        """Iterate over messages that wait in no batch."""
         waiting = chain.from_iterable(self._queues())
         return (each for each in waiting if not each.future.done())
 
     def batches(self) -> Iterator[ProducerBatch]:
-        """All batches in flight, and those to be sent again."""
+        """Iterate over batches in flight, and those to be sent again."""
         for broker in self.brokers:
             yield from broker.batches
             yield from broker.retries
 
     def unanswered(self) -> Iterator[PendingPublish]:
-        """All that have no answer yet."""
+        """Iterate over unanswered messages."""
         for batch in self.batches():
             yield from (each for each in batch.pendings if not each.future.done())
         yield from self.waiting()
 
     def forget_settled(self) -> None:
-        """Remove what waits and whose time ran out, or that was cancelled."""
+        """Remove waiting messages that timed out or were cancelled."""
         for broker in self.brokers:
             for batch in [each for each in broker.retries if each.is_done]:
                 broker.retries.remove(batch)
@@ -190,9 +190,9 @@ class Accumulator:
     # Sending.
 
     def pack(self, brokers: list[InFlightQueue]) -> list[ProducerBatch]:
-        """Take what may be sent now to these brokers, none of which is held.
+        """Take the batches that may be sent now to these brokers, none of which is held.
 
-        The caller sends it in this order.
+        The caller must send them in this order.
         """
         packed: list[ProducerBatch] = []
         if not (self._pins or self._unanswered_sends):
@@ -206,7 +206,7 @@ class Accumulator:
             (broker.pinned, [broker]) for broker in brokers if broker.pinned
         ]
         queues += [(queue, brokers) for queue in (self._waiting, self._sends) if queue]
-        # The oldest goes first, so that none keeps the others from being sent.
+        # The oldest topic goes first, so that no topic starves others.
         queues.sort(key=lambda each: each[0][0].deadline_s)
         for queue, usable in queues:
             if queue is self._sends:
@@ -215,7 +215,7 @@ class Accumulator:
         return packed
 
     def _refuse_sends(self) -> None:
-        """Refuse what only a Martlet broker takes, if the brokers are known and none is one."""
+        """Refuse messages that need a Martlet broker, if all brokers are known and none is one."""
         names = [broker.name for broker in self.brokers if broker.is_up]
         if not names:
             return
@@ -303,7 +303,7 @@ class Accumulator:
         return broker
 
     def _launch(self, batch: ProducerBatch, packed: list[ProducerBatch]) -> None:
-        """Put a batch in flight; nothing goes behind one that may make its broker hang up."""
+        """Put a batch in flight; nothing may follow one that is suspect."""
         broker = batch.broker
         self._turn += 1
         broker.turn = self._turn
@@ -317,7 +317,9 @@ class Accumulator:
     # Outcomes.
 
     def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
-        """The broker has stored its oldest batch, if perhaps not as safely as was wanted."""
+        """Complete a broker's oldest batch, which is stored, though perhaps less safely than
+        wanted.
+        """
         broker = batch.broker
         self._land(batch)
         broker.stored_count += batch.message_count
@@ -334,7 +336,7 @@ class Accumulator:
         self._fill_room()
 
     def declined(self, batch: ProducerBatch, error: Refused) -> None:
-        """The broker has not stored its oldest SEND, and may do so later."""
+        """Schedule a broker's oldest SEND, which it could not store, for a retry."""
         broker = batch.broker
         self._land(batch)
         broker.refused_count += batch.message_count
@@ -352,11 +354,11 @@ class Accumulator:
         self._fill_room()
 
     def refused(self, batch: ProducerBatch, error: Refused) -> None:
-        """The broker has refused its oldest batch, and hangs up."""
+        """Handle the refusal of a broker's oldest batch, after which it closes the connection."""
         broker = batch.broker
         batch.is_refused = True
         pendings = batch.pendings
-        # What is not settled here stays in flight, and is put back when the connection is gone.
+        # Messages not completed here stay in flight, and are put back when the connection is lost.
         if len(pendings) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
             batch.is_split = True
             for pending in pendings:
@@ -383,7 +385,7 @@ class Accumulator:
             self._settle(batch)
 
     def lost_track(self, batch: ProducerBatch, error: PublishUnclear) -> None:
-        """The answer to a broker's oldest batch cannot be understood."""
+        """Fail a broker's oldest batch, whose answer is unintelligible."""
         batch.broker.lost_count += batch.message_count
         batch.fail(error)
         self._settle(batch)
@@ -399,17 +401,17 @@ class Accumulator:
         self._fill_room()
 
     def put_back(self, broker: InFlightQueue, error: ConnectionLost) -> int:
-        """Send again what was in flight, now that the connection is gone, before everything else.
+        """Queue batches in flight on a lost connection for a retry, before everything else.
 
-        Returns how many messages that are.  The first of them become suspect of having made the
-        broker hang up.
+        Returns the number of messages. The first of them become suspect of having made the broker
+        close the connection: they may do so again, and must not take others with them.
         """
         broker.is_up = False
         free: list[PendingPublish] = []
         ordered: list[PendingPublish] = []
         count = 0
         is_blamed = isinstance(error.__cause__, Refused)
-        """On what was refused: the broker has not tried what came behind it."""
+        """Handle refused messages: the broker has not tried those after them."""
         for batch in broker.take_batches():
             if not batch.is_refused:
                 broker.lost_count += batch.message_count
@@ -441,7 +443,7 @@ class Accumulator:
         return count
 
     def _count_loss(self, batch: ProducerBatch, error: ConnectionLost) -> None:
-        """Fail what was sent in vain as often as it may be."""
+        """Fail messages whose retries are used up."""
         for pending in batch.pendings:
             trouble = pending.failed()
             if self._is_over(pending, trouble):
@@ -452,18 +454,18 @@ class Accumulator:
                     pending.fail(lost)
 
     def _is_hopeless(self, batch: ProducerBatch, refusal: Refused | None = None) -> bool:
-        """Count that a SEND was sent in vain; returns whether it may not be sent again."""
+        """Count a failed try of a SEND. Returns whether its retries are used up."""
         troubles = [pending.failed(refusal) for pending in batch.pendings]
         return self._is_over(batch.pendings[0], troubles[0])
 
     def _is_over(self, pending: PendingPublish, trouble: Trouble) -> bool:
-        """Whether this has failed once more than it may."""
+        """Return whether its retries are used up."""
         fields = pending.fields
         retries = self._retries if fields is None else fields.retries
         return retries is not None and trouble.failures > retries
 
     def _retry(self, batch: ProducerBatch, delay_s: float = 0.0) -> None:
-        """Send a SEND again, after the delay, where it was sent or at another broker."""
+        """Send a SEND again after the delay, to the same broker or another."""
         if self._tries_others and self._pass_on(batch):
             return
         batch.is_refused = False
@@ -477,7 +479,7 @@ class Accumulator:
         self.on_room()
 
     def _pass_on(self, batch: ProducerBatch) -> bool:
-        """Send a SEND to another broker; False where there is none."""
+        """Send a SEND to another broker; return False if there is none."""
         others = [
             broker
             for broker in self.brokers
@@ -495,7 +497,7 @@ class Accumulator:
         return True
 
     def _settle(self, batch: ProducerBatch) -> None:
-        """Remove the oldest batch of its broker, all of which has its answer."""
+        """Remove the completed oldest batch of its broker."""
         self._land(batch)
         self._close(batch)
         batch.broker.on_answer()
@@ -512,7 +514,7 @@ class Accumulator:
             broker.is_held = False
 
     def _close(self, batch: ProducerBatch) -> None:
-        """Forget a batch, all of which has its answer and which is not in flight any more."""
+        """Forget a completed batch that is no longer in flight."""
         self.pending_messages -= batch.message_count
         self.pending_bytes -= batch.size_bytes
         if batch.number:
@@ -534,7 +536,7 @@ class Accumulator:
             self.on_room()
 
     def _forget(self, pending: PendingPublish, *, was_sent: bool = False) -> None:
-        """Forget what has its answer without having been stored."""
+        """Forget a message that failed."""
         self.pending_messages -= len(pending.bodies)
         self.pending_bytes -= pending.size_bytes
         if pending.fields is not None:
@@ -543,15 +545,15 @@ class Accumulator:
 
 
 def not_supported(*names: str) -> NotSupported:
-    """Make the error of what only Martlet brokers take, where there are these."""
+    """Make the error of messages that need a Martlet broker, with the names of the others."""
     return NotSupported(
         f"{', '.join(names)}: no Martlet broker, and only those take messages with properties or"
-        " tell where they are stored: publish() without them works"
+        " report where they are stored: publish() without them works"
     )
 
 
 def _trouble(batch: ProducerBatch) -> Trouble:
-    """The trouble of a SEND, which is that of all its messages."""
+    """Return the trouble of a SEND, shared by all its messages."""
     first = batch.pendings[0]
     first.trouble = first.trouble or Trouble()
     return first.trouble

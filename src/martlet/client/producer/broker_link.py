@@ -1,4 +1,4 @@
-"""One broker of a producer: connected, and again whenever the connection is lost."""
+"""One broker of a producer: keep it connected, and reconnect whenever the connection is lost."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from martlet.plural import counted
 logger = logging.getLogger("martlet.client")
 
 REFUSED_PAUSE_S = 60.0
-"""For how long a broker that refuses this client is not tried again."""
+"""The time before a broker that refuses this client is tried again."""
 CLOSE_S = 2.0
-"""How long a broker may take to read what was written before the connection is cut."""
+"""The time for a broker to read the output before the connection is aborted."""
 
 
 class BrokerLink:
-    """Keeps a broker connected, and sends again what was lost with a connection.
+    """Keep a broker connected, and retry batches lost with a connection.
 
     Attributes:
-        queue: what is in flight there.
+        queue: the batches in flight there.
         connection: None while the broker is not connected.
         on_up: called when the broker is connected.
-        on_down: called when it is lost, after what was in flight was put back.
+        on_down: called when it is lost, after batches in flight were put back.
         refusal: the error of a broker that refuses this client.
         on_refused: called when it has refused this client.
         health_when_down: the broker's health while there is no connection.
@@ -61,7 +61,7 @@ class BrokerLink:
 
     @property
     def can_write(self) -> bool:
-        """Whether the broker is connected, and reads what is written."""
+        """Whether the broker is connected, and reads the output."""
         connection = self.connection
         return connection is not None and connection.is_alive and connection.can_write
 
@@ -78,7 +78,7 @@ class BrokerLink:
         return self._dialer.last_error
 
     async def keep(self) -> None:
-        """Connect, again and again, until cancelled."""
+        """Connect and reconnect until cancelled."""
         while True:
             try:
                 connection = await self._dialer.dial()
@@ -114,17 +114,17 @@ class BrokerLink:
                     self._on_retried(queue.name, count)
             self.on_down(self)
             if is_refusing:
-                # There are others; this one is tried again in a while.
+                # There are other brokers; this one is tried again in a while.
                 await asyncio.sleep(self._backoff.delay_s(queue.refusals))
             elif was_held:
-                # The message that was sent alone may cause this each time.
+                # A message that was sent alone may cause this each time.
                 self._dialer.failed(error)
 
     def look(self, may_cut: bool) -> None:
-        """Check whether anything has been answered since the last check.
+        """Check whether the broker has answered anything since the last check.
 
-        After one check without an answer others are preferred; after two, if it may, the connection
-        is cut, so that what is in flight goes to others.
+        After one check without an answer the producer prefers other brokers; after two, if allowed,
+        it aborts the connection, so that batches in flight go to others.
         """
         queue = self.queue
         seen = queue.stored_count + queue.refused_count
@@ -144,7 +144,7 @@ class BrokerLink:
         self.health_when_down = Health.FAILING
 
     def stats(self) -> BrokerStats:
-        """The broker's numbers."""
+        """Return the broker's statistics."""
         queue = self.queue
         return BrokerStats(
             address=queue.name,
@@ -158,7 +158,7 @@ class BrokerLink:
         )
 
     async def close(self) -> None:
-        """Close the connection once everything written is sent, or after a while."""
+        """Close the connection after all output is sent, or after a while."""
         connection, self.connection = self.connection, None
         if connection is None:
             return

@@ -1,4 +1,4 @@
-"""The brokers of a producer: those given, and those that lookup daemons know."""
+"""The brokers of a producer: those configured, and those found by lookup daemons."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ REVIVAL_S = 1.0
 
 
 class BrokerPool:
-    """Keeps each broker connected, and sends what the accumulator packs.
+    """Keep each broker connected, and send the accumulator's batches.
 
-    A broker that was found and is known to no lookup daemon any more is dropped once it is not
-    connected.
+    A found broker that no lookup daemon knows any more is dropped once it is disconnected.
 
     Attributes:
-        attempted: set once a broker has been connected, or all refuse this client, or it is closed.
+        attempted: set once a broker is connected, or all refuse this client, or it is closed.
         is_closed: whether the connections are closed, for good.
-        refusal: the error of a broker, while all that there are refuse this client for good.
+        refusal: the error of a broker, while all refuse this client permanently.
         on_refused: called when that becomes so.
         on_connected: called with each new connection to a broker.
     """
@@ -79,7 +78,7 @@ class BrokerPool:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether there will be no other brokers than those that are there."""
+        """Whether no further brokers will be found."""
         return self._discovery is None
 
     @property
@@ -98,7 +97,7 @@ class BrokerPool:
         return f"no connection: {self.errors}"
 
     def open(self) -> None:
-        """Begin to connect, and to ask the lookup daemons."""
+        """Start connecting, and polling the lookup daemons."""
         self._loop = asyncio.get_running_loop()
         for address in self._given:
             self._add(address)
@@ -106,7 +105,7 @@ class BrokerPool:
         self._look_later()
 
     def _search(self) -> None:
-        """Ask the lookup daemons from now on."""
+        """Start polling the lookup daemons."""
         if self._discovery is not None and not self.is_closed:
             self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
             self._watch.add_done_callback(self._on_search_ended)
@@ -114,7 +113,9 @@ class BrokerPool:
     def _on_search_ended(self, watch: asyncio.Task[None]) -> None:
         error = None if watch.cancelled() else watch.exception()
         if error is not None:
-            logger.error("looking for brokers broke, and begins again", exc_info=error)
+            logger.error(
+                "discovery of brokers failed unexpectedly, and begins again", exc_info=error
+            )
             self._loop.call_later(REVIVAL_S, self._search)
 
     async def close(self) -> None:
@@ -134,7 +135,7 @@ class BrokerPool:
     # Sending.
 
     def flush_soon(self) -> None:
-        """Send what waits at the end of this turn."""
+        """Send waiting messages at the end of this turn."""
         if not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._flush)
@@ -145,7 +146,7 @@ class BrokerPool:
             link.queue for link in self._links.values() if not link.queue.is_held and link.can_write
         ]
         if not brokers:
-            return  # A new connection, or the next answer, flushes again.
+            return  # A new connection, or the next answer, triggers another flush.
         now_s = self._loop.time()
         for batch in self._accumulator.pack(brokers):
             connection = self._link_of[batch.broker].connection
@@ -161,11 +162,11 @@ class BrokerPool:
         self._loop.call_later(delay_s, function)
 
     def send_oneway(self, pending: PendingPublish) -> None:
-        """Write a SEND to a broker that reads it now, and expect no answer.
+        """Write a SEND to a broker that reads now, and expect no answer.
 
         Raises:
-            ConnectionLost, NotSupported: there is none.
-            ProducerFull: none reads as fast as that.
+            ConnectionLost, NotSupported: there is no such broker. ProducerFull: no broker reads
+            fast enough.
         """
         up = [link for link in self._links.values() if link.connection is not None]
         able = [link for link in up if link.queue.takes_sends]
@@ -201,7 +202,7 @@ class BrokerPool:
         self._has_changed()
 
     def _on_found(self, addresses: list[Address], is_all: bool) -> None:
-        """Lookup daemons have named brokers; all of them, if every daemon has answered."""
+        """Connect to brokers that lookup daemons named; all, if every daemon has answered."""
         if self.is_closed:
             return
         self._has_searched = self._has_searched or is_all
@@ -222,7 +223,7 @@ class BrokerPool:
             )
 
     def _drop(self, address: Address) -> None:
-        """Drop a broker that is not connected and that no lookup daemon knows any more."""
+        """Drop a disconnected broker that no lookup daemon knows any more."""
         logger.info("the broker at %s has gone", address)
         link = self._links.pop(address)
         del self._link_of[link.queue]
@@ -240,7 +241,7 @@ class BrokerPool:
             self.on_connected(link.connection)
 
     def _on_down(self, _link: BrokerLink) -> None:
-        self.flush_soon()  # What was in flight there goes to others.
+        self.flush_soon()  # Batches in flight there go to others.
         if self._discovery is not None:
             self._discovery.look_again()
 
@@ -253,7 +254,7 @@ class BrokerPool:
             self._has_changed()
 
     async def changed(self) -> None:
-        """Wait until a broker was connected, or found, or none accepts this client."""
+        """Wait until a broker is connected or found, or none accepts this client."""
         if self._change is None:
             self._change = self._loop.create_future()
         await asyncio.shield(self._change)
@@ -263,7 +264,7 @@ class BrokerPool:
         if change is not None:
             change.set_result(None)
 
-    # Whether the brokers answer.
+    # Health checks.
 
     def _look_later(self) -> None:
         self._look = self._loop.call_later(self._answer_timeout_s / 2, self._look_at_all)

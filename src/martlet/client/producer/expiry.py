@@ -1,4 +1,4 @@
-"""The deadlines of what is published."""
+"""The deadlines of published messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from martlet.client.producer.pending import PendingPublish
 
 
 class Expiry:
-    """Gives up what has no answer in time, with one timer for all of it.
+    """Fail messages without an answer in time, with one timer for all.
 
     Attributes:
-        count: messages given up.
-        next_s: when the timer goes off: not after the earliest deadline.
+        count: messages that timed out.
+        next_s: when the timer fires: not after the earliest deadline.
     """
 
     def __init__(self, accumulator: Accumulator, pool: BrokerPool, timeout_s: float) -> None:
@@ -29,18 +29,18 @@ class Expiry:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_timer(self, loop: asyncio.AbstractEventLoop, deadline_s: float) -> None:
-        """Look at this time, which is before the next look."""
+        """Set the timer to this earlier time."""
         self.close()
         self.next_s = deadline_s
         self._timer = loop.call_at(deadline_s, self._expire, loop)
 
     def close(self) -> None:
-        """Give up nothing more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up what is too late, and set the timer for the next."""
+        """Fail messages past their deadline, and set the timer for the next."""
         now_s = loop.time()
         next_s = inf
         for batch in self._accumulator.batches():

@@ -6,13 +6,12 @@
                  ^                        |
                  +---- sent again --------+  the connection was lost, or the broker could not store
 
-A batch is one command: a PUB, MPUB or DPUB, which any broker takes, or a SEND.  A SEND has a number
-at its broker and is never changed, so that the broker recognises it when it is sent again there and
-stores it exactly once.  The others are taken apart when they were sent in vain, and may be stored
-twice.
+A batch is one command: a PUB, MPUB or DPUB, which any broker accepts, or a SEND. A SEND has a
+sequence number at its broker and is never changed, so that the broker recognises a repeat and
+stores it exactly once. The others are unpacked after a failed try, and may be stored twice.
 
-A broker remembers the last 64 numbers of a producer.  So no SEND gets a number while one that is 64
-or more before it has no answer.
+A broker remembers the last 64 numbers of a producer. So no SEND gets a number while one with a
+number lower by 64 or more has no answer: the broker could not recognise its repeat.
 """
 
 from __future__ import annotations
@@ -39,33 +38,33 @@ _STORED = frozenset(PutStatus)
 
 
 class BatchOwner(Protocol):
-    """Handles the broker's answer to a batch."""
+    """Handlers of the broker's answer to a batch."""
 
     def stored(self, batch: ProducerBatch, result: SendResult | None) -> None:
-        """The broker has stored it, if perhaps not as safely as was wanted."""
+        """Handle that the broker has stored it, though perhaps less safely than wanted."""
 
     def declined(self, batch: ProducerBatch, error: Refused) -> None:
-        """The broker has not stored it; the connection stays."""
+        """Handle that the broker could not store it; the connection stays."""
 
     def refused(self, batch: ProducerBatch, error: Refused) -> None:
-        """The broker has not stored it, and hangs up."""
+        """Handle that the broker has refused it, and closes the connection."""
 
     def lost_track(self, batch: ProducerBatch, error: PublishUnclear) -> None:
-        """The broker's answer cannot be understood."""
+        """Handle an unintelligible answer."""
 
 
 class ProducerBatch:
     """Messages of one topic that go to a broker as one command, and get its one answer.
 
     Attributes:
-        broker: where they go.
+        broker: the target.
         pendings: the messages.
-        message_count, size_bytes: of all of them.
-        number: that of a SEND at its broker; 0 for other commands.
-        is_refused: whether the broker has said that it did not store it.
-        is_split: whether it is to be sent again as one command for each of its pending messages.
-        is_due: whether a SEND that is to be sent again has waited long enough.
-        stored: what another broker has answered that stored it less safely than was wanted.
+        message_count, size_bytes: of all messages.
+        number: the sequence number of a SEND at its broker; 0 for other commands.
+        is_refused: whether the broker has answered that it did not store it.
+        is_split: whether to retry it as one command for each of its pending messages.
+        is_due: whether the delay of a SEND's retry is over.
+        stored: the answer of another broker that stored it less safely than wanted.
     """
 
     __slots__ = (
@@ -97,11 +96,11 @@ class ProducerBatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing waits for its answer."""
+        """Whether all its messages have their outcome."""
         return all(each.future.done() for each in self.pendings)
 
     def move_to(self, broker: InFlightQueue) -> None:
-        """Become a SEND of another broker, where it has another number."""
+        """Turn it into a SEND of another broker, with another number."""
         self.broker.drop(self)
         self.broker = broker
         self._first_sent_s = None
@@ -124,7 +123,7 @@ class ProducerBatch:
         return commands.publish_many(first.topic, bodies)
 
     def _sequence_fields(self, now_s: float) -> dict[str, Any]:
-        """By what the broker recognises a SEND that it gets again."""
+        """Return the fields by which the broker recognises a repeated SEND."""
         if not self.broker.producer:
             return {}
         fields: dict[str, Any] = {
@@ -138,7 +137,7 @@ class ProducerBatch:
         return fields
 
     def succeed(self, first: SendResult | None) -> None:
-        """Set the results, of which this is the first message's."""
+        """Set the results, given that of the first message."""
         if first is None:
             for pending in self.pendings:
                 if not pending.future.done():
@@ -158,13 +157,13 @@ class ProducerBatch:
         for pending in self.pendings:
             pending.fail(error)
 
-    # What the connection calls.
+    # Called by the connection.
 
     def answered(self, data: bytes) -> None:
-        """The broker has answered.
+        """Handle the broker's answer.
 
         Raises:
-            PublishUnclear: the answer cannot be understood; nor can any behind it.
+            PublishUnclear: the answer is unintelligible, and so are all after it.
         """
         if data == _OK and not self.number:
             self._owner.stored(self, None)
@@ -187,15 +186,15 @@ class ProducerBatch:
             self._owner.declined(self, Refused(str(status), str(fields.get("text", ""))))
 
     def refused(self, error: Refused) -> None:
-        """The broker has not stored it, and hangs up."""
+        """Handle that the broker has refused it, and closes the connection."""
         self._owner.refused(self, error)
 
     def lost(self, error: ConnectionLost) -> None:
-        """No answer will come: `Accumulator.put_back` sends it again."""
+        """Do nothing: no answer will come, and `Accumulator.put_back` retries it."""
 
 
 def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> bytes:
-    """Encode a SEND of messages that have their extras."""
+    """Encode a SEND of messages with their extras."""
     topic = pendings[0].topic
     if len(pendings) == 1 and (extras := pendings[0].extras) is not None:
         return commands.send(topic, pendings[0].bodies, fields, pack_block(extras.entries))
@@ -210,7 +209,7 @@ def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> byte
 
 
 def _result(fields: dict[str, Any], broker: str) -> SendResult:
-    """Read the answer to a SEND that was stored. Raises ValueError, LookupError and TypeError."""
+    """Read the answer to a stored SEND. Raises ValueError, LookupError and TypeError."""
     offset, message_id = fields["offset"], fields["id"]
     return SendResult(
         PutStatus(fields["status"]),
@@ -223,26 +222,26 @@ def _result(fields: dict[str, Any], broker: str) -> SendResult:
 
 
 class InFlightQueue:
-    """One broker, as the accumulator sees it: what is in flight there, and what waits for it.
+    """One broker, as the accumulator sees it: batches in flight there, and messages waiting for it.
 
     Attributes:
-        name: the broker's address; it decides which order keys belong here.
-        producer: the id of this producer at this broker, as two addresses may lead to one broker;
-            empty where SENDs are not to be recognised.
-        batches: sent and not answered, the oldest first; they are answered in this order.
+        name: the broker's address, from which routing finds the broker of an order key.
+        producer: the id of this producer at this broker, since two addresses may lead to one
+            broker; empty if SENDs are not idempotent.
+        batches: sent and not answered, the oldest first; the broker answers in this order.
         message_count, size_bytes: of those.
-        retries: SENDs that have a number and are to be sent again, by their numbers.
-        pinned: messages with an order key that wait to be sent here and nowhere else.
+        retries: SENDs with a number that are to be sent again, by number.
+        pinned: messages whose order key is pinned to this broker, waiting.
         is_up: whether the broker is connected.
         takes_sends: whether it is a Martlet broker, as far as is known.
-        is_held: whether nothing may be sent until what is in flight is answered.
-        is_on_trial: whether the next batch is to go alone, as the broker refused the last.
-        is_slow: whether others are to be preferred, as this one has not answered for long.
-        turn: when it was chosen last, in choices.
+        is_held: whether nothing may be sent until all batches in flight are answered.
+        is_on_trial: whether the next batch must go alone, since the broker refused the last.
+        is_slow: whether to prefer others, since this one has not answered for long.
+        turn: the number of the choice at which it was last chosen.
         stored_count: messages that the broker has stored.
         refused_count: messages that it has refused.
         lost_count: messages that were in flight when the connection was lost.
-        refusals: batches that it has refused since it last stored one.
+        refusals: batches refused since it last stored one.
         on_answer: called when the broker has answered.
     """
 
@@ -279,9 +278,9 @@ class InFlightQueue:
         self.size_bytes = 0
         self.retries: deque[ProducerBatch] = deque()
         self.sequence = 0
-        """The last number that a SEND was given."""
+        """The last number given to a SEND."""
         self._numbered: dict[int, ProducerBatch] = {}
-        """The SENDs that have no answer, by their numbers."""
+        """The unanswered SENDs, by number."""
         self.pinned: deque[PendingPublish] = deque()
         self.is_up = False
         self.takes_sends = False
@@ -296,7 +295,7 @@ class InFlightQueue:
         self.on_answer: Callable[[], None] = lambda: None
 
     def has_room(self, pending: PendingPublish) -> bool:
-        """Whether this may be sent now; with nothing in flight, everything may."""
+        """Return whether this may be sent now; with nothing in flight, everything may."""
         size_bytes = self.size_bytes
         limits = self._limits
         return not size_bytes or (
@@ -305,11 +304,11 @@ class InFlightQueue:
         )
 
     def may_begin(self, pending: PendingPublish) -> bool:
-        """Whether a batch may begin with this now."""
+        """Return whether a batch may begin with this now."""
         return (pending.extras is None or self.has_number_for(pending)) and self.has_room(pending)
 
     def has_number_for(self, pending: PendingPublish) -> bool:
-        """Whether this needs no number, or may have one now."""
+        """Return whether this needs no number, or may have one now."""
         if pending.fields is None:
             return True
         oldest = next(iter(self._numbered), self.sequence + 1)
@@ -322,7 +321,7 @@ class InFlightQueue:
         self._numbered[self.sequence] = batch
 
     def retry(self, batch: ProducerBatch) -> None:
-        """Send a SEND again, in its place among the others."""
+        """Queue a SEND for a retry, in order of numbers."""
         index = next(
             (at for at, each in enumerate(self.retries) if each.number > batch.number),
             len(self.retries),
@@ -330,11 +329,11 @@ class InFlightQueue:
         self.retries.insert(index, batch)
 
     def drop(self, batch: ProducerBatch) -> None:
-        """Release the number of a SEND that has its answer, or is given up here."""
+        """Release the number of a SEND that is answered, or no longer tried here."""
         self._numbered.pop(batch.number, None)
 
     def take_batches(self) -> list[ProducerBatch]:
-        """Remove all that is in flight, as the connection is gone."""
+        """Remove all batches in flight, since the connection is lost."""
         batches = list(self.batches)
         self.batches.clear()
         self.message_count = 0

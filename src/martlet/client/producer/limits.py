@@ -1,4 +1,4 @@
-"""Limits of a producer: of one command, of what is in flight, and of what has no answer."""
+"""Limits of a producer: of one command, of messages in flight, and of unanswered messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from martlet.protocol.nsq import commands
 
 COMMAND_BYTES = 512 * 1024
-"""Smaller pieces than a broker takes, so that it stores one while the next is on the way."""
+"""Smaller than a broker's limit, so that it stores one piece while the next is in transit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How much is sent at once, and how much may be in flight.
+    """The limits of one command and of messages in flight.
 
     Attributes:
         max_message_bytes: the broker's ``--max-msg-size``.
@@ -20,7 +20,7 @@ class Limits:
         max_in_flight_messages: messages sent to one broker and not answered.
         max_in_flight_bytes: their bytes.
         max_pending_messages: messages published and not answered, sent or not, above which
-            ``submit`` takes no more; ``publish`` waits for its answer and has no need of it.
+            ``submit`` raises; ``publish`` waits for its answer and needs no such limit.
         max_pending_bytes: their bytes.
     """
 
@@ -38,5 +38,5 @@ class Limits:
 
     @property
     def command_bytes(self) -> int:
-        """The most that one command carries."""
+        """The maximum size of one command."""
         return min(self.max_body_bytes - commands.MPUB_EXTRA_BYTES, COMMAND_BYTES)

@@ -1,4 +1,4 @@
-"""Messages of an application: bodies, or objects with properties, checked and cut."""
+"""An application's messages: check bodies and properties, and cut them into pieces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from martlet.properties.model import NONE, Properties
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 PIECE_MESSAGES = 20_000
-"""The most messages that are dealt with in one turn of the event loop."""
+"""The maximum number of messages checked in one turn of the event loop."""
 _FIRST_AHEAD = 16
-"""How many are taken from an iterable whose messages may be of any size."""
+"""The number taken at once from an iterable with messages of unknown size."""
 Body = bytes | bytearray | memoryview
 
 
 class Outgoing(NamedTuple):
-    """A message to be published or sent.
+    """A message to publish or send.
 
     Attributes:
         body: not empty.
@@ -34,7 +34,7 @@ class Outgoing(NamedTuple):
 
 
 class MessageLike(Protocol):
-    """Anything with a body and properties, such as a message that was received."""
+    """Anything with a body and properties, such as a received message."""
 
     @property
     def body(self) -> Body:
@@ -49,11 +49,10 @@ Sendable = Body | MessageLike
 
 
 def check_body(body: Body, max_bytes: int) -> bytes:
-    """Return the body, if a broker takes it.
+    """Return a body that brokers accept.
 
     Raises:
-        BadBody: it is empty or too big.
-        TypeError: it is none.
+        BadBody: it is empty or too big. TypeError: it is not bytes.
     """
     if type(body) is not bytes:
         if not isinstance(body, (bytes, bytearray, memoryview)):
@@ -74,8 +73,7 @@ def check_message(message: Sendable, max_bytes: int) -> tuple[bytes, Properties]
     """Return the body of a message, and its properties.
 
     Raises:
-        BadBody: the body is empty or too big.
-        TypeError: it is no message.
+        BadBody: the body is empty or too big. TypeError: it is not a message.
     """
     if isinstance(message, (bytes, bytearray, memoryview)):
         return check_body(message, max_bytes), NONE
@@ -89,12 +87,12 @@ def check_message(message: Sendable, max_bytes: int) -> tuple[bytes, Properties]
 
 
 def are_bare(messages: Iterable[Sendable]) -> bool:
-    """Whether all are bodies without properties, after `checked`."""
+    """Return whether all are bodies without properties, after `checked`."""
     return set(map(type, messages)) == {bytes}
 
 
 def checked(messages: Sequence[Sendable], max_bytes: int) -> Sequence[Sendable]:
-    """Check messages, and return them with those that have no properties as bytes.
+    """Check messages, and return them, those without properties as bytes.
 
     Raises:
         BadBody, TypeError: one of them cannot be sent.
@@ -110,7 +108,7 @@ def checked(messages: Sequence[Sendable], max_bytes: int) -> Sequence[Sendable]:
 
 
 async def check_all(messages: Sequence[Sendable], max_bytes: int) -> list[Sendable]:
-    """Check messages as `checked` does, leaving the event loop its turns."""
+    """Check messages as `checked` does, yielding to the event loop."""
     found: list[Sendable] = []
     for start in range(0, len(messages), PIECE_MESSAGES):
         found += checked(messages[start : start + PIECE_MESSAGES], max_bytes)
@@ -124,7 +122,7 @@ class Prepared(NamedTuple):
     Attributes:
         bodies: their bodies.
         entries: the packed properties of those that have any, by their numbers.
-        size_bytes: what they take in a command.
+        size_bytes: their size in a command.
     """
 
     bodies: Sequence[bytes]
@@ -133,7 +131,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(messages: Sequence[Sendable], options: SendOptions, max_bytes: int) -> Prepared:
-    """Check messages that are to go together in a SEND, and pack their properties.
+    """Check messages of one SEND, and pack their properties.
 
     Raises:
         BadBody, BadProperties, TypeError: one of them cannot be sent.
@@ -157,14 +155,14 @@ def prepare(messages: Sequence[Sendable], options: SendOptions, max_bytes: int) 
 
 
 def bodies_bytes(bodies: Sequence[bytes]) -> int:
-    """Count the bytes that bodies take in a command."""
+    """Return the size of bodies in a command."""
     return sum(map(len, bodies)) + len(bodies) * MPUB_EXTRA_BYTES
 
 
 def cut(messages: Iterable[Sendable], limits: Limits) -> Iterator[list[Sendable]]:
-    """Cut messages into pieces whose bodies one command takes.
+    """Cut messages into pieces that fit a command.
 
-    Of an iterable that may be lazy, not many more are taken than the next piece needs.
+    From a lazy iterable, not many more are taken than the next piece needs.
     """
     max_bytes = limits.command_bytes
     max_count = min(limits.max_in_flight_messages, PIECE_MESSAGES)
@@ -188,7 +186,7 @@ def cut(messages: Iterable[Sendable], limits: Limits) -> Iterator[list[Sendable]
 
 
 def size_of(message: Sendable) -> int:
-    """The size of a message's body; 0 where it is no message, which is refused later."""
+    """Return the size of a message's body; 0 for a non-message, which is refused later."""
     if isinstance(message, (bytes, bytearray, memoryview)):
         return len(message)
     return len(getattr(message, "body", b""))

@@ -1,4 +1,4 @@
-"""The options of a message that is published or sent: one set for all ways to do so."""
+"""The options of published and sent messages: one set for all methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from martlet.properties.model import Properties
 
 
 class MessageKeywords(TypedDict, total=False):
-    """Those options of `SendOptions` that a message in a transaction may have too."""
+    """The options of `SendOptions` that a message in a transaction may have."""
 
     tag: str
     keys: Iterable[str] | str
@@ -35,23 +35,23 @@ class SendKeywords(MessageKeywords, total=False):
 
 @dataclass(kw_only=True, slots=True)
 class SendOptions:
-    """How messages are published or sent.
+    """The options of published and sent messages.
 
-    A broker of NSQ can be given an order key, the timeout, and the delay of a single message that
-    is published; all other options need a Martlet broker.
+    With an NSQ broker only an order key, the timeout, and the delay of a single published message
+    work; all other options need a Martlet broker.
 
     Attributes:
-        tag: one word, by which consumers choose what they want.
-        keys: one or several by which the message can be found, such as an order's number.
+        tag: one word, by which consumers filter.
+        keys: one or several, to find the message by, such as an order's number.
         headers: the application's own.
-        order_key: messages of the topic with this key stay in order: they go to one broker, and by
+        order_key: the topic's messages with this key stay in order: they go to one broker, and by
             ``send`` to one queue.
-        queue: the number of the queue, in the place of the order key's.
-        defer_ms: deliver it so many milliseconds later.
-        deliver_at: deliver it then: a time with a time zone, or seconds since 1970.
-        wait_store_ok: False for an answer once the broker has written the message, though its flush
-            mode would have others wait for the disk.
-        timeout_s: how long publishing may take with all attempts, in the place of the producer's.
+        queue: the number of the queue, overriding that of the order key.
+        defer_ms: the delay of the delivery in milliseconds.
+        deliver_at: the delivery time: with a time zone, or seconds since 1970.
+        wait_store_ok: False for an answer once the broker has written the message, even if its
+            flush mode makes others wait for the disk.
+        timeout_s: the time limit of all attempts, overriding the producer's.
     """
 
     tag: str = ""
@@ -65,7 +65,7 @@ class SendOptions:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.queue is not None:  # JSON knows no integer of numpy's
+        if self.queue is not None:  # JSON cannot encode numpy's integers
             self.queue = operator.index(self.queue)
         if self.defer_ms is not None:
             self.defer_ms = int(self.defer_ms)
@@ -80,7 +80,7 @@ class SendOptions:
 
     @property
     def needs_send(self) -> bool:
-        """Whether PUB and DPUB cannot carry them."""
+        """Whether they need SEND, since PUB and DPUB cannot carry them."""
         return bool(
             self.tag
             or self.keys
@@ -92,13 +92,13 @@ class SendOptions:
 
     @property
     def text_key(self) -> str:
-        """The order key as text; empty for none. Raises ValueError where it is not UTF-8."""
+        """Return the order key as text; empty for none. Raises ValueError if it is not UTF-8."""
         key = self.order_key
         return key.decode() if isinstance(key, bytes) else key or ""
 
     @property
     def deliver_at_ms(self) -> int:
-        """When to deliver, in milliseconds since 1970; 0 for at once.
+        """Return the delivery time in milliseconds since 1970; 0 for now.
 
         Raises:
             ValueError: the time has no time zone, or is before 1970.
@@ -117,18 +117,18 @@ class SendOptions:
         return round(float(at) * 1000)
 
     def fields(self, retries: int | None) -> SendFields:
-        """The options of a SEND. Raises ValueError."""
+        """Return the options of a SEND. Raises ValueError."""
         return SendFields(
             self.deliver_at_ms, self.wait_store_ok, self.text_key, self.queue, retries
         )
 
     def pack_with(self, properties: Properties) -> bytes:
-        """Pack these in the place of the properties that a message has itself.
+        """Pack these, overriding a message's own properties.
 
-        System properties of a message that was received are left out.
+        System properties of a received message are left out.
 
         Raises:
-            BadProperties: no message may have them.
+            BadProperties: they are invalid.
         """
         if not (self.tag or self.keys or self.headers or self.order_key or properties):
             return b""

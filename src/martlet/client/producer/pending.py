@@ -1,4 +1,4 @@
-"""Messages that a producer was given and that have no answer yet."""
+"""A producer's unanswered messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OrderKey = tuple[str, str]
 
 
 class SendFields(NamedTuple):
-    """How a SEND stores its messages; those with equal fields may share one.
+    """The options of a SEND; messages with equal fields may share one.
 
     Attributes:
-        deliver_at_ms: when they may be delivered, in milliseconds since 1970; 0 for at once.
-        waits: whether the broker answers when they are as safe as its flush mode promises.
+        deliver_at_ms: the delivery time, in milliseconds since 1970; 0 for now.
+        waits: whether the broker answers only when its flush mode's promise holds.
         order_key: messages with this key go to one queue, in order.
-        queue: the queue's number; None where the broker may choose.
-        retries: how often they are sent again; None for no limit.
+        queue: the queue's number; None if the broker may choose.
+        retries: the number of retries; None for no limit.
     """
 
     deliver_at_ms: int = 0
@@ -30,7 +30,7 @@ class SendFields(NamedTuple):
     retries: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The options of a SEND."""
+        """Return the options of a SEND."""
         fields: dict[str, Any] = {}
         if self.deliver_at_ms:
             fields["deliver_at_ms"] = self.deliver_at_ms
@@ -44,12 +44,12 @@ class SendFields(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Everything that messages have beside their bodies.
+    """The extras of messages, beside their bodies.
 
     Attributes:
-        timeout_s: how long publishing may take.
+        timeout_s: the time limit of publishing.
         defer_ms: the delay of a DPUB.
-        fields: the options of a SEND; None where PUB, MPUB or DPUB carry the messages.
+        fields: the options of a SEND; None for PUB, MPUB or DPUB.
         entries: the packed properties of those that have any, by their numbers.
     """
 
@@ -60,14 +60,14 @@ class Extras(NamedTuple):
 
 
 class Trouble:
-    """The failures of messages so far.
+    """The failed tries of messages so far.
 
     Attributes:
-        failures: how often they were sent in vain.
-        refusals: how many brokers could not store them.
+        failures: the number of failed tries.
+        refusals: the number of brokers that could not store them.
         refusal: the last refusal.
-        is_suspect: whether a broker may have hung up because of them: they are sent alone, and
-            nothing behind them until they are answered, so that the answer is not lost.
+        is_suspect: whether a broker may have closed the connection because of them: they are sent
+            alone, and nothing after them until they are answered, so that the answer is not lost.
     """
 
     __slots__ = ("failures", "is_suspect", "refusal", "refusals")
@@ -80,18 +80,18 @@ class Trouble:
 
 
 class PendingPublish:
-    """Messages that are published together, and the future of their acknowledgement.
+    """Messages published together, and the future of their acknowledgement.
 
     Attributes:
         topic: their topic.
         bodies: their bodies.
-        size_bytes: what they take in a command.
+        size_bytes: their size in a command.
         future: gets the result of the first one; None from a PUB, MPUB or DPUB.
-        deadline_s: when to give up, by the event loop's clock.
+        deadline_s: when they time out, by the event loop's clock.
         order_key: messages of one key go to one broker and never overtake each other.
-        extras: what they have beside bodies; None for nothing.
+        extras: beside the bodies; None for none.
         is_alone: whether they need a command of their own.
-        trouble: what has gone wrong with them; None while nothing has.
+        trouble: their failed tries; None for none.
     """
 
     __slots__ = (
@@ -128,16 +128,16 @@ class PendingPublish:
 
     @property
     def fields(self) -> SendFields | None:
-        """The options of the SEND that carries them; None for another command."""
+        """The options of their SEND; None for another command."""
         return None if self.extras is None else self.extras.fields
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a broker may have hung up because of them."""
+        """Whether a broker may have closed the connection because of them."""
         return self.trouble is not None and self.trouble.is_suspect
 
     def failed(self, refusal: Refused | None = None) -> Trouble:
-        """Count an attempt in vain: a broker refused them, or was lost before it answered."""
+        """Count a failed try: a broker refused them, or was lost before it answered."""
         trouble = self.trouble = self.trouble or Trouble()
         trouble.failures += 1
         if refusal is not None:

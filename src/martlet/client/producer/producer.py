@@ -1,4 +1,4 @@
-"""Publishing: what the broker has acknowledged is stored; what it has not is sent again."""
+"""The producer: publish messages, and send them again until a broker has acknowledged them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
 class _Mode(NamedTuple):
-    """A way to publish.
+    """A mode of publishing.
 
     Attributes:
-        is_send: whether a result is wanted, which only a SEND has.
-        timeout_s: how long it may take.
-        retries: how often messages are sent again; None for no limit.
+        is_send: whether the caller wants a result, which only a SEND has.
+        timeout_s: the time limit.
+        retries: the number of retries; None for no limit.
     """
 
     is_send: bool
@@ -61,29 +61,29 @@ class _Mode(NamedTuple):
 
 
 class Producer(ProducerTransactions):
-    """Publishes messages to a broker, or to several, each message to one of them.
+    """Publish messages to a broker, or to several, each message to one of them.
 
     ::
 
         async with Producer("127.0.0.1:4150") as producer:
             await producer.publish("orders", b"one")
 
-    Many tasks may publish at the same time; what they publish in one turn of the event loop goes in
-    one command.  Where there are several brokers, each command goes to the one that has the least
-    to answer.  While no broker can be reached publishing waits, and what was sent and not answered
-    is sent again, to another broker if there is one: so a message can be stored twice, but one
-    whose ``publish`` returned is stored.
+    Many tasks may publish at the same time; messages published in one turn of the event loop go in
+    one command. With several brokers, each command goes to the one with the least in flight. While
+    no broker can be reached, publishing waits, and unanswered messages are sent again, to another
+    broker if there is one: so a message can be stored twice, but one whose ``publish`` returned is
+    stored.
 
-    At one broker, messages of a topic are stored in the order in which they were published.  Over
-    several, those are that have one ``order_key`` (or one topic, with ``ordered=True``): they go to
-    one broker as long as it is there, and to another all together.
+    One broker stores the messages of a topic in the order of publishing. With several, messages
+    with the same ``order_key`` (or topic, with ``ordered=True``) stay in order: they go to one
+    broker while it is there, and then all to another.
 
-    ``publish`` and ``send`` take the same messages and options (see `SendOptions`).  ``send``
-    returns where a message is stored, and stores it exactly once though it is sent again, unless
+    ``publish`` and ``send`` take the same messages and options (see `SendOptions`). ``send``
+    returns where a message is stored, and stores it exactly once even if it is sent again, unless
     the producer has ``idempotent=False`` or the message was sent to another broker too; so it needs
-    a Martlet broker.  ``publish`` needs one for what NSQ's commands cannot carry, which is stored
-    in the same way as by ``send``.  ``publish`` is tried again as ``timeout_s`` and ``retries``
-    say, ``send`` as ``send_timeout_s`` and ``send_retries``.
+    a Martlet broker. ``publish`` needs one for options that NSQ's commands cannot carry; such
+    messages are stored in the same way as by ``send``. ``timeout_s`` and ``retries`` limit the
+    retries of ``publish``, ``send_timeout_s`` and ``send_retries`` those of ``send``.
     """
 
     def __init__(
@@ -94,23 +94,22 @@ class Producer(ProducerTransactions):
         publishing: PublishSettings | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        """Take the settings; nothing is connected before ``async with``.
+        """Take the settings; ``async with`` connects.
 
         Args:
-            addresses: where brokers listen, as ``"host:port"``; messages go to all of them.  A
-                broker at 127.0.0.1:4150 where neither these nor lookup daemons are given.
-            connection: how brokers are found and connected to.
-            publishing: how long publishing may take, how often it is tried, and how much may be in
-                flight.
-            options: any field of these settings by its name, in the place of its value there, such
-                as ``ordered=True``, ``timeout_s=10``, ``lookup="host:4161"``, ``hooks=...``.
+            addresses: of the brokers, as ``"host:port"``; messages go to all of them. Without these
+                and lookup daemons: 127.0.0.1:4150.
+            connection: how to find and connect to brokers.
+            publishing: the timeouts, retries and limits of publishing.
+            options: any field of these settings by name, overriding its value there, such as
+                ``ordered=True``, ``timeout_s=10``, ``lookup="host:4161"``, ``hooks=...``.
 
         Raises:
             TypeError: there is no such option.
             ValueError: a setting is out of its limits; the text says which.
         """
         publishing = publishing or PublishSettings()
-        if "send_retries" in options:  # None is a value of it: no limit.
+        if "send_retries" in options:  # None is a valid value: no limit.
             publishing = replace(publishing, send_retries=options.pop("send_retries"))
         settings = apply_options(
             type(self), options, connection or ConnectionSettings(), publishing
@@ -147,12 +146,12 @@ class Producer(ProducerTransactions):
         self._was_opened = False
 
     async def __aenter__(self) -> Producer:
-        """Connect, and return once one broker is.
+        """Connect, and return once one broker is connected.
 
         Raises:
-            ConnectFailed: no broker answered within the timeout.
-            ConnectRefused: brokers did, and none accepts this client; see there.
-            Closed: it has been connected or closed before; make a new Producer.
+            ConnectFailed: no broker answered within the timeout. ConnectRefused: brokers answered,
+            and none accepts this client; see there. Closed: it was connected or closed before; make
+            a new Producer.
         """
         if self._was_opened or self._pool.is_closed:
             raise Closed("a producer is used once: make a new one")
@@ -192,22 +191,21 @@ class Producer(ProducerTransactions):
         """Publish a message, and return once the broker has stored it.
 
         Args:
-            topic: the topic's name; the broker creates it if there is none.
+            topic: the topic's name; the broker creates it if missing.
             message: the body; or an `Outgoing`, or anything else with a body and properties, such
-                as a message that was received.
+                as a received message.
             options: those of `SendOptions`.
 
         Raises:
-            NotSupported: it needs a Martlet broker, and there is none.
-            InvalidName, BadBody: no topic may be called that, no message be that.
-            BadProperties: nor have such properties.
-            PublishRefused: the broker answered an error; the message is not stored.  If the error
-                is one of that broker, such as a full disk, all others have been asked too.
-            PublishTimeout: no answer within the timeout; it may be stored.
-            ConnectRefused: no broker accepts this client any longer; it may be stored.
-            PublishLost: it was sent once and ``retries`` times again in vain; it may be stored.
-            PublishUnclear: the answer was neither OK nor an error; it may be stored.
-            Closed: the producer has been closed.
+            NotSupported: it needs a Martlet broker, and there is none. InvalidName, BadBody: the
+            topic's name or the body is invalid. BadProperties: the properties are invalid.
+            PublishRefused: the broker answered an error; the message is not stored. If the error is
+            one of that broker, such as a full disk, all others were tried too. PublishTimeout: no
+                answer within the timeout; it may be stored. ConnectRefused: no broker accepts this
+                client any longer; it may be stored. PublishLost: it was sent once and ``retries``
+                times again, without an answer; it may be stored. PublishUnclear: the answer was
+                neither OK nor an error;
+            it may be stored. Closed: the producer was closed.
         """
         await self._publish(topic, message, options)
 
@@ -216,13 +214,13 @@ class Producer(ProducerTransactions):
     ) -> asyncio.Future[None]:
         """Publish a message without waiting, and return the future of the broker's OK.
 
-        The arguments are those of ``publish``, and so is what the future raises.  Cancelling it
-        has the message not sent, if it has not been.
+        The arguments are those of ``publish``, and so are the future's errors. Cancelling the
+        future withdraws the message if it was not sent yet.
 
         Raises:
-            ProducerFull: too much is published and not answered (``Limits.max_pending_messages``
-                and ``max_pending_bytes``); wait for some of it, and submit again.
-            InvalidName, BadBody, BadProperties, Closed: as ``publish``.
+            ProducerFull: too many messages are unanswered (``Limits.max_pending_messages`` and
+            ``max_pending_bytes``); wait for some of them, and submit again. InvalidName, BadBody,
+            BadProperties, Closed: as ``publish``.
         """
         self._check_room(message)
         return self._publish(topic, message, options)
@@ -232,9 +230,9 @@ class Producer(ProducerTransactions):
     ) -> int:
         """Publish messages in order, and return how many once the broker has stored all of them.
 
-        They are sent in pieces that the broker takes, of which each is stored as a unit; no more of
-        them are taken from ``messages`` than may be in flight.  Options apply to each message that
-        has no such properties of its own.
+        They are sent in pieces within the broker's limits, each of which is stored as a unit; no
+        more are taken from ``messages`` than may be in flight. Options apply to each message
+        without such properties of its own.
 
         Raises:
             NotSupported, InvalidName, BadProperties, ConnectRefused, Closed: as ``publish``.
@@ -275,16 +273,16 @@ class Producer(ProducerTransactions):
         on_error: Callable[[BaseException], object] | None = None,
         **options: Unpack[SendKeywords],
     ) -> asyncio.Future[SendResult]:
-        """Send a message without waiting, and return the future of what ``send`` returns or raises.
+        """Send a message without waiting, and return the future of ``send``'s result.
 
         Args:
             topic, message, options: as of ``send``.
             on_result: called in the event loop with the result.
-            on_error: called in the event loop with what went wrong.
+            on_error: called in the event loop with the error.
 
         Raises:
-            ProducerFull: too much is sent and not answered, as for ``submit``.
-            InvalidName, BadBody, BadProperties, Closed: as ``send``.
+            ProducerFull: too many messages are unanswered, as for ``submit``. InvalidName, BadBody,
+            BadProperties, Closed: as ``send``.
         """
         self._check_room(message)
         future = self._send(topic, message, options)
@@ -307,13 +305,12 @@ class Producer(ProducerTransactions):
     def send_oneway(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> None:
         """Send a message once, without an answer: it may be lost.
 
-        An error of the broker is in the broker's log alone.
+        An error of the broker appears only in the broker's log.
 
         Raises:
-            ConnectionLost: no broker is connected; nothing was sent.
-            ProducerFull: the broker does not read as fast as messages are sent to it; nothing was
-                sent.
-            NotSupported, InvalidName, BadBody, BadProperties, Closed: as ``send``.
+            ConnectionLost: no broker is connected; nothing was sent. ProducerFull: the broker reads
+            too slowly; nothing was sent. NotSupported, InvalidName, BadBody, BadProperties, Closed:
+            as ``send``.
         """
         self._pool.send_oneway(
             self._pending(topic, (message,), SendOptions(**options), self._sending)
@@ -341,7 +338,7 @@ class Producer(ProducerTransactions):
     def _bare(
         self, topic: str, bodies: Sequence[bytes], size_bytes: int, key: str | bytes | None
     ) -> PendingPublish:
-        """Make what a PUB or MPUB carries."""
+        """Make the messages of a PUB or MPUB."""
         loop = self._loop
         return PendingPublish(
             topic,
@@ -355,7 +352,7 @@ class Producer(ProducerTransactions):
     def _pending(
         self, topic: str, messages: Sequence[Sendable], options: SendOptions, mode: _Mode
     ) -> PendingPublish:
-        """Check messages that are to go together, and choose how."""
+        """Check messages of one command, and choose the command."""
         check_name(topic, "topic")
         self._check_open()
         messages = checked(messages, self._max_bytes)
@@ -384,7 +381,7 @@ class Producer(ProducerTransactions):
         )
 
     def _add(self, pending: PendingPublish, *, is_counted: bool = False) -> asyncio.Future[Any]:
-        """Publish this; hooks are called unless it is counted as part of another call."""
+        """Publish these messages; call hooks unless they are part of another call."""
         future = pending.future
         if self._hooks is not None and not is_counted:
             bodies = pending.bodies
@@ -404,11 +401,11 @@ class Producer(ProducerTransactions):
         mode: _Mode,
         call: Publishing | None = None,
     ) -> SendResults:
-        """Publish messages in pieces, as fast as they are answered.
+        """Publish messages in pieces, as fast as brokers answer.
 
         Args:
-            topic, messages, options, mode: what to publish, and how.
-            call: where to count it; without, each piece is a call of its own.
+            topic, messages, options, mode: of the publish.
+            call: counts the messages; None for a call of its own for each piece.
         """
         check_name(topic, "topic")
         self._check_open()
@@ -429,7 +426,7 @@ class Producer(ProducerTransactions):
             for piece in cut(messages, self._limits):
                 bodies: Any = piece if is_checked else checked(piece, self._max_bytes)
                 if not (is_send or is_checked or are_bare(bodies)):
-                    # From here on all goes by SEND, behind what did not.
+                    # From here on all pieces use SEND, after those that did not.
                     is_send = True
                     while sent:
                         size_bytes -= await wait_for_first()
@@ -444,13 +441,13 @@ class Producer(ProducerTransactions):
                 if call is not None:
                     call.message_count += len(piece)
                     call.size_bytes += sum(map(len, pending.bodies))
-                await asyncio.sleep(0)  # It is sent while the next is cut.
+                await asyncio.sleep(0)  # This piece is sent while the next is cut.
                 while size_bytes > self._limits.max_in_flight_bytes and len(sent) > 1:
                     size_bytes -= await wait_for_first()
             while sent:
                 await wait_for_first()
         except BaseException:
-            # Nothing waits for the others: let none of them be sent that has not been.
+            # Nothing waits for the other pieces: withdraw those not sent yet.
             for pending in sent:
                 if not pending.future.cancel() and not pending.future.cancelled():
                     pending.future.exception()
@@ -458,7 +455,7 @@ class Producer(ProducerTransactions):
         return results
 
     def _check_room(self, message: Sendable, posted_count: int = 0) -> None:
-        """Check that one more message may be published without waiting. Raises ProducerFull."""
+        """Check that another message may be published without waiting. Raises ProducerFull."""
         body = message if type(message) is bytes else check_message(message, self._max_bytes)[0]
         size_bytes = len(body) + MPUB_EXTRA_BYTES
         accumulator, limits = self._accumulator, self._limits
@@ -474,7 +471,7 @@ class Producer(ProducerTransactions):
             )
 
     def _refuse(self, topic: str, message: Sendable) -> None:
-        """Raise why nothing can be published, which hooks hear of."""
+        """Raise the reason why nothing can be published, and report it to hooks."""
         hooks = self._hooks or NO_HOOKS
         call = hooks.begin(Publishing(topic, 1, size_of(message)))
         try:
@@ -495,7 +492,7 @@ class Producer(ProducerTransactions):
 
     @property
     def stats(self) -> ProducerStats:
-        """The numbers of this producer and its brokers."""
+        """Return the statistics of this producer and its brokers."""
         accumulator = self._accumulator
         return ProducerStats(
             pending_messages=accumulator.pending_messages,
@@ -507,7 +504,7 @@ class Producer(ProducerTransactions):
         )
 
     async def close(self) -> None:
-        """Wait until all that is published has been answered, or its timeout, and hang up."""
+        """Wait until all messages are answered or timed out, and close the connections."""
         self._is_open = False
         try:
             unanswered = [pending.future for pending in self._accumulator.unanswered()]
@@ -517,7 +514,7 @@ class Producer(ProducerTransactions):
             await self._stop()
 
     def _on_refused(self, refusal: ConnectRefused) -> None:
-        """No broker accepts this client."""
+        """Fail all messages: no broker accepts this client."""
         for pending in self._accumulator.unanswered():
             pending.fail(refusal)
         self._accumulator.forget_settled()
@@ -543,7 +540,7 @@ def call_back(
     on_error: Callable[[BaseException], object] | None,
     future: asyncio.Future[SendResult] | concurrent.futures.Future[SendResult],
 ) -> None:
-    """Call the function of the future's outcome."""
+    """Call the function for the future's outcome."""
     error = asyncio.CancelledError() if future.cancelled() else future.exception()
     if error is None and on_result is not None:
         on_result(future.result())

@@ -12,15 +12,15 @@ _ID_MASK = (1 << 64) - 1
 
 
 class SendResult(NamedTuple):
-    """The answer of a broker to a send: the message is stored, whatever the status.
+    """A broker's answer to a send: the message is stored, whatever the status.
 
     Attributes:
-        status: OK, or what is still missing (see `PutStatus`).
+        status: OK, or the missing guarantee (see `PutStatus`).
         queue: the queue's number.
-        offset: the message's in that queue; None for one that is delivered later, which gets its
-            offset at its time.
-        id: the message's, as its consumers see it; of one that is delivered later the one by which
-            it can be cancelled, None where a repeated send finds that it is on its way already.
+        offset: of the message in that queue; None for a delayed one, which gets its offset when
+            due.
+        id: of the message, as its consumers see it; of a delayed one the id to cancel it by, None
+            if a repeated send finds that it was delivered already.
         broker: the broker's address.
         is_duplicate: whether an earlier try of the same send had stored it.
     """
@@ -33,7 +33,7 @@ class SendResult(NamedTuple):
     is_duplicate: bool = False
 
     def behind(self, count: int) -> SendResult:
-        """Return the result of the message so many behind this in the same SEND."""
+        """Return the result of the message that is ``count`` after this one in the same SEND."""
         if not count:
             return self
         offset = None if self.offset is None else self.offset + count
@@ -42,19 +42,19 @@ class SendResult(NamedTuple):
 
 
 class SendResults(Sequence[SendResult]):
-    """The results of many messages, made of one answer for each batch."""
+    """The results of many messages, computed from one answer for each batch."""
 
     def __init__(self) -> None:
         self._firsts: list[SendResult] = []
         self._ends: list[int] = []
 
     def add(self, count: int, first: SendResult) -> None:
-        """Add so many messages that were stored together, by the result of the first."""
+        """Add a number of messages stored together, by the result of the first."""
         self._firsts.append(first)
         self._ends.append(len(self) + count)
 
     def extend(self, others: Sequence[SendResult]) -> None:
-        """Put the results of another call behind these."""
+        """Append the results of another call."""
         assert isinstance(others, SendResults)
         count = len(self)
         self._firsts += others._firsts

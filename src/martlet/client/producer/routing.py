@@ -1,7 +1,7 @@
 """The choice of a broker: the one with the least in flight, or the one of an order key.
 
-Messages without an order key go to the broker that has the fewest bytes to answer; among equals, to
-the one that was chosen the longest ago.  So single messages go round, and a slow broker gets less.
+Messages without an order key go to the broker with the fewest bytes in flight; among equals, to the
+one chosen longest ago. So single messages rotate, and a slow broker gets fewer.
 
 The broker of a key is found by rendezvous hashing: each broker draws a number from its name and the
 key, and the highest wins.  Every producer finds the same broker without asking, and when a broker
@@ -18,7 +18,7 @@ from martlet.client.producer.pending import OrderKey, PendingPublish
 
 
 def lightest(brokers: Iterable[InFlightQueue], pending: PendingPublish) -> InFlightQueue | None:
-    """Choose the broker with the least in flight that has room; a slow one only as the last."""
+    """Choose the broker with the least in flight below its limit, a slow one only as the last."""
     best: InFlightQueue | None = None
     best_weight = (False, 0, 0)
     for broker in brokers:
@@ -32,7 +32,7 @@ def lightest(brokers: Iterable[InFlightQueue], pending: PendingPublish) -> InFli
 def broker_of_key(
     brokers: Iterable[InFlightQueue], key: OrderKey, *, among_all: bool = False
 ) -> InFlightQueue | None:
-    """Find the broker of a key, of those that are up, or of all."""
+    """Return the broker of a key, of those that are up, or of all."""
     text = " ".join(key).encode(errors="surrogateescape")
     return max(
         (broker for broker in brokers if broker.is_up or among_all),
@@ -45,6 +45,6 @@ def broker_of_key(
 
 
 def _hash_key(name: str) -> bytes:
-    """The name as a key of the hash, which takes no more than 64 bytes."""
+    """Return the name as a key of the hash, which accepts at most 64 bytes."""
     encoded = name.encode()
     return encoded if len(encoded) <= 64 else blake2b(encoded).digest()

@@ -1,4 +1,4 @@
-"""Settings of a producer: how long it tries, how often, and how much at once."""
+"""Settings of a producer: timeouts, retries and limits."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from martlet.client.transactions.check_back import Check
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishSettings:
-    """How a `Producer` publishes.
+    """The settings of a `Producer`.
 
     Attributes:
-        ordered: whether all messages of a topic are to stay in order.
-        timeout_s: how long a publish may take with everything, all attempts included.
-        retries: how often a publish that was sent in vain is sent again; None for as often as there
-            is time for.
+        ordered: whether all messages of a topic stay in order.
+        timeout_s: the time limit of a publish, all attempts included.
+        retries: the number of retries of a publish; None for no limit within the timeout.
         send_timeout_s, send_retries: the same for ``send``, ``send_async`` and ``send_many``.
-        retry_another_broker: whether what is sent by SEND, and what its broker could not store, or
-            not as safely as was wanted, is sent to another; it may be stored twice then.
-        idempotent: whether a SEND that is sent to the same broker again is recognised there, and
-            so stored exactly once.
-        answer_timeout_s: how long a broker may take to answer while there is another; then its
-            connection is cut, and what may go to the other does.
-        limits: how much is sent at once and how much may be in flight.
-        group: the name that producers share which know the same transactions.
-        check: called to find out the outcome of a transaction of the group whose producer is
-            silent.
+        retry_another_broker: whether a SEND that its broker could not store, or not as safely as
+            wanted, is sent to another; it may be stored twice then.
+        idempotent: whether a broker recognises a repeated SEND, and so stores it exactly once.
+        answer_timeout_s: the time limit of a broker's answer while there is another; then its
+            connection is aborted, and messages that may go to the other do.
+        limits: of one command, and of messages in flight.
+        group: the common name of producers that know the same transactions.
+        check: called for the outcome of a transaction of the group whose producer is silent.
     """
 
     ordered: bool = False

@@ -1,4 +1,4 @@
-"""The numbers of a producer and its brokers."""
+"""The statistics of a producer and its brokers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from enum import StrEnum
 class Health(StrEnum):
     """The health of a broker.
 
-    ``connecting``: not tried yet.  ``connected``: it takes messages.  ``silent``: connected, and
-    has not answered for a while.  ``refusing``: it cannot store, or refuses this client, and is not
-    tried for a while.  ``failing``: it cannot be reached.
+    ``connecting``: not tried yet. ``connected``: it accepts messages. ``silent``: connected,
+    without an answer for a while. ``refusing``: it cannot store, or refuses this client, and is not
+    tried for a while. ``failing``: it cannot be reached.
     """
 
     CONNECTING = "connecting"
@@ -48,14 +48,14 @@ class BrokerStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProducerStats:
-    """The numbers of a producer.
+    """The statistics of a producer.
 
     Attributes:
         pending_messages: messages published and not answered, sent or not.
         pending_bytes: their bytes.
         stored: messages that were answered OK.
         retried: messages that had to be sent again.
-        timed_out: messages given up for want of an answer.
+        timed_out: messages that failed for lack of an answer in time.
         brokers: each broker.
     """
 
@@ -68,5 +68,5 @@ class ProducerStats:
 
     @property
     def connected(self) -> int:
-        """How many brokers take messages."""
+        """The number of brokers that accept messages."""
         return sum(each.health is Health.CONNECTED for each in self.brokers)

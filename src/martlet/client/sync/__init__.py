@@ -1,4 +1,4 @@
-"""The client without ``await``: the same producer and consumer, for programs that use threads.
+"""The client without ``await``: the same producers and consumers, for programs with threads.
 
 ::
 
@@ -12,10 +12,9 @@
             ...
             message.finish()
 
-The connections live in one event loop, in one daemon thread of the process, whatever the number of
-producers and consumers: so heartbeats are answered while your code works or blocks.  Everything
-here may be called from any thread, and Ctrl-C ends what waits.  What is made before ``os.fork()``
-cannot be used after it in the child, and says so.
+All producers and consumers of a process share one event loop in one daemon thread: so heartbeats
+are answered while your code works or blocks. All methods may be called from any thread, and Ctrl-C
+ends a wait. Objects made before ``os.fork()`` raise an error in the child.
 """
 
 from martlet.client.sync.batch import Batch

@@ -1,4 +1,4 @@
-"""Answers to messages that come from other threads than the event loop's."""
+"""Answers to messages from threads other than the event loop's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from martlet.client.sync.loop_thread import LoopThread
 
 
 class PostedAnswers:
-    """Replaces the answers of a message's connection, and posts what is answered to the loop.
+    """Replace the answers of a message's connection: post answers to the loop.
 
     Attributes:
-        answers: the connection's, for use in the event loop alone.
+        answers: the connection's, for use in the event loop only.
     """
 
     __slots__ = ("_thread", "answers", "is_handed_out")
@@ -26,16 +26,16 @@ class PostedAnswers:
 
     @property
     def max_message_timeout_s(self) -> float:
-        """How much time the broker gives a message, with any number of touches."""
+        """The maximum time of a message, with any number of touches."""
         return self.answers.max_message_timeout_s
 
     def finish(self, message_id: bytes) -> None:
-        """Tell the broker that the message is handled."""
+        """Finish the message."""
         self._thread.check()
         self._thread.post(self.answers.finish, message_id)
 
     def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
-        """Ask for the message again, so much later."""
+        """Requeue the message with a delay."""
         if self._thread.is_current:
             self._requeue(message_id, delay_ms, backoff)  # The consumer gives it back.
             return
@@ -47,11 +47,11 @@ class PostedAnswers:
 
     @property
     def are_extended(self) -> bool:
-        """Whether the broker is a Martlet, which takes more than NSQ's answers."""
+        """Whether the broker is a Martlet broker, which accepts more than NSQ's answers."""
         return self.answers.are_extended
 
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
-        """Ask for the message again, with the text of the error."""
+        """Requeue the message with the text of the error."""
         self._thread.check()
         call = partial(self.answers.later, message_id, error, backoff=backoff, **delay)
         self._thread.post(call)
@@ -63,7 +63,7 @@ class PostedAnswers:
 
     @property
     def max_attempts(self) -> int:
-        """How often a message may fail; 0 where the broker does not count failures."""
+        """The maximum number of failures; 0 if the broker does not count them."""
         return self.answers.max_attempts
 
     def give_back_one(self, message_id: bytes) -> None:
@@ -76,9 +76,9 @@ class PostedAnswers:
         self._thread.post(call)
 
     def touch(self, message_id: bytes) -> None:
-        """Ask for more time for the message."""
+        """Touch the message."""
         if self._thread.is_current:
-            self.answers.touch(message_id)  # The consumer touches what is held.
+            self.answers.touch(message_id)  # The consumer touches held messages.
             return
         self._thread.check()
         self._thread.post(self.answers.touch, message_id)
@@ -88,7 +88,7 @@ def posted(message: Message, thread: LoopThread) -> Message:
     """Copy a message, to be answered from any thread."""
     answers = message._answers
     assert answers is not None
-    # The methods that a message calls are all that it knows of its answers.
+    # A message uses only these methods of its answers.
     in_its_place = cast(AckBatcher, PostedAnswers(answers, thread))
     again = Message(in_its_place, message.timestamp_ns, message.attempts, message.id, message.body)
     again.carries(message._packed)

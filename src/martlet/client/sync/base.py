@@ -1,4 +1,4 @@
-"""What the consumers without ``await`` share: calls into the event loop, entering, stopping."""
+"""The base of consumers without ``await``: calls into the event loop, entering, stopping."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any])
 
 
 class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
-    """A consumer in the event loop's thread, for any other thread.
+    """A consumer in the event loop's thread, for use in any other thread.
 
-    Callbacks, such as ``on_stall`` and ``on_assigned``, are called in the event loop's thread: they
-    must return soon, and cannot call the consumer.
+    Callbacks, such as ``on_stall`` and ``on_assigned``, run in the event loop's thread: they must
+    return soon, and cannot call the consumer.
     """
 
     def __init__(self, consumer: ConsumerT) -> None:
@@ -31,8 +31,8 @@ class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
         """Connect.
 
         Raises:
-            SubscribeRefused, ConnectRefused: a broker does not take this client.
-            Closed: it has been connected before; make a new one.
+            SubscribeRefused, ConnectRefused: a broker refuses this client. Closed: it was connected
+            before; make a new one.
         """
         self._enter(self._consumer.__aenter__())
         return self
@@ -46,7 +46,7 @@ class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
         return self._entered().call(call())
 
     def close(self) -> None:
-        """Stop, wait for handlers at work, leave the brokers, and close the connections.
+        """Stop, wait for running handlers, unsubscribe, and close the connections.
 
         A handler that calls this does not wait for itself; its message comes again.
         """
@@ -56,10 +56,10 @@ class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
             thread.call(self._close(tuple(workers_here())))
 
     def _before_close(self) -> None:
-        """Clear up in the thread that closes."""
+        """Clean up in the closing thread."""
 
     async def _close(self, besides: tuple[asyncio.Task[object], ...]) -> None:
-        await asyncio.sleep(0)  # What was posted before is written.
+        await asyncio.sleep(0)  # Earlier posts are written by now.
         await self._consumer._close(besides)
 
 
@@ -88,7 +88,7 @@ def awaited(
 
 
 class Asked(Generic[T]):
-    """A property that reads the asyncio consumer's of the same name in the event loop.
+    """Make a property that reads the asyncio consumer's of the same name in the event loop.
 
     Args:
         model: that property, for its documentation.
@@ -114,5 +114,5 @@ class Asked(Generic[T]):
 
 
 async def next_of(items: AsyncIterator[T]) -> T | None:
-    """The next of them; None at the end."""
+    """Return the next item; None at the end."""
     return await anext(items, None)

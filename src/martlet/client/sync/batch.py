@@ -1,4 +1,4 @@
-"""Many messages at once, without ``await``."""
+"""Batches of messages, without ``await``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from martlet.client.sync.loop_thread import LoopThread
 
 
 class Batch(Decoded):
-    """Messages of one broker, in flight to you until you answer them or their time runs out.
+    """Messages of one broker, in flight until you answer them or they time out.
 
-    It is `martlet.client.Batch`; what that awaits, this does before it returns.
+    It is `martlet.client.Batch`, with methods that block.
     """
 
     def __init__(self, batch: asynchronous.Batch, thread: LoopThread) -> None:
@@ -26,11 +26,11 @@ class Batch(Decoded):
 
     @property
     def unanswered_count(self) -> int:
-        """How many messages of the batch are neither finished nor requeued."""
+        """The number of messages that are neither finished nor requeued."""
         return self._batch.unanswered_count
 
     def finish(self, where: Where | None = None) -> None:
-        """Tell the broker that these messages have been dealt with; without ``where``, all.
+        """Finish these messages; without ``where``, all.
 
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.
@@ -38,7 +38,7 @@ class Batch(Decoded):
         self._thread.call(self._batch.finish(where))
 
     def requeue(self, delay_ms: int = 0, where: Where | None = None, **options: Any) -> None:
-        """Have the broker deliver these messages again, after so many milliseconds.
+        """Requeue these messages with a delay in milliseconds.
 
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.
@@ -47,5 +47,5 @@ class Batch(Decoded):
         self._thread.call(self._batch.requeue(delay_ms, where, **options))
 
     def touch(self) -> None:
-        """Have the time of all that are not answered yet start anew."""
+        """Reset the timeout of all unanswered messages."""
         self._thread.call(self._batch.touch())

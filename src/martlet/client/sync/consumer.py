@@ -1,4 +1,4 @@
-"""Consuming without ``await``: messages one by one, through a handler, or in batches."""
+"""The consumer without ``await``: messages one by one, through a handler, or in batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Consumer(SyncConsumerBase[asynchronous.Consumer]):
-    """Receives the messages of a channel from one or several brokers, in any number of threads.
+    """Receive the messages of a channel from one or several brokers, in any number of threads.
 
     ::
 
@@ -36,15 +36,15 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
                 ...
                 message.finish()
 
-    or ``consumer.run(handler, concurrency=10)``, or ``for batch in consumer.batches()``.  It is
-    `martlet.client.Consumer` and promises what that promises; the arguments are the same.
+    or ``consumer.run(handler, concurrency=10)``, or ``for batch in consumer.batches()``.  It has
+    the guarantees and arguments of `martlet.client.Consumer`.
     """
 
     @like(asynchronous.Consumer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(asynchronous.Consumer(*arguments, **settings))
         self._ready: deque[Message] = deque()
-        """Taken out of the loop, and not handed out."""
+        """Messages taken out of the loop and not handed out."""
         self._consumer._returner.besides = self._take_late
         self._expires_at_s = self._touch_at_s = 0.0
         self._refilling = threading.Lock()
@@ -55,7 +55,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         return self
 
     def __next__(self) -> Message:
-        """The next message; you finish it or requeue it.  Ends when the consumer is stopped."""
+        """Return the next message, to finish or requeue. Ends when the consumer is stopped."""
         thread = self._entered()
         while not self._consumer._buffer.is_closed:
             if self._ready and time.monotonic() > self._expires_at_s:
@@ -73,10 +73,10 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         raise StopIteration
 
     def batches(self, *, max_messages: int = 10_000, max_wait_ms: float = 0) -> Iterator[Batch]:
-        """The messages in batches, each of one broker; you finish or requeue them.
+        """Iterate over messages in batches, each of one broker, to finish or requeue.
 
-        The arguments are those of `martlet.client.Consumer.batches`.  What iterating over messages
-        has left is given back to the brokers first, and comes again.
+        The arguments are those of `martlet.client.Consumer.batches`. Messages left from iterating
+        are given back to the brokers first, and come again.
         """
         thread = self._entered()
         self._give_back()
@@ -94,24 +94,23 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         concurrency: int = 1,
         on: HandlerPlace = "threads",
     ) -> None:
-        """Hand each message to the handler until the consumer is stopped or closed.
+        """Run the handler on each message until the consumer is stopped or closed.
 
-        When the handler returns, the message is finished, unless it answered the message itself;
-        when it raises ``Requeue`` the message comes again later; when it raises ``Reject`` a
-        Martlet broker puts it into the channel's dead-letter topic; when it raises anything else,
-        that is logged and the message requeued, for longer with each attempt.
+        When the handler returns, the message is finished, unless the handler answered it; when it
+        raises ``Requeue``, the message is redelivered later; when it raises ``Reject``, a Martlet
+        broker moves it to the channel's dead-letter topic; any other exception is logged and the
+        message requeued, with a delay that grows with each attempt.
 
-        On Ctrl-C the handlers at work end what they do, and KeyboardInterrupt is raised.
+        On Ctrl-C running handlers complete, and KeyboardInterrupt is raised.
 
         Args:
-            handler: called with each message; in a process, which gets a ``MessageView``, it is a
-                function at the top of a module.
-            concurrency: how many handlers may be at work at once.
-            on: ``threads``, of which the one that calls this is the first, or ``processes``.
+            handler: called with each message; for processes a function at the top of a module,
+                which gets a ``MessageView``.
+            concurrency: the maximum number of handlers at once.
+            on: ``threads``, the calling one being the first, or ``processes``.
 
         Raises:
-            SubscribeRefused, ConnectRefused: a broker no longer takes the consumer when it
-                connects again.
+            SubscribeRefused, ConnectRefused: a broker refuses the consumer when it reconnects.
             ValueError: the handler cannot be run there.
         """
         thread = self._entered()
@@ -153,19 +152,19 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
     # between the loop and the other threads
 
     def _give_back(self) -> None:
-        """Let others have what is ready here and was not handed out."""
+        """Give back messages that are ready here and were not handed out."""
         with self._refilling:
             while self._ready:
                 self._ready.popleft().give_back()
 
     def _refill(self, thread: LoopThread) -> None:
-        """Take more messages out of the loop, as soon as there are some."""
+        """Take more messages out of the loop, once there are some."""
         with self._refilling:
             if not self._ready:
                 thread.call(self._take(thread))
 
     async def _take(self, thread: LoopThread) -> None:
-        """In the loop: wait for messages, and have those of one delivery ready."""
+        """Wait, in the loop, for messages, and make those of one delivery ready."""
         buffer = self._consumer._buffer
         while not buffer.is_closed:
             if not buffer.refill():
@@ -183,7 +182,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
                 return
 
     def _take_late(self, until_s: float) -> Late:
-        """In the loop: take out what is ready here and has its time run out by then."""
+        """Take out, in the loop, ready messages that time out by then."""
         late: dict[AckBatcher, list[bytes]] = {}
         while self._ready and self._expires_at_s < until_s:
             try:
@@ -199,7 +198,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
         return [(answers, np.array(ids, "S16").view("V16")) for answers, ids in late.items()]
 
     def _drop(self) -> None:
-        """The time of what is ready has run out: the broker delivers it again."""
+        """Drop ready messages that timed out: the broker redelivers them."""
         with self._refilling:
             if time.monotonic() <= self._expires_at_s or not self._ready:
                 return

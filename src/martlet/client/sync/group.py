@@ -26,15 +26,15 @@ from martlet.client.sync.signatures import like
 
 
 class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
-    """A pull consumer in the event loop's thread, for any other thread."""
+    """A pull consumer in the event loop's thread, for use in any other thread."""
 
     # three ways to get the messages
 
     def __iter__(self) -> Iterator[PulledMessage]:
-        """The messages, one by one, those of each queue in order.
+        """Iterate over messages, those of each queue in order.
 
-        A message is done when the loop asks for the next one, or ``message.finish()`` was called.
-        Where the loop is left before, the message comes again.  Each costs a call of the event
+        A message is done when the loop requests the next one, or after ``message.finish()``. If the
+        loop is left before, the message is handed out again. Each message costs a call of the event
         loop's thread; `batches` makes one for many.
         """
         thread = self._entered()
@@ -45,7 +45,7 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
     def batches(
         self, *, max_messages: int = 10_000, max_wait_ms: float = 0
     ) -> Iterator[PulledBatch]:
-        """The messages in batches, each of one queue, in order.
+        """Iterate over messages in batches, each of one queue, in order.
 
         The arguments are those of `martlet.client.PullConsumer.batches`.
         """
@@ -63,10 +63,10 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
         concurrency: int = 1,
         order: Literal["queue"] | None = None,
     ) -> None:
-        """Hand each message to the handler, in threads, until the consumer is stopped or closed.
+        """Run the handler on each message, in threads, until the consumer is stopped or closed.
 
-        It is `martlet.client.PullConsumer.run`.  On Ctrl-C the handlers at work end what they do,
-        and KeyboardInterrupt is raised.
+        It is `martlet.client.PullConsumer.run`. On Ctrl-C running handlers complete, and
+        KeyboardInterrupt is raised.
         """
         thread = self._entered()
         running = thread.start(self._run(handler, concurrency, order, thread))
@@ -123,7 +123,7 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
 
 
 class PullConsumer(SyncPullBase):
-    """Handles the messages of the queues that its group allocates to it.
+    """Handle the messages of the queues that its group assigns to it.
 
     ::
 
@@ -131,7 +131,7 @@ class PullConsumer(SyncPullBase):
             for message in consumer:
                 ...
 
-    It is `martlet.client.PullConsumer` and promises what that promises; the arguments are the same.
+    It has the guarantees and arguments of `martlet.client.PullConsumer`.
     """
 
     @like(asynchronous.PullConsumer.__init__)
@@ -140,10 +140,9 @@ class PullConsumer(SyncPullBase):
 
 
 class BroadcastConsumer(SyncPullBase):
-    """Handles all messages of a topic, independently of other consumers.
+    """Handle all messages of a topic, independently of other consumers.
 
-    It is `martlet.client.BroadcastConsumer` and promises what that promises; the arguments are the
-    same.
+    It has the guarantees and arguments of `martlet.client.BroadcastConsumer`.
     """
 
     @like(broadcast.BroadcastConsumer.__init__)
@@ -152,11 +151,13 @@ class BroadcastConsumer(SyncPullBase):
 
 
 def _each(items: Iteration[HandedT], thread: LoopThread) -> Iterator[HandedT]:
-    """What an iteration in the loop hands out."""
+    """Iterate over the items of an iteration in the loop."""
     try:
         while (item := thread.call(next_of(items))) is not None:
             yield item
     finally:
-        if not thread.is_current:  # Where the garbage collector ends it, it ends by itself.
+        if (
+            not thread.is_current
+        ):  # If the garbage collector ends this one, the other ends by itself.
             with suppress(Closed):
                 thread.call(items.aclose())

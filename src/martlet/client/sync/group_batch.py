@@ -1,4 +1,4 @@
-"""Messages and batches of a pull consumer, for other threads than the event loop's."""
+"""Messages and batches of a pull consumer, for threads other than the event loop's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from martlet.client.sync.loop_thread import LoopThread
 
 
 class PostedQueue:
-    """Replaces the queue of a message, and posts to the loop that the message is done."""
+    """Replace the queue of a message: post to the loop that the message is done."""
 
     __slots__ = ("_message", "_thread", "place", "topic")
 
@@ -22,7 +22,7 @@ class PostedQueue:
         self._thread = thread
 
     def finish(self, handed: PulledMessage) -> None:
-        """Have it done."""
+        """Mark it as done."""
         self._thread.check()
         handed._stage = PulledMessageState.DONE
         self._thread.post(self._finish)
@@ -35,7 +35,7 @@ class PostedQueue:
 
 def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     """Copy a message, to be finished from any thread."""
-    # All that an application asks of the queue of its message is here.
+    # A message uses only these methods of its queue.
     handed = PulledMessage(
         cast(MessageQueue, PostedQueue(message, thread)),
         message.offset,
@@ -50,7 +50,7 @@ def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
 
 
 class PulledBatch(PulledColumns):
-    """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
+    """Messages of one queue, in order: done when the next batch is requested, or `finish` called.
 
     It is `martlet.client.PulledBatch`, for any thread.
     """
@@ -66,7 +66,7 @@ class PulledBatch(PulledColumns):
         return self._batch.is_finished
 
     def finish(self) -> None:
-        """Let the committed offset pass all of them, which are done.
+        """Mark all of them as done, so that the committed offset may pass them.
 
         Raises:
             AlreadyAnswered: they were finished before.

@@ -1,8 +1,7 @@
-"""Handlers that block, run by threads while the event loop keeps the consumer.
+"""Run blocking handlers in threads, while the event loop runs the consumer.
 
-The consumer's own workers take the messages, so that what it does for handlers (attempts, backoff,
-more time for long ones) it does for these; each hands its message to a thread and awaits the
-outcome.
+The consumer's own workers take the messages, so that attempts, backoff and touches work as for any
+handler; each worker passes its message to a thread and awaits the outcome.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _here = threading.local()
 
 
 def workers_here() -> list[_Worker]:
-    """The workers whose handlers are at work in this thread: none, or one, or more where a handler
-    has run others.
+    """The workers whose handlers run in this thread: none, or one, or more if a handler runs
+    others.
     """
     if not hasattr(_here, "workers"):
         _here.workers = []
@@ -39,7 +38,7 @@ class Handlers:
     """Threads that handle messages.
 
     Args:
-        consumer: whose messages.
+        consumer: delivers the messages.
         handler: called with each message.
         thread: the event loop's.
     """
@@ -54,7 +53,7 @@ class Handlers:
         self._loop: asyncio.AbstractEventLoop
 
     async def run(self, concurrency: int) -> None:
-        """In the loop: have the consumer's messages handled until it is stopped."""
+        """Handle the consumer's messages, in the loop, until it is stopped."""
         self._loop = asyncio.get_running_loop()
         try:
             await self._consumer.run(self._handle, concurrency=concurrency)
@@ -95,8 +94,8 @@ class Handlers:
             except Exception as error:
                 self._settle(outcome, error)
             except BaseException as error:
-                # Ctrl-C: take no more, and give this one back; but what ends a program
-                # by an error is not to end the next one.
+                # Ctrl-C: take no more, and give this one back; an error that ends the program must
+                # not make the message end the next one.
                 self._thread.post(self._consumer.stop)
                 if isinstance(error, SystemExit) and error.code:
                     self._settle(outcome, HandlerFailed(f"the handler raised {error!r}"))
@@ -109,7 +108,7 @@ class Handlers:
                 self._settle(outcome, None)
             finally:
                 workers.pop()
-        self._jobs.put(None)  # For the next thread.
+        self._jobs.put(None)  # Leave it to the next thread.
 
     def _settle(self, outcome: asyncio.Future[None], error: Exception | None) -> None:
         self._loop.call_soon_threadsafe(_settle, outcome, error)
@@ -117,7 +116,7 @@ class Handlers:
 
 def _settle(outcome: asyncio.Future[None], error: Exception | None) -> None:
     if outcome.done():
-        return  # The consumer waits for it no longer.
+        return  # The consumer no longer waits for it.
     if error is None:
         outcome.set_result(None)
     else:

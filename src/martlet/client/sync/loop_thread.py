@@ -1,15 +1,14 @@
-"""The one thread of a process that runs an event loop for code without asyncio.
+"""The process's one thread that runs an event loop for code without asyncio.
 
-There are two ways in.  ``call`` has a coroutine run and waits for what it returns.  ``post`` has a
-function called soon and waits for nothing; what many threads post while the loop is at work is one
-wake-up of it.
+There are two entry points. ``call`` runs a coroutine and waits for its result. ``post`` schedules a
+function and does not wait; all posts of many threads while the loop is busy cost one wake-up.
 
-A fork takes no threads along: the child has a copy of the loop that does not run, on sockets of the
-parent.  So producers and consumers of that copy refuse calls and never touch the sockets, and those
-that are made in the child have a new thread.
+A fork copies no threads: the child has a copy of the loop that does not run, on sockets of the
+parent. So copied producers and consumers refuse calls and never touch the sockets, and those made
+in the child get a new thread.
 
-SystemExit and KeyboardInterrupt, which end an event loop, do not end this one: it is shared, and
-threads that wait for it would wait for ever.  The call that raised one of them raises it.
+SystemExit and KeyboardInterrupt, which end other event loops, do not end this one: it is shared,
+and threads that wait for it would wait for ever. The call that caused one of them raises it.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is called in the thread itself."""
+        """Whether the caller is in this thread."""
         return threading.current_thread() is self._thread
 
     def check(self) -> None:
@@ -90,9 +89,9 @@ class LoopThread:
             )
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine in the loop, and return what it returns, or raise what it raises.
+        """Run the coroutine in the loop, and return its result or raise its exception.
 
-        On Ctrl-C it is cancelled, and KeyboardInterrupt raised once it has ended.
+        On Ctrl-C cancel it, and raise KeyboardInterrupt after its end.
         """
         return self.result(self.start(coroutine))
 
@@ -106,7 +105,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def result(self, future: Future[T]) -> T:
-        """Wait for the result; what interrupts that cancels what it is the result of."""
+        """Wait for the result; an interrupt cancels the coroutine."""
         try:
             return future.result()
         except CancelledError:
@@ -117,21 +116,21 @@ class LoopThread:
             raise
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Have the function called in the loop soon, after what was posted before."""
+        """Schedule the function in the loop, after earlier posts."""
         self._posted.append((function, arguments))
         if not self._is_woken:
             self._is_woken = True
             self.loop.call_soon_threadsafe(self._call_posted)
 
     def _call_posted(self) -> None:
-        # First this: what is posted from now on may miss the end of the loop below.
+        # Before the loop below, since it may miss later posts.
         self._is_woken = False
         posted = self._posted
         for _ in range(len(posted)):
             function, arguments = posted.popleft()
             try:
                 function(*arguments)
-            except BaseException:  # what is behind it must not wait for the next to be posted
+            except BaseException:  # later functions must not wait for the next post
                 logger.exception("%r failed", function)
 
 
@@ -145,12 +144,13 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 _lock = threading.Lock()
 _threads: list[LoopThread] = []
-"""The process's, the last of them; those before are of its parents, and kept so that nothing of
-them is closed here."""
+"""The process's thread is the last; earlier ones are its parents', kept so that none of their
+sockets is closed here.
+"""
 
 
 def loop_thread() -> LoopThread:
-    """The process's thread, started when it is first asked for."""
+    """Return the process's thread, started at first use."""
     with _lock:
         if not _threads or _threads[-1].is_forked or _threads[-1].has_ended:
             _threads.append(LoopThread())

@@ -1,4 +1,4 @@
-"""Publishing without ``await``."""
+"""The producer without ``await``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 _Job = tuple[Callable[[], asyncio.Future[Any]], Future[Any], Context | None]
 
 AHEAD = 2
-"""How many pieces of an iterable may be on their way while the next is taken from it."""
+"""The maximum number of pieces of an iterable in flight while the next is taken."""
 
 
 class Producer(SyncProxy):
-    """Publishes messages to a broker, or to several, from any number of threads.
+    """Publish messages to a broker, or to several, from any number of threads.
 
     ::
 
@@ -39,8 +39,8 @@ class Producer(SyncProxy):
             producer.publish("orders", b"one")
             producer.publish_many("orders", [b"two", b"three"])
 
-    It is `martlet.client.Producer` and promises what that promises; the arguments and errors of its
-    methods are the same.  What threads publish at the same time goes in one command.
+    It has the guarantees of `martlet.client.Producer`, and the arguments and errors of its methods.
+    Messages that threads publish at the same time go in one command.
     """
 
     @like(asynchronous.Producer.__init__)
@@ -52,15 +52,14 @@ class Producer(SyncProxy):
             settings["check"] = partial(asyncio.to_thread, check)
         self._producer = asynchronous.Producer(*arguments, publishing=publishing, **settings)
         self._posted: deque[_Job] = deque()
-        """Submitted, and not in the event loop yet."""
+        """Submitted messages that are not in the event loop yet."""
 
     def __enter__(self) -> Producer:
         """Connect.
 
         Raises:
-            ConnectFailed: no broker answered within the timeout.
-            ConnectRefused: brokers did, and none accepts this client.
-            Closed: it has been connected before; make a new Producer.
+            ConnectFailed: no broker answered within the timeout. ConnectRefused: brokers answered,
+            and none accepts this client. Closed: it was connected before; make a new Producer.
         """
         self._enter(self._producer.__aenter__())
         return self
@@ -83,7 +82,7 @@ class Producer(SyncProxy):
     ) -> int:
         """Publish messages in order, and return how many once a broker has stored all of them.
 
-        What is no list or tuple is read here, in the caller's thread, and may take its time.
+        An iterable other than a list or tuple is read in the caller's thread, and may block.
         """
         publish = self._producer.publish_many
         return sum(self._in_pieces(messages, lambda piece: publish(topic, piece, **options)))
@@ -131,7 +130,7 @@ class Producer(SyncProxy):
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""
     ) -> Transaction:
-        """Begin a transaction: messages that are seen together, once it is committed, or never.
+        """Begin a transaction: messages that become visible together at its commit, or never.
 
         ::
 
@@ -143,20 +142,20 @@ class Producer(SyncProxy):
         return Transaction(thread, made)
 
     def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
-        """Add to a transaction that another process has begun, and will commit."""
+        """Add to a transaction that another process has begun and will commit."""
         thread = self._entered()
         return Transaction(thread, self._producer.join_transaction(id, broker=broker))
 
     @property
     def stats(self) -> ProducerStats:
-        """The numbers of this producer and its brokers."""
+        """Return the statistics of this producer and its brokers."""
         return self._entered().call(self._stats())
 
     async def _stats(self) -> ProducerStats:
         return self._producer.stats
 
     def close(self) -> None:
-        """Wait until all that is published has been answered, or its timeout, and hang up."""
+        """Wait until all messages are answered or timed out, and close the connections."""
         thread = self._thread
         if thread is not None and not thread.is_forked:
             thread.call(self._producer.close())
@@ -166,7 +165,7 @@ class Producer(SyncProxy):
         messages: Iterable[Sendable],
         start: Callable[[Sequence[Sendable]], Coroutine[Any, Any, T]],
     ) -> list[T]:
-        """Publish messages in pieces that are read in this thread; a list or tuple as it is."""
+        """Publish messages in pieces read in this thread; a list or tuple as it is."""
         thread = self._entered()
         if isinstance(messages, (list, tuple)):
             return [thread.call(start(messages))]
@@ -188,7 +187,7 @@ class Producer(SyncProxy):
         return results
 
     def _pieces(self, messages: Iterable[Sendable]) -> Iterator[list[Sendable]]:
-        """Cut messages into lists of not many more bytes than one broker may have in flight."""
+        """Cut messages into lists of about the bytes that one broker may have in flight."""
         max_bytes = self._producer._limits.max_in_flight_bytes // AHEAD
         iterator = iter(messages)
         while piece := list(islice(iterator, 1)):
@@ -208,12 +207,12 @@ class Producer(SyncProxy):
         message: Sendable,
         options: SendKeywords,
     ) -> Future[T]:
-        """Have this started in the event loop, and return the future of its outcome."""
-        # Checked here, so that the error has the caller's line in its trace.
+        """Start this in the event loop, and return the future of its outcome."""
+        # Checked here, so that the traceback has the caller's line.
         check_name(topic, "topic")
         body, properties = check_message(message, self._producer._max_bytes)
         if not properties:
-            message = body  # The caller may change what it was.
+            message = body  # The caller may change the original.
         future: Future[T] = Future()
         # Hooks that trace need the caller's span.
         context = copy_context() if self._producer._hooks is not None else None
@@ -222,7 +221,7 @@ class Producer(SyncProxy):
         return future
 
     def _start_next(self, thread: LoopThread) -> None:
-        """In the loop: start what was posted first, and pass its outcome on to its future."""
+        """Start, in the loop, the first posted item, and pass its outcome to its future."""
         start, future, context = self._posted.popleft()
         if future.cancelled():
             return

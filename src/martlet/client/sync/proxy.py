@@ -1,4 +1,4 @@
-"""The base of producers and consumers without ``await``: the thread that they use."""
+"""The base of producers and consumers without ``await``: their use of the loop's thread."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
 
 class SyncProxy(ABC):
-    """Something that lives in the event loop of another thread between ``with`` and its end."""
+    """An object that runs in the event loop of another thread between ``with`` and its end."""
 
     def __init__(self) -> None:
         self._thread: LoopThread | None = None
 
     @abstractmethod
     def close(self) -> None:
-        """End what it does there, and hang up."""
+        """Close it in the loop."""
 
     def __exit__(
         self,
@@ -30,13 +30,13 @@ class SyncProxy(ABC):
         self.close()
 
     def _enter(self, entering: Coroutine[Any, Any, object]) -> None:
-        """Wait until that is done in the loop; from then on it lives there."""
+        """Enter it in the loop, and wait for that."""
         thread = loop_thread()
         thread.call(entering)
         self._thread = thread
 
     def _entered(self) -> LoopThread:
-        """Where it lives. Raises Closed before ``with``, and in a child of ``os.fork``."""
+        """The loop's thread. Raises Closed before ``with``, and in a child of ``os.fork``."""
         thread = self._thread
         if thread is None:
             raise Closed(f"use 'with {type(self).__name__}(...)'")

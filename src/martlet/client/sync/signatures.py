@@ -1,4 +1,4 @@
-"""Signatures that are another's: the faces take what the asyncio client takes."""
+"""Copy signatures: blocking methods have the parameters of the asyncio client's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 def like(
     model: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Give a method, which takes anything, the parameters and the text of another's."""
+    """Give a method with generic arguments the signature and docstring of another."""
 
     def wear(method: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
         update_wrapper(method, model, assigned=("__doc__",), updated=())

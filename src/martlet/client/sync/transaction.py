@@ -22,8 +22,8 @@ class Transaction:
             transaction.publish("orders", b"one")
             transaction.publish("mails", b"two")
 
-    It is `martlet.client.Transaction` and promises what that promises; arguments and errors are the
-    same.  Several threads may add to it.
+    It has the guarantees, arguments and errors of `martlet.client.Transaction`. Several threads may
+    add to it.
     """
 
     def __init__(self, thread: LoopThread, transaction: asynchronous.Transaction) -> None:
@@ -37,7 +37,7 @@ class Transaction:
 
     @property
     def contribution(self) -> Contribution:
-        """What was added here, as `commit` takes it in the process that commits the transaction."""
+        """The contribution of this process, an argument of `commit` in the committing process."""
         return self._transaction.contribution
 
     def publish(self, topic: str, message: Sendable, **options: Unpack[MessageKeywords]) -> None:
@@ -49,7 +49,7 @@ class Transaction:
     ) -> int:
         """Add messages in order, and return how many once the broker has stored all of them.
 
-        What is no list or tuple is read here, in the caller's thread.
+        An iterable other than a list or tuple is read in the caller's thread.
         """
         if not isinstance(messages, (list, tuple)):
             messages = list(messages)
@@ -60,7 +60,7 @@ class Transaction:
         return self._thread.call(self._transaction.begin())
 
     def prepare(self, *others: Contribution) -> None:
-        """Complete the transaction, and have all of it on the broker's disk."""
+        """Complete the transaction, and flush it to the broker's disk."""
         self._thread.call(self._transaction.prepare(*others))
 
     def commit(self, *others: Contribution) -> None:
@@ -68,7 +68,7 @@ class Transaction:
         self._thread.call(self._transaction.commit(*others))
 
     def rollback(self) -> None:
-        """Discard the messages: no consumer sees them, ever."""
+        """Discard the messages: no consumer ever sees them."""
         self._thread.call(self._transaction.rollback())
 
     def __enter__(self) -> Transaction:

@@ -1,12 +1,12 @@
-"""Bulk loading: a transaction is filled by the block, for programs with messages in columns.
+"""Bulk loading: fill a transaction in blocks, for programs with messages in columns.
 
-A block is what goes in one SEND, its messages encoded already, each behind its size::
+A block is the content of one SEND, its messages encoded already, each after its size::
 
     size u32 | body | size u32 | body | ...
 
-so nothing is done here for a single message.  Blocks are numbered, and go one after the other: one
-that is sent again after a lost connection is stored once.  The transaction is committed apart, by
-the process that knows what all have added.
+so nothing here runs for a single message. Blocks are numbered, and sent one after the other: a
+repeat after a lost connection is stored once. The process that knows all contributions commits the
+transaction.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class MessageBlock(NamedTuple):
 
     Attributes:
         topic: their topic.
-        message_count: how many.
-        bodies: one behind the other, each behind its size, big-endian.
-        properties: their block (see `martlet.properties.model`), empty where none has any.
+        message_count: the number of messages.
+        bodies: concatenated, each after its size, big-endian.
+        properties: their block (see `martlet.properties.model`), empty if none has any.
         queue: the number of the queue; None for any.
-        times: when they are to be delivered, and how many then, in order; nothing for at once.
-        are_delays: whether the times are milliseconds from now on, and not since 1970.
+        times: delivery times with the number of messages, in order; empty for now.
+        are_delays: whether the times are milliseconds from now, and not since 1970.
     """
 
     topic: str
@@ -45,11 +45,11 @@ class MessageBlock(NamedTuple):
 
 
 class BulkLoader:
-    """Adds blocks to one transaction. `Producer.staging` makes it.
+    """Add blocks to one transaction. `Producer.staging` makes it.
 
     Attributes:
         id: of the transaction.
-        branch: the name of what is added here in the transaction.
+        branch: the name of this process's part of the transaction.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BulkLoader:
 
     @property
     def contribution(self) -> Contribution:
-        """What was added here, as the process that commits the transaction needs it."""
+        """The contribution of this process, for the committing process."""
         return Contribution(self.branch, self._message_count)
 
     async def features(self) -> Features:
@@ -78,10 +78,9 @@ class BulkLoader:
         """Add a block, and return once the broker has stored it; no consumer sees it yet.
 
         Raises:
-            TransactionRefused: the broker did not take it; where its state is ``committed``, this
-                number of its series was.
-            TransactionUnclear: no answer within the producer's timeout.
-            NotSupported: the broker is no Martlet broker.
+            TransactionRefused: the broker refused it; state ``committed`` means that this number of
+            its series was committed before. TransactionUnclear: no answer within the producer's
+            timeout. NotSupported: the broker is no Martlet broker.
         """
         options: dict[str, Any] = {
             "transaction": self.id,
@@ -102,7 +101,7 @@ class BulkLoader:
         self._message_count += block.message_count
 
     async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
-        """Call a method of the transaction's broker that is not of this transaction alone.
+        """Call a method of the transaction's broker that is not specific to this transaction.
 
         Raises TransactionRefused, TransactionUnclear and NotSupported.
         """

@@ -1,9 +1,9 @@
-"""Check-back: a producer of a group reports the outcome of silent transactions to the broker.
+"""Check-back: report the outcome of a group's silent transactions to the broker.
 
-At each broker that the producer is connected to, one of its calls waits.  The broker answers it
-when there are transactions whose producers, in any process, are silent.  The application looks up
-what it has done, and the outcome is reported.  Where it does not know, or fails, nothing is
-reported, and the broker asks again later.
+The producer has one call waiting at each connected broker. The broker answers it when there are
+transactions whose producers, in any process, are silent. The application looks up the outcome, and
+the producer reports it. If the outcome is unknown, or the lookup fails, nothing is reported, and
+the broker asks again later.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ logger = logging.getLogger("martlet.client")
 
 _WAIT_MS = 30_000
 _AGAIN_S = 5.0
-"""After an error of the broker it is asked again so much later."""
+"""The pause after an error of the broker."""
 
 
 class Outcome(Enum):
-    """The outcome of a transaction, as far as the application knows."""
+    """The outcome of a transaction, as the application reports it."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
     UNKNOWN = "unknown"
-    """Not known, or not yet: the broker asks again."""
+    """Unknown, or not decided yet: the broker asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class PendingTransaction:
     """A transaction that the broker asks about.
 
     Attributes:
-        id: by which it was begun.
-        group: whose it is.
-        is_prepared: whether it was prepared, so that nothing is missing.
-        message_count: how many messages it has.
-        topics: how many for each topic.
-        branches: how many each process has added.
+        id: of the transaction.
+        group: of its producer.
+        is_prepared: whether it was prepared, so that it is complete.
+        message_count: the number of its messages.
+        topics: the number for each topic.
+        branches: the number that each process has added.
         begun_at: when it began.
-        checks: how often the broker has asked, this time included.
+        checks: the number of check-backs, this one included.
     """
 
     id: str
@@ -78,11 +78,11 @@ class PendingTransaction:
 
 
 Check = Callable[[PendingTransaction], Awaitable[Outcome] | Outcome]
-"""A function of the application, which may be a coroutine function."""
+"""The application's lookup: a function or a coroutine function."""
 
 
 class CheckBackListener:
-    """Answers the check-backs of a group for one producer.
+    """Answer the check-backs of a group for one producer.
 
     Args:
         group: its name.
@@ -95,14 +95,14 @@ class CheckBackListener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connected(self, connection: Connection) -> None:
-        """Let a broker that is connected ask from now on."""
+        """Start answering a connected broker."""
         if connection.features.extensions:
             task = asyncio.create_task(self._listen(connection), name="martlet check-back")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         for task in self._tasks:
             task.cancel()
 

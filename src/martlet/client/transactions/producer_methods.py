@@ -1,4 +1,4 @@
-"""The methods of a producer for transactions, which need Martlet brokers."""
+"""The transaction methods of a producer, which need Martlet brokers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_TRIES = 1000
 
 
 class ProducerTransactions(ABC):
-    """Begins transactions, joins those of others, and answers check-backs of its group."""
+    """Begin transactions, join those of other processes, and answer check-backs of the group."""
 
     _pool: BrokerPool
     _limits: Limits
@@ -41,22 +41,22 @@ class ProducerTransactions(ABC):
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""
     ) -> Transaction:
-        """Begin a transaction: messages that are seen together, once it is committed, or never.
+        """Begin a transaction: messages that become visible together at its commit, or never.
 
         ::
 
             async with producer.transaction() as transaction:
                 await transaction.publish("orders", b"one")
 
-        The block commits it, or rolls it back after an exception.  Where the producer has a group,
-        and dies before either, the broker asks any producer of the group with a ``check``.
+        The block commits it, or rolls it back after an exception. If the producer has a group, and
+        dies before either, the broker asks any producer of the group with a ``check``.
 
         Args:
-            id: a name of your own, by which a second process, or a second try, finds it again: it
-                is committed once.  A random one if empty.
-            check_after_s: how long it may be silent before producers are asked; the broker's 6 s
-                if None.
-            broker: which of several, as ``host:port``; else it is found by the id.
+            id: a name of your own, by which a second process, or a second try, finds it again, so
+                that it is committed once. Random if empty.
+            check_after_s: the time of silence before the broker checks back; None for the broker's
+                6 s.
+            broker: one of several, as ``host:port``; else chosen by the id.
 
         Raises:
             Closed: the producer has been closed.
@@ -73,7 +73,7 @@ class ProducerTransactions(ABC):
         )
 
     def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
-        """Add to a transaction that another process has begun, and will commit.
+        """Add to a transaction that another process has begun and will commit.
 
         ::
 
@@ -100,9 +100,9 @@ class ProducerTransactions(ABC):
         """Add blocks of encoded messages to a transaction.
 
         Args:
-            transaction_id: of the transaction, which begins with the first block, or was begun.
+            transaction_id: of the transaction, which the first block begins if it is not open.
             begin: the fields of ``transaction.begin``.
-            broker: which of several, as ``host:port``; else it is found by the id.
+            broker: one of several, as ``host:port``; else chosen by the id.
 
         Raises:
             Closed: the producer has been closed.

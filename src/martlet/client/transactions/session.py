@@ -1,7 +1,7 @@
 """The session of one transaction: all its requests go to one broker, over any connections.
 
-A request may be sent again, since the broker knows it by its name or number.  So a caller waits for
-the next connection to the same broker, until the time is over.
+A request may be repeated, since the broker recognises it by its name or number. So after a lost
+connection a caller waits for the next one to the same broker, until the timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def broker_of_transaction(links: Sequence[BrokerLink], transaction_id: str) -> BrokerLink | None:
-    """Find a transaction's broker, connected or not: at another one it would begin once more."""
+    """Return a transaction's broker, connected or not: at another one it would begin again."""
     brokers = {link.queue: link for link in links}
     broker = broker_of_key(brokers, ("%transaction", transaction_id), among_all=True)
     return None if broker is None else brokers[broker]
@@ -44,8 +44,8 @@ class PinnedSession:
 
     Args:
         pool: the producer's brokers.
-        timeout_s: how long one step may take.
-        broker: which it is to be, as ``host:port``; empty for the one that its id leads to.
+        timeout_s: the time limit of one step.
+        broker: as ``host:port``; empty to choose it by the id.
     """
 
     def __init__(self, pool: BrokerPool, timeout_s: float, broker: str) -> None:
@@ -60,7 +60,7 @@ class PinnedSession:
         return self._link is not None
 
     def lightest(self) -> BrokerLink | None:
-        """Choose the broker with the least in flight, of those that have transactions.
+        """Choose the broker with the least in flight, of those with transactions.
 
         Raises:
             NotSupported: there are brokers, and none of them is a Martlet broker.
@@ -92,7 +92,7 @@ class PinnedSession:
             )
 
     def _chosen(self, transaction_id: str) -> BrokerLink | None:
-        """The broker, as far as it is known now."""
+        """Return the broker, if it is known by now."""
         if self._link is not None:
             return self._link
         links = self._pool.links

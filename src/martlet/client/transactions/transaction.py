@@ -1,4 +1,4 @@
-"""A transaction: messages that are seen together or not at all.
+"""A transaction: messages that become visible together or not at all.
 
 ::
 
@@ -8,10 +8,9 @@
         ...                                            # the work that they describe
     # both are seen from here on; after an exception in the block neither ever is
 
-All of it is stored at one broker.  What is added goes there one SEND at a time, with a number, so
-that one which is sent again after a lost connection is stored once, and the order stays; what is
-added meanwhile goes together in the next.  Every other step may be repeated too, and is, until it
-is answered or the time is over.
+All of it is stored at one broker. Messages go there one numbered SEND at a time, so that a repeat
+after a lost connection is stored once, and the order stays; messages added meanwhile go together in
+the next SEND. Every other step is repeated too, until it is answered or timed out.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ logger = logging.getLogger("martlet.client")
 
 _MAX_MESSAGES = 1000
 _MAX_BYTES = 1 << 20
-"""Of one SEND, unless a single message is larger."""
+"""The maximum size of one SEND, unless a single message is larger."""
 _ROLLBACK_S = 5.0
-"""How long a block that failed waits at most until its transaction is rolled back."""
+"""The time limit of the rollback after an exception in the block."""
 _Destination = tuple[str, str, int | None]
 """A topic, an order key, and a queue."""
 
 
 class Contribution(NamedTuple):
-    """What one process has added to a transaction.
+    """The contribution of one process to a transaction.
 
     Attributes:
-        branch: its name there.
-        message_count: how many messages.
+        branch: the name of the process's part.
+        message_count: the number of messages.
     """
 
     branch: str
@@ -85,7 +84,7 @@ class Transaction:
 
     Attributes:
         id: the transaction's.
-        branch: the name of what is added here in the transaction.
+        branch: the name of this process's part of the transaction.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Transaction:
 
     @property
     def contribution(self) -> Contribution:
-        """What was added here, as `commit` takes it in the process that commits the transaction."""
+        """The contribution of this process, an argument of `commit` in the committing process."""
         return Contribution(self.branch, self._message_count)
 
     # adding
@@ -135,16 +134,15 @@ class Transaction:
 
         Args:
             topic: the topic's name; the broker creates it if there is none.
-            message: the body, or anything that has a body and properties.
-            options: those of `SendOptions`, but for ``wait_store_ok`` and ``timeout_s``.
+            message: the body, or anything with a body and properties.
+            options: those of `SendOptions`, except ``wait_store_ok`` and ``timeout_s``.
 
         Raises:
-            InvalidName, BadBody, BadProperties: no message may be like that.
-            TransactionRefused: the broker did not take it; the transaction can be rolled back.
-            TransactionUnclear: no answer within the producer's timeout.
-            TransactionEnded: it was committed or rolled back.
-            WrongBroker: messages with this order key go to another broker.
-            NotSupported: the broker is no Martlet broker.
+            InvalidName, BadBody, BadProperties: the message is invalid. TransactionRefused: the
+            broker refused it; the transaction can be rolled back. TransactionUnclear: no answer
+            within the producer's timeout. TransactionEnded: it was committed or rolled back.
+            WrongBroker: messages with this order key go to another broker. NotSupported: the broker
+            is no Martlet broker.
         """
         await self._add(topic, message, _checked(options))
 
@@ -193,7 +191,7 @@ class Transaction:
 
     async def _send_all(self) -> None:
         while self._waiting:
-            # What else is added in this turn of the loop goes with it.
+            # Messages added later in this turn of the loop go with it.
             await asyncio.sleep(0)
             some = self._next()
             try:
@@ -209,7 +207,7 @@ class Transaction:
                     adding.future.set_result(None)
 
     def _next(self) -> list[_Adding]:
-        """Take what goes in one SEND: as much as follows each other to one destination."""
+        """Take the messages of one SEND: consecutive ones to one destination."""
         waiting = self._waiting
         some = [waiting.popleft()]
         size_bytes = len(some[0].body)
@@ -246,7 +244,7 @@ class Transaction:
         self._message_count += len(some)
 
     def _fail(self, some: list[_Adding], error: ClientError) -> None:
-        """Give up all that waits: behind what was not added it would come without it."""
+        """Fail all waiting messages: after one that failed they would be stored without it."""
         self._error = error
         for adding in (*some, *self._waiting):
             if not adding.future.done():
@@ -254,20 +252,21 @@ class Transaction:
         self._waiting.clear()
 
     async def _drained(self) -> None:
-        """Wait until all that was added is stored. Raises what adding it has raised."""
+        """Wait until all added messages are stored. Raises the error of adding them."""
         if self._pump is not None:
             await asyncio.wait([self._pump])
         if self._error is not None:
             raise self._error
 
-    # what becomes of it
+    # steps
 
     async def begin(self) -> str:
         """Begin it, as the block does, and return its state.
 
-        That is ``open`` for one that is new, was rolled back, or was begun before and did not end.
-        Of one that was prepared, committed or set aside it says so, and the transaction stays as it
-        is: so a job that was restarted learns whether it had done this part of its work.
+        The state is ``open`` for a new transaction, and for an open or rolled-back one. A
+        transaction that was prepared, committed or set aside (it waits for an operator) keeps that
+        state, which is returned: so a restarted job learns whether it had done this part of its
+        work.
 
         Raises TransactionRefused, TransactionUnclear and NotSupported.
         """
@@ -283,7 +282,7 @@ class Transaction:
         When this returns, all is on the broker's disk, in any flush mode.
 
         Args:
-            others: what was added elsewhere and belongs to it.
+            others: the contributions of other processes.
 
         Raises TransactionRefused, TransactionUnclear and TransactionEnded.
         """
@@ -295,7 +294,7 @@ class Transaction:
         """Make the messages visible. Once this returns, that is as safe as a publish is.
 
         Args:
-            others: what was added elsewhere and belongs to it; what is not named is left out.
+            others: the contributions of other processes; any other messages are left out.
 
         Raises:
             TransactionRefused: it was rolled back, or messages are missing.
@@ -312,7 +311,7 @@ class Transaction:
         self._ended = "committed"
 
     async def rollback(self) -> None:
-        """Discard the messages: no consumer sees them, ever.
+        """Discard the messages: no consumer ever sees them.
 
         Raises:
             TransactionRefused: it was committed.
@@ -329,7 +328,7 @@ class Transaction:
             try:
                 await self._pinned.call(self.id, "transaction.rollback")
             except TransactionRefused as error:
-                # Nothing of it came to the broker, or it was rolled back long ago.
+                # Nothing of it reached the broker, or it was rolled back long ago.
                 if error.code != "NOT_FOUND":
                     raise
         self._ended = "rolled-back"
@@ -344,7 +343,7 @@ class Transaction:
         """Begin.
 
         Raises:
-            TransactionEnded: it was committed before, so what the block does was done.
+            TransactionEnded: it was committed before, so the block's work was done.
             TransactionRefused: it was prepared or set aside, and waits for its outcome.
         """
         if self._is_named:
@@ -364,7 +363,7 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if self._joined:
-            # The process that has begun it decides.
+            # The process that began it decides.
             await self._drained()
         elif error is None:
             if not self._ended:
@@ -373,7 +372,7 @@ class Transaction:
             await self._give_up()
 
     async def _give_up(self) -> None:
-        """Roll back after an exception in the block, which the caller gets."""
+        """Roll back after an exception in the block, which propagates."""
         try:
             async with asyncio.timeout(_ROLLBACK_S):
                 await self.rollback()

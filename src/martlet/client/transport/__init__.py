@@ -1,4 +1,4 @@
-"""One connection to a broker, and how it is found, opened, secured and kept.
+"""One connection to a broker: find, open, secure and keep it.
 
 May import: `martlet.protocol`, `martlet.layer`, `client.errors`. Start with `connection`; `dialer`
 reconnects, `discovery` asks lookup daemons, `calls` is RPC.

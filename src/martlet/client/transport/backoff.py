@@ -1,4 +1,4 @@
-"""How long to wait before trying again: longer each time, up to a limit, and never all at once."""
+"""Delays before another try: longer each time, up to a limit, with jitter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Backoff:
 
     Attributes:
         first_s: before the second attempt, in seconds.
-        max_s: never longer than this, in seconds.
-        jitter: the part of the delay that is left to chance, 0 to 1, so that a thousand clients of
-            a broker that comes back do not all come back in the same instant.
+        max_s: the maximum, in seconds.
+        jitter: the random part of the delay, 0 to 1, so that a thousand clients of a restarted
+            broker do not all reconnect in the same instant.
     """
 
     first_s: float = 0.05
@@ -28,9 +28,9 @@ class Backoff:
             raise ValueError(f"jitter={self.jitter} must be from 0 to 1")
 
     def delay_s(self, attempt: int, chance: float | None = None) -> float:
-        """Seconds to wait after so many failed attempts, the first being 1.
+        """Return the seconds to wait after a failed attempt, the first being 1.
 
-        ``chance``, from 0 to 1, stands for the dice in tests.
+        ``chance``, from 0 to 1, replaces the random number in tests.
         """
         if attempt < 1:
             return 0.0
@@ -46,9 +46,9 @@ class LinearDelay:
     """A delay that grows by the same step with each attempt, as go-nsq requeues messages.
 
     Attributes:
-        step_s: the delay after the first attempt, and how much longer each other is: go-nsq's
+        step_s: the delay after the first attempt, and the increase for each further one: go-nsq's
             ``default_requeue_delay``, in seconds.
-        max_s: never longer than this: ``max_requeue_delay``, in seconds.
+        max_s: the maximum: ``max_requeue_delay``, in seconds.
     """
 
     step_s: float = 90.0
@@ -59,5 +59,5 @@ class LinearDelay:
             raise ValueError(f"step_s={self.step_s} must be from 0 to max_s={self.max_s}")
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after so many attempts, the first being 1."""
+        """Return the seconds to wait after an attempt, the first being 1."""
         return min(self.max_s, self.step_s * max(attempt, 0))

@@ -1,7 +1,7 @@
 """Calls: a client's requests to a Martlet broker beside NSQ's commands.
 
-Each has a number, which its answer names: a call that waits for something, such as a message, does
-not hold up those behind it.
+Each has a number, which its answer repeats: a call that waits, for example for messages, does not
+hold up later ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
     Attributes:
         fields: its JSON object.
-        data: the bytes that came with it.
+        data: its bytes.
     """
 
     fields: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class Calls:
-    """The calls of one connection that wait for their answers.
+    """The unanswered calls of one connection.
 
     Args:
         write: sends bytes.
@@ -50,8 +50,8 @@ class Calls:
         """Call, and wait for the answer.
 
         Raises:
-            CallRefused: the broker did not do it.
-            ConnectionLost: it did not answer; it may have done it or not.
+            CallRefused: the broker refused it. ConnectionLost: it did not answer; it may have done
+            it or not.
         """
         number = next(self._numbers) % _MAX_NUMBERS
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class Calls:
         return commands.call(next(self._numbers) % _MAX_NUMBERS, method, fields)
 
     def answered(self, data: bytes) -> None:
-        """An answer came. Raises BadFrame where it is none."""
+        """Handle an answer. Raises BadFrame if it is malformed."""
         try:
             number, size = _HEAD.unpack_from(data)
             fields = json.loads(data[8 : 8 + size])
@@ -77,7 +77,7 @@ class Calls:
             raise BadFrame("an answer to a call that is no JSON object")
         future = self._waiting.get(number)
         if future is None or future.done():
-            return  # The caller has not waited for it.
+            return  # The caller no longer waits for it.
         error_fields = fields.get("error")
         if isinstance(error_fields, dict):
             code = str(error_fields.pop("code", "ERROR"))
@@ -87,7 +87,7 @@ class Calls:
             future.set_result(Answer(fields, data[8 + size :]))
 
     def lost(self, error: ConnectionLost) -> None:
-        """No answers will come."""
+        """Fail all calls: no answers will come."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)

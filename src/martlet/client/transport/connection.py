@@ -1,9 +1,9 @@
-"""One connection to a broker: it identifies itself, answers heartbeats, and matches replies.
+"""One connection to a broker: identify, answer heartbeats, and match replies to commands.
 
-A broker replies to commands in the order in which they came, and a reply does not name its command.
-So each command that has a reply leaves an object that gets it, and the oldest is next.  Three
-errors are no reply to such a command and harm nothing (a finish, requeue or touch that came too
-late); after any other the broker hangs up, and so does the client.
+A broker replies in the order of the commands, and a reply does not name its command. So each
+command with a reply queues an object that receives it, the oldest first. Three errors are no such
+reply and harmless (to a finish, requeue or touch that was too late); after any other the broker
+closes the connection, and so does the client.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from martlet.protocol.nsq.message_run import MessageRun
 
 HARMLESS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 WRITE_BUFFER_BYTES = 1024 * 1024
-"""How much may wait to be written before ``drain`` waits."""
+"""The maximum unsent output before ``drain`` waits."""
 _GRACE_S = 1.0
 
 
@@ -52,17 +52,17 @@ class Reply(Protocol):
     """An object that waits for the reply to a command."""
 
     def answered(self, data: bytes) -> None:
-        """The broker has answered. Raises PublishUnclear where the answer is not understood."""
+        """Handle the broker's answer. Raises PublishUnclear if it is unintelligible."""
 
     def refused(self, error: Refused) -> None:
-        """The broker answered an error."""
+        """Handle an error of the broker."""
 
     def lost(self, error: ConnectionLost) -> None:
-        """No answer will come."""
+        """Handle that no answer will come."""
 
 
 class _Waiter:
-    """Gives a coroutine the reply that it waits for."""
+    """Pass a reply to the coroutine that waits for it."""
 
     __slots__ = ("future",)
 
@@ -83,15 +83,15 @@ class _Waiter:
 
 
 def _ignore_run(_run: MessageRun) -> None:
-    """A connection that has not subscribed gets no messages."""
+    """Ignore messages: a connection without a subscription gets none."""
 
 
 def _ignore_room() -> None:
-    """A client that writes no more than is answered continues with the answers."""
+    """Do nothing: a client that limits its unanswered commands continues with the answers."""
 
 
 def _ignore_refusal(_error: Refused) -> None:
-    """A connection that has not subscribed answers no messages."""
+    """Ignore late answers: a connection without a subscription sends none."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -99,13 +99,13 @@ class Connection(asyncio.BufferedProtocol):
 
     Attributes:
         address: the broker's.
-        features: what it answered to IDENTIFY and AUTH.
+        features: the answers to IDENTIFY and AUTH.
         lost: done once the connection is gone, with the reason.
-        on_run: called with each run of messages, as soon as it is received.
-        on_refusal: called when a finish, requeue or touch came too late.
-        on_writable: called when more may be written, after it could not.
-        max_attempts: how often a message of the channel may fail, -1 for ever; 0 where the broker
-            does not count failures.
+        on_run: called with each run of messages on receipt.
+        on_refusal: called when a finish, requeue or touch was too late.
+        on_writable: called when more may be written again.
+        max_attempts: the maximum number of failures of the channel's messages, -1 for no limit; 0
+            if the broker does not count failures.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._calls = Calls(self.write)
         self._carried: Block | None = None
         self._carried_from = 0
-        """How many messages have come since the block of their properties."""
+        """The number of messages received since the block of their properties."""
         self._transport: asyncio.Transport | None = None
         self._error: ConnectionLost | None = None
         self._can_write = asyncio.Event()
@@ -146,8 +146,8 @@ class Connection(asyncio.BufferedProtocol):
         """Connect, identify, and return the connection.
 
         Raises:
-            ConnectFailed: nothing listens there, or no NSQ broker.
-            ConnectRefused: the broker lacks what the identity needs, or needs what that lacks.
+            ConnectFailed: no NSQ broker listens there. ConnectRefused: the broker lacks a feature
+            that the identity needs, or the other way round.
         """
         connection = cls(address, identity, max_frame_bytes=max_frame_bytes)
         handshake = Handshake(address, identity, timeout_s)
@@ -177,29 +177,29 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def can_write(self) -> bool:
-        """Whether the broker reads what is written, so that more of it will not pile up here."""
+        """Whether the broker reads the output, so that more of it does not accumulate."""
         return self._can_write.is_set()
 
     async def wait_lost(self) -> ConnectionLost:
-        """Wait until the connection is gone, and return why."""
+        """Wait until the connection is lost, and return the reason."""
         return await asyncio.shield(self.lost)
 
     async def drain(self) -> None:
-        """Wait until the broker has read most of what was written, or the connection is lost."""
+        """Wait until the broker has read most of the output, or the connection is lost."""
         await self._can_write.wait()
 
     def write(self, data: bytes) -> None:
-        """Send commands that have no reply; nothing happens once the connection is lost."""
+        """Send commands without a reply; do nothing once the connection is lost."""
         if self._transport is not None and self._error is None:
             self._transport.write(data)
 
     def send(self, data: bytes, reply: Reply) -> None:
-        """Send a command whose reply this gets."""
+        """Send a command whose reply goes to this object."""
         self._replies.append(reply)
         self.write(data)
 
     async def ask(self, data: bytes) -> bytes:
-        """Send a command and wait for what the broker answers.
+        """Send a command and wait for the broker's answer.
 
         Raises:
             Refused: it answered an error.
@@ -215,9 +215,8 @@ class Connection(asyncio.BufferedProtocol):
         """Call a method of a Martlet broker; see `martlet.client.transport.calls`.
 
         Raises:
-            NotSupported: it is a broker of NSQ.
-            CallRefused: the broker did not do it.
-            ConnectionLost: it did not answer; it may have done it or not.
+            NotSupported: it is an NSQ broker. CallRefused: the broker refused it. ConnectionLost:
+            it did not answer; it may have done it or not.
         """
         if not self.features.extensions:
             raise NotSupported(f"{self.address} is no Martlet broker, which has no call {method!r}")
@@ -226,34 +225,34 @@ class Connection(asyncio.BufferedProtocol):
         return await self._calls.call(method, fields)
 
     def unanswered(self, method: str, **fields: Any) -> bytes:
-        """Encode a call to a Martlet broker whose answer is ignored, to be written with others."""
+        """Encode a call whose answer is ignored, to be written with other commands."""
         return self._calls.unanswered(method, fields)
 
     def close(self) -> None:
-        """Hang up once everything written is sent."""
+        """Close the connection after all output is sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, error: ConnectionLost | None = None) -> None:
-        """Hang up at once, for that reason."""
+        """Abort the connection, with a reason."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """Note the transport."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._watch_after(self._silence_s)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the space to receive into."""
+        """Return the receive buffer."""
         return self._splitter.space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle so many bytes that were received."""
+        """Handle received bytes."""
         self._received_at = self._loop.time()
         try:
             for piece in self._splitter.received(nbytes):
@@ -275,16 +274,16 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(ConnectionLost(f"{self.address}: {error}"))
 
     def pause_writing(self) -> None:
-        """The broker does not read as fast as the client writes."""
+        """Note that the broker reads more slowly than the client writes."""
         self._can_write.clear()
 
     def resume_writing(self) -> None:
-        """The broker has read enough."""
+        """Note that the broker has read enough."""
         self._can_write.set()
         self.on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Fail all waiting commands: the connection is lost."""
         if self._watch is not None:
             self._watch.cancel()
         error = self._error
@@ -298,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
             self._replies.popleft().lost(error)
         self._calls.lost(error)
 
-    # What came.
+    # Input.
 
     def _learn(self, news: ChannelNews) -> None:
         try:
@@ -307,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
             raise BadFrame(f"what it says of the channel cannot be read: {error}") from None
 
     def _carry(self, run: MessageRun, block: Block) -> None:
-        """Give messages the properties that came before them."""
+        """Attach the properties that preceded the messages."""
         if carry(run, block, self._carried_from):
             self._carried = None
         self._carried_from += run.count
@@ -334,11 +333,11 @@ class Connection(asyncio.BufferedProtocol):
         lost.__cause__ = error
         self.abort(lost)
 
-    # Whether the broker lives.
+    # Liveness.
 
     @property
     def _silence_s(self) -> float:
-        """How long nothing may come."""
+        """The maximum time without input."""
         return 2 * self._identity.heartbeat_interval_ms / 1000
 
     def _watch_after(self, seconds: float) -> None:
@@ -349,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         if left_s > 0:
             self._watch_after(left_s)
         elif not looked_again:
-            # The application may have held up the loop, so that what came was not yet read.
+            # The application may have blocked the loop, so that input was not read yet.
             self._watch = self._loop.call_later(_GRACE_S, self._check_silence, True)
         else:
             self.abort(

@@ -1,8 +1,8 @@
-"""Connecting, again and again, waiting longer after each failure.
+"""Connect and reconnect, with a longer delay after each failure.
 
-Not for ever where that is hopeless: brokers that refuse a client they have never accepted are not
-tried again, and those that have accepted it before are tried for a while, since the one that
-refuses may be in the middle of a change (new flags, a new certificate, an auth server that starts).
+Brokers that refuse a client they have never accepted are not tried again. Those that have accepted
+it before are tried for a while, since a refusing broker may be in the middle of a change (new
+flags, a new certificate, an auth server that starts).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from martlet.outage import Outage
 logger = logging.getLogger("martlet.client")
 
 PATIENCE_S = 60.0
-"""For how long brokers may refuse a client that they have accepted before."""
+"""The time for which brokers may refuse a client that they have accepted before."""
 
 
 STEADY_HEARTBEATS = 2.0
-"""A connection that stands for as long as so many heartbeats take has been of use."""
+"""The number of heartbeat intervals after which a connection counts as useful."""
 
 
 class Dialer:
-    """Connects to the first of some addresses that answers.
+    """Connect to the first of some addresses that answers.
 
-    A connection that is lost before it was of any use counts as a failure, so that a broker that
-    accepts and hangs up is not asked a thousand times a second.  Of use is also what has stood for
-    as long as two heartbeats take: a consumer may have nothing to do for days.
+    A connection lost before it was useful counts as a failure, so that a broker that accepts and
+    closes connections is not tried a thousand times a second. A connection that lasted for two
+    heartbeats counts as useful too, since a consumer may be idle for days.
 
     Args:
-        addresses: which to try.
+        addresses: to try.
         identity: how the client describes itself.
-        backoff: how long to wait after failures.
-        connect_timeout_s: how long one attempt may take.
+        backoff: the delay after failures.
+        connect_timeout_s: the time limit of one attempt.
         are_found: whether lookup daemons, and not the application, named the addresses.
 
     Attributes:
-        last_error: why there is no connection, once one attempt has failed.
-        on_failure: called after each attempt that failed.
-        on_connected, on_lost: called when a connection stands, and when it is lost.
+        last_error: why there is no connection, after a failed attempt.
+        on_failure: called after each failed attempt.
+        on_connected, on_lost: called when a connection is established, and when it is lost.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Dialer:
         self._next = 0
         self._was_taken = False
         self._refused_since_s: dict[Address, float] = {}
-        """The brokers whose last word was a refusal."""
+        """The brokers whose last answer was a refusal."""
 
     async def dial(self) -> Connection:
-        """Connect, however long that takes.
+        """Connect, without a time limit.
 
         The addresses are tried one after the other, beginning with the one that worked last; only
         when all have failed is there a delay before the next round.
 
         Raises:
-            ConnectRefused: every broker refuses this client, and will the next time.
+            ConnectRefused: every broker refuses this client permanently.
         """
         while True:
             await asyncio.sleep(self._backoff.delay_s(self._failures // len(self._addresses)))
@@ -113,16 +113,16 @@ class Dialer:
                 return connection
 
     def _describe(self, error: ConnectFailed) -> str:
-        """Describe an attempt that failed, with the remedy where there is one."""
+        """Describe a failed attempt, with a remedy if there is one."""
         if not (self._are_found and isinstance(error.__cause__, socket.gaierror)):
             return str(error)
         return (
-            f"{error}: lookup tells of that name, which does not resolve here; start its broker"
+            f"{error}: lookup names that host, which does not resolve here; start its broker"
             " with --broadcast-address=NAME, a name or an address by which clients reach it"
         )
 
     def _is_hopeless(self, address: Address, error: ConnectFailed) -> bool:
-        """Whether there is no use in trying again, now that this broker has said this."""
+        """Return whether a retry is useless after this broker's error."""
         now_s = asyncio.get_running_loop().time()
         if not isinstance(error, ConnectRefused):
             self._refused_since_s.pop(address, None)
@@ -134,7 +134,7 @@ class Dialer:
         return not self._was_taken or now_s - latest_s >= PATIENCE_S
 
     def failed(self, error: Exception) -> None:
-        """An attempt failed, or the connection that it gave was of no use."""
+        """Count a failed attempt, or a connection that was not useful."""
         self.last_error = error
         self._failures += 1
         self._next = (self._next + 1) % len(self._addresses)
@@ -142,7 +142,7 @@ class Dialer:
             self.on_failure()
 
     def lost(self, error: ConnectionLost) -> None:
-        """The connection was lost; the next attempt is made at once if it had been of use."""
+        """Note that the connection was lost; reconnect at once if it had been useful."""
         logger.warning("connection lost: %s; connecting again", error)
         self.last_error = error
         if self.on_lost is not None:
@@ -156,6 +156,6 @@ class Dialer:
             self._failures = 0
 
     def succeeded(self) -> None:
-        """The connection was of use: the broker did what it was asked."""
+        """Note that the connection was useful: the broker executed a request."""
         self._useful = True
         self._failures = 0

@@ -1,9 +1,9 @@
-"""Discovery: the brokers that lookup daemons know, of a topic or all of them.
+"""Discovery: ask lookup daemons for the brokers of a topic, or for all.
 
-Each daemon is polled at intervals with a random part, so that many clients do not poll all at once;
-and at once when a connection is lost.  The polls do not wait for each other, so a daemon that is
-slow, silent or broken delays nothing.  A broker that any daemon names is used.  It counts as gone
-only when the last answers of all daemons are sound and none names it.
+Each daemon is polled at intervals with jitter, so that many clients do not poll at the same time;
+and at once when a connection is lost. The polls do not wait for each other, so a slow, silent or
+broken daemon delays nothing. A broker that any daemon names is used. It counts as gone only when
+the last answers of all daemons are valid and none names it.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("martlet.client")
 
 JITTER = 0.3
-"""The part of the time between two looks that is left to chance."""
+"""The random part of the interval between two polls."""
 MIN_PAUSE_S = 0.25
-"""However often connections are lost, the daemons are not polled more often than so."""
+"""The minimum interval of polls, however often connections are lost."""
 ANSWER_S = 5.0
 MAX_ANSWER_BYTES = 1 << 22
 MAX_BROKERS = 1000
-"""Brokers that one daemon names beyond so many are ignored."""
+"""The maximum number of brokers of one daemon; further ones are ignored."""
 DEFAULT_PORT = 4161
 _NO_SUCH_PATH = "NOT_FOUND"
-"""The answer of any NSQ server to a path that it does not have."""
+"""The answer of any NSQ server to an unknown path."""
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""The errors of a daemon that does not answer, or whose answer has another shape."""
+"""The errors of a daemon that does not answer, or answers something else."""
 
 Found = Callable[[list[Address], bool], None]
 
 
 class _Answer(NamedTuple):
-    """The last answer of a daemon, and whether that was all it knew."""
+    """The last answer of a daemon, and whether it was complete."""
 
     found: list[Address]
     is_sound: bool
 
 
 class Discovery:
-    """Looks for the brokers of a topic.
+    """Discover the brokers of a topic.
 
     Args:
-        topic: which; None for all brokers.
-        addresses: of the HTTP doors of lookup daemons, as ``"host:port"`` or as URLs.
-        poll_s: seconds between two looks.
-        on_found: called with the brokers, and whether these are all there are.
+        topic: the topic's name; None for all brokers.
+        addresses: the HTTP addresses of lookup daemons, as ``"host:port"`` or as URLs.
+        poll_s: the seconds between two polls.
+        on_found: called with the brokers, and whether these are all.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class Discovery:
         self._has_found = asyncio.Event()
 
     def look_again(self) -> None:
-        """Do not wait for the next look."""
+        """Poll at once."""
         for wanted in self._wanted.values():
             wanted.set()
 
     async def first_found(self) -> None:
-        """Wait until a broker was found, or each daemon was polled once."""
+        """Wait until a broker is found, or each daemon was polled once."""
         await self._has_found.wait()
 
     async def watch(self) -> None:
-        """Ask, again and again, until cancelled."""
+        """Poll until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 for url, wanted in self._wanted.items():
@@ -140,10 +140,10 @@ class Discovery:
             try:
                 found[_address(producer)] = None
             except _UNREADABLE as error:
-                logger.warning("the lookup daemon at %s tells of no broker: %r", url, error)
+                logger.warning("the lookup daemon at %s names an unusable broker: %r", url, error)
         if len(producers) > MAX_BROKERS:
             logger.warning(
-                "the lookup daemon at %s tells of %d brokers; the first %d are heeded",
+                "the lookup daemon at %s names %d brokers; only the first %d are used",
                 url,
                 len(producers),
                 MAX_BROKERS,
@@ -152,12 +152,12 @@ class Discovery:
 
 
 class KnownTopics:
-    """Asks lookup daemons for all topics, and logs once that a daemon does not answer.
+    """Ask lookup daemons for all topics, and log once that a daemon does not answer.
 
     Args:
         daemons: their addresses, as ``"host:port"`` or URLs.
-        connect_s: how long connecting may take, where less than everything together.
-        answer_s: how long everything may take.
+        connect_s: the time limit of connecting, if shorter than that of the answer.
+        answer_s: the time limit of the request.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class KnownTopics:
         self._answer_s = answer_s
 
     async def look(self) -> list[str]:
-        """The topics that the daemons which answer know, sorted."""
+        """Return the topics of all daemons that answer, sorted."""
         answers = await asyncio.gather(*map(self._ask, self._outages))
         return sorted({name for names in answers for name in names})
 
@@ -184,7 +184,7 @@ class KnownTopics:
 
 
 def _address(producer: dict[str, Any]) -> Address:
-    """Read from an answer where a broker listens. Raises one of `_UNREADABLE`."""
+    """Read a broker's address from an answer. Raises one of `_UNREADABLE`."""
     host, port = str(producer["broadcast_address"]), int(producer["tcp_port"])
     if not host or not 0 < port < 65536:
         raise ValueError(f"no broker listens at {host!r}, port {port}")
@@ -194,7 +194,7 @@ def _address(producer: dict[str, Any]) -> Address:
 async def _get(
     url: str, *, connect_s: float | None = None, answer_s: float = ANSWER_S, **arguments: str
 ) -> dict[str, Any]:
-    """Return the JSON of an answer; empty where nothing is found. Raises one of `_UNREADABLE`."""
+    """Return the JSON of an answer; empty if nothing is found. Raises one of `_UNREADABLE`."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=answer_s, connect=connect_s)
@@ -210,7 +210,7 @@ async def _get(
                 return {}
             response.raise_for_status()
             known: dict[str, Any] = await read_json(response, MAX_ANSWER_BYTES)
-            # Older ones wrap what they know.
+            # Older daemons wrap the answer.
             wrapped: dict[str, Any] = known.get("data", known)
             return wrapped
     except aiohttp.ClientConnectorError as error:
@@ -222,7 +222,7 @@ async def _get(
 
 
 async def _has_no_such_path(response: aiohttp.ClientResponse) -> bool:
-    """Whether an answer 404 is no lookup daemon's: such a daemon names what it does not know."""
+    """Return whether an answer 404 is not a lookup daemon's, which would name the unknown topic."""
     try:
         answer = await read_json(response, MAX_ANSWER_BYTES)
     except ValueError:

@@ -1,17 +1,17 @@
-"""The handshake: what a connection does before it is of use.
+"""The handshake of a connection, up to the last feature agreed on.
 
-Each step is answered, and the next is not begun before, since it changes how bytes are read::
+Each step waits for the answer to the one before, since it changes how bytes are read::
 
     IDENTIFY  ->  JSON, plain
                   TLS handshake  ->  OK, in TLS
                   (snappy or deflate)  ->  OK, compressed (and in TLS, if that is on)
     AUTH      ->  JSON
 
-So frames are cut one at a time, and what comes behind one is left as it is: it belongs to the next
-step.  In particular nothing that came before the TLS handshake is read as if it had come in TLS.
-Afterwards the transport is handed over to another protocol, which knows nothing of all this.
+So frames are decoded one at a time, and later bytes are left as they are: they belong to the next
+step. In particular no bytes from before the TLS handshake are read as if they had come in TLS.
+Afterwards another protocol takes over the transport.
 
-A feature that the client asks for and does not get ends the handshake: no client goes on without.
+A requested feature that the broker lacks ends the handshake: a client never continues without it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 HEARTBEAT = b"_heartbeat_"
 OK = b"OK"
 MAX_ANSWER_BYTES = 1 << 20
-"""The longest answer of a handshake."""
+"""The maximum size of an answer."""
 _RECEIVE_BYTES = 16 * 1024
 _FRAME_HEAD_BYTES = 8
 _VERIFY_HINTS = {
     **dict.fromkeys((62, 64), "its name by Tls(server_name=...)"),
-    **dict.fromkeys((2, 18, 19, 20, 21), "who has signed its certificate by Tls(ca_file=...)"),
+    **dict.fromkeys((2, 18, 19, 20, 21), "the authority of its certificate by Tls(ca_file=...)"),
 }
 """By OpenSSL's codes: another host name, another address; an authority that is not trusted."""
 _AUTH_ERRORS = {
     "E_AUTH_FAILED": " (the auth server does not know the auth_secret, or could not be asked)",
-    "E_UNAUTHORIZED": " (the auth server allows nothing to who has this auth_secret)",
+    "E_UNAUTHORIZED": " (the auth server allows nothing with this auth_secret)",
 }
 
 
@@ -74,13 +74,12 @@ class Handshake(asyncio.BufferedProtocol):
         self._shake_error: Exception | None = None
 
     async def run(self) -> Features:
-        """Do all steps; what was agreed on.
+        """Run all steps, and return the features agreed on.
 
         Raises:
-            ConnectRefused: the broker lacks a feature, or refuses the client, and will again.
-            ConnectionLost: the connection is gone.
-            BadFrame: what comes is not NSQ's protocol.
-            ValueError: an answer is not what it should be.
+            ConnectRefused: the broker lacks a feature, or refuses the client permanently.
+            ConnectionLost: the connection is gone. BadFrame: the input is not NSQ's protocol.
+            ValueError: an answer is invalid.
         """
         features = await self._identify()
         tls = self._identity.tls_settings
@@ -93,7 +92,7 @@ class Handshake(asyncio.BufferedProtocol):
         return features
 
     def hand_over(self, protocol: asyncio.BufferedProtocol) -> None:
-        """Let the connection go on as this. Raises ConnectionLost."""
+        """Hand the connection over to this protocol. Raises ConnectionLost."""
         if self._lost is not None:
             raise self._loss()
         transport = self._established
@@ -108,7 +107,7 @@ class Handshake(asyncio.BufferedProtocol):
             rest = rest[count:]
 
     def abort(self) -> None:
-        """Hang up at once."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -162,7 +161,7 @@ class Handshake(asyncio.BufferedProtocol):
         self._wake()
 
     def _tls_error(self, error: Exception) -> Exception:
-        """Describe an error in the TLS handshake, or what came in the place of its OK."""
+        """Describe an error in the TLS handshake, or the answer instead of its OK."""
         from martlet.layer.tls import reason
 
         why = self._lost or error if isinstance(error, ConnectionLost) else error
@@ -179,7 +178,7 @@ class Handshake(asyncio.BufferedProtocol):
         return ConnectRefused(f"{self._address}: {text}")
 
     def _codec(self, features: Features) -> Codec:
-        """Both directions of the compression; what it needs is loaded only here."""
+        """Return both directions of the compression; its package is imported only here."""
         if self._identity.compression == "deflate":
             from martlet.protocol.compression.deflate import Deflate
 
@@ -218,7 +217,7 @@ class Handshake(asyncio.BufferedProtocol):
             ) from error
         return features.authorized(data)
 
-    # Asking and being answered.
+    # Requests and answers.
 
     async def _ask(self, data: bytes) -> bytes:
         self._established.write(data)
@@ -233,7 +232,7 @@ class Handshake(asyncio.BufferedProtocol):
             raise BadFrame(f"{what} was answered {data[:80]!r}, not OK")
 
     async def _answer(self) -> bytes:
-        """The next response. Raises Refused, ConnectionLost, BadFrame."""
+        """Return the next response. Raises Refused, ConnectionLost, BadFrame."""
         while True:
             piece = self._cut()
             if piece is None:
@@ -246,13 +245,13 @@ class Handshake(asyncio.BufferedProtocol):
                 return piece.data
 
     def _cut(self) -> Response | ErrorReply | None:
-        """Return the first frame that waits, if it is complete."""
+        """Return the first buffered frame, if it is complete."""
         waiting = self._waiting
         if len(waiting) < _FRAME_HEAD_BYTES:
             return None
         length = 4 + int.from_bytes(waiting[:4], "big")
         is_complete = len(waiting) >= length
-        # The head is enough to see that it is no frame.
+        # The head is enough to see that this is no frame.
         splitter = FrameSplitter(space_bytes=0, max_frame_bytes=MAX_ANSWER_BYTES)
         pieces = splitter.feed(bytes(waiting[: length if is_complete else _FRAME_HEAD_BYTES]))
         if not is_complete:
@@ -264,7 +263,7 @@ class Handshake(asyncio.BufferedProtocol):
         return piece
 
     async def _more(self) -> None:
-        """Wait until something has happened."""
+        """Wait for input or the loss of the connection."""
         if self._lost is not None:
             raise self._loss()
         self._news = self._loop.create_future()
@@ -288,27 +287,27 @@ class Handshake(asyncio.BufferedProtocol):
         return self._transport
 
     def _wire_space(self) -> memoryview:
-        """Where the layers receive: both may use it, one after the other."""
+        """The layers' receive buffer: both may use it, one after the other."""
         if self._layer_space is None:
             self._layer_space = memoryview(bytearray(SPACE_BYTES))
         return self._layer_space
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """Note the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to receive."""
+        """Return the receive buffer."""
         return self._space
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes were received."""
+        """Note received bytes."""
         self._waiting += self._space[:nbytes]
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Note that the connection is lost."""
         self._lost = exc or ConnectionResetError("the connection was closed")
         self._wake()

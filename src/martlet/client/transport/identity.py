@@ -1,4 +1,4 @@
-"""How a client describes itself when it connects, and the features that the broker answers."""
+"""The client's IDENTIFY, and the features in the broker's answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ USER_AGENT = f"martlet/{__version__}"
 Compression = Literal["snappy", "deflate"]
 _MAX_COUNT = 2**63 - 1
 _MAX_MS = _MAX_COUNT // 10**6
-"""The longest time that an nsqd takes: it counts nanoseconds in 64 bits."""
+"""The maximum time that nsqd accepts: it counts nanoseconds in 64 bits."""
 TlsChoice = bool | Tls | ssl.SSLContext
-"""``True`` for TLS with the system's authorities, or how else."""
+"""``True`` for TLS with the system's authorities, or the settings of TLS."""
 
 
 def _hostname() -> str:
@@ -31,30 +31,29 @@ def _client_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """The fields of IDENTIFY, and what follows it: TLS, compression and AUTH.
+    """The fields of IDENTIFY, and the following steps: TLS, compression and AUTH.
 
-    A feature that is asked for here and that a broker does not have is an error.
+    A requested feature that the broker lacks is an error.
 
     Attributes:
         client_id: names this client in ``/stats``.
         hostname: names this machine there.
         user_agent: names this software there.
-        heartbeat_interval_ms: how often the broker sends a heartbeat; a connection on which nothing
-            comes for two of them is taken for dead.  The broker limits it (60,000 by default).
-        message_timeout_ms: how long a message may take before it is delivered again, or None for
-            what the broker has by default.
-        output_buffer_bytes: how much an nsqd gathers before it writes, or None for its default.
-        output_buffer_timeout_ms: how long an nsqd holds back what it gathered; 25 is the least that
-            it takes unless configured otherwise, and its own default of 250 is felt.
-        sample_rate: the percentage of the messages to be delivered, 0 for all of them.
+        heartbeat_interval_ms: the interval of the broker's heartbeats; a connection without input
+            for two of them counts as dead. The broker limits it (60,000 by default).
+        message_timeout_ms: the time before an unanswered message is redelivered, or None for the
+            broker's default.
+        output_buffer_bytes: the size of nsqd's output buffer, or None for its default.
+        output_buffer_timeout_ms: the maximum time that nsqd holds back buffered output; 25 is the
+            minimum that it accepts by default, and its own default of 250 adds noticeable latency.
+        sample_rate: the percentage of messages to deliver, 0 for all.
         tls: True for TLS with the system's authorities, a `Tls`, or an SSLContext of one's own.
         compression: ``"snappy"``, ``"deflate"``, or None for none.
-        deflate_level: from 1, the fastest, to 9, the smallest; the broker's ``--max-deflate-level``
-            (6 by default) is the most that it will be.
-        auth_secret: from which a broker with AUTH finds out what this client may do; other brokers
-            do not get it.  Without TLS it can be read on the way.
-        topology_region, topology_zone: where this machine is, for brokers that prefer near
-            consumers.
+        deflate_level: from 1, the fastest, to 9, the smallest; limited by the broker's
+            ``--max-deflate-level`` (6 by default).
+        auth_secret: the secret for brokers with AUTH, which derive this client's permissions from
+            it; other brokers do not get it. Without TLS it is sent in clear text.
+        topology_region, topology_zone: of this machine, for brokers that prefer near consumers.
     """
 
     client_id: str = field(default_factory=_client_id)
@@ -94,14 +93,14 @@ class Identity:
         compression: Compression | None,
         auth_secret: str | bytes | None,
     ) -> Identity:
-        """Return the same with those that are given."""
+        """Return a copy with the given fields."""
         given = {"tls": tls, "compression": compression, "auth_secret": auth_secret}
         changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
         return replace(self, **changes) if changes else self
 
     @property
     def tls_settings(self) -> Tls | None:
-        """How to speak TLS; None for not at all."""
+        """The settings of TLS; None for no TLS."""
         if isinstance(self.tls, Tls):
             return self.tls
         if isinstance(self.tls, ssl.SSLContext):
@@ -115,7 +114,7 @@ class Identity:
         return secret.encode() if isinstance(secret, str) else secret
 
     def fields(self) -> dict[str, Any]:
-        """IDENTIFY's JSON object."""
+        """Return IDENTIFY's JSON object."""
         fields: dict[str, Any] = {
             "client_id": self.client_id,
             "hostname": self.hostname,
@@ -150,18 +149,18 @@ class Features:
 
     Attributes:
         version: the broker's.
-        max_ready_count: the highest ready count that it takes.
-        message_timeout_ms: how long a message may take before it is delivered again.
-        max_message_timeout_ms: how long it may take with any number of touches.
-        sample_rate: the percentage of the messages that it will deliver, 0 for all of them.
-        tls, snappy, deflate: whether the connection goes on so.
+        max_ready_count: the maximum ready count.
+        message_timeout_ms: the time before an unanswered message is redelivered.
+        max_message_timeout_ms: the maximum of that with any number of touches.
+        sample_rate: the percentage of messages that it delivers, 0 for all.
+        tls, snappy, deflate: whether the connection switches to it.
         deflate_level: of its deflate.
-        auth_required: whether it wants AUTH before anything else.
+        auth_required: whether it requires AUTH first.
         tls_version: such as ``TLSv1.3``; empty without TLS.
         auth_identity, auth_identity_url: this client, as the auth server knows it.
-        extensions: the version of what it speaks beside NSQ's protocol, 0 for an NSQ broker.
-        max_message_bytes, max_body_bytes: the most of one message, and of all that one command
-            carries; 0 where the broker does not say.
+        extensions: the version of Martlet's extensions of the protocol, 0 for an NSQ broker.
+        max_message_bytes, max_body_bytes: the maximum size of a message, and of one command's body;
+            0 if the broker does not report it.
     """
 
     version: str = ""
@@ -186,7 +185,7 @@ class Features:
         """Read the answer; a broker that negotiates nothing answers ``OK``.
 
         Raises:
-            ValueError: it is neither, or has a number in it that no broker can mean.
+            ValueError: it is neither, or has a number out of range.
         """
         if data == b"OK":
             return cls()
@@ -223,7 +222,7 @@ class Features:
         )
 
     def authorized(self, data: bytes) -> Features:
-        """The same, with what AUTH was answered. Raises ValueError."""
+        """Return a copy with the answer to AUTH. Raises ValueError."""
         answer = _object("AUTH", data)
         return replace(
             self,

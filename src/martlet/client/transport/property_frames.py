@@ -1,4 +1,4 @@
-"""Properties that come in a frame of their own, before the messages that have them."""
+"""Properties in a frame of their own, before their messages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from martlet.protocol.nsq.message_run import MessageRun
 
 
 def carry(run: MessageRun, block: Block, first: int) -> bool:
-    """Give a run, which begins at that message of the block, its properties.
+    """Attach properties to a run, which begins at that message of the block.
 
-    Returns whether the block has nothing of later messages.
+    Returns whether the block has no properties of later messages.
     """
     start, stop = block.numbers.searchsorted((first, first + run.count)).tolist()
     if start < stop:
@@ -20,11 +20,11 @@ def carry(run: MessageRun, block: Block, first: int) -> bool:
 
 
 def cut_messages(data: bytes) -> MessageRun | None:
-    """The messages of an answer's bytes, with their properties; None where there are none.
+    """Decode the messages of an answer's bytes, with their properties; None for no messages.
 
     Raises:
-        BadFrame: the bytes are no frames of messages and properties.
-        BadProperties: the properties are none.
+        BadFrame: the bytes are not frames of messages and properties. BadProperties: the properties
+        are malformed.
     """
     splitter = FrameSplitter(space_bytes=len(data))
     runs: list[MessageRun] = []

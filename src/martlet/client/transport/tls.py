@@ -13,23 +13,22 @@ _FILES = ("ca_file", "cert_file", "key_file")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """How to speak TLS to brokers.
+    """The settings of TLS to brokers.
 
-    The files are read when a connection is made, and again once they have changed, so that renewed
-    certificates are used without a restart.
+    The files are read when connecting, and again once they have changed, so that renewed
+    certificates work without a restart.
 
     Attributes:
-        ca_file: the authorities that may have signed the broker's certificate, in PEM; those of the
-            system if there is none.
-        cert_file: the certificate to show, with those between it and its authority, in PEM.
-        key_file: its private key, unless that is in ``cert_file`` too.
-        key_password: what the private key is encrypted with.
-        verify: whether the broker has to show a certificate that is trusted and has its name.
-            Without, everything can be read and changed on the way.
-        server_name: the name that the broker's certificate must have, if it is another than the
-            host of its address.
-        min_version: nothing older is spoken.
-        context: an SSLContext of one's own, in place of all others but ``server_name``.
+        ca_file: the trusted authorities of the broker's certificate, in PEM; by default the
+            system's.
+        cert_file: the client's certificate, with intermediate ones, in PEM.
+        key_file: its private key, unless it is in ``cert_file``.
+        key_password: the password of the private key.
+        verify: whether the broker's certificate must be trusted and have its name. Without, an
+            attacker in between can read and change everything.
+        server_name: the name in the broker's certificate, if it is not the host of its address.
+        min_version: the minimum version of TLS.
+        context: an SSLContext in place of all others except ``server_name``.
     """
 
     ca_file: PathText | None = None
@@ -56,14 +55,14 @@ class Tls:
         """Make the context for Python's ssl.
 
         Raises:
-            OSError: a file cannot be read, or is not what it should be; the text names it.
+            OSError: a file cannot be read, or has the wrong content; the text names it.
         """
         if self.context is not None:
             return self.context
         return _load(self, tuple(self._changed_ns(name) for name in _FILES))
 
     def _changed_ns(self, name: str) -> int:
-        """When a file was last changed."""
+        """Return the time of a file's last change."""
         path: PathText | None = getattr(self, name)
         if path is None:
             return 0
@@ -75,7 +74,7 @@ class Tls:
 
 @lru_cache(maxsize=16)
 def _load(tls: Tls, _changed_ns: tuple[int, ...]) -> ssl.SSLContext:
-    """Make a context of the files, as they are since then."""
+    """Make a context of the files, in their version of that time."""
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
     except (OSError, ValueError) as error:

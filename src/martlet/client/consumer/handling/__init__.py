@@ -1,5 +1,5 @@
-"""Handling: how a handler is run, kept alive, and what follows when it fails.
+"""Handling: run a handler, keep its messages from timing out, and retry after failures.
 
 May import: `client.consumer`. Start with `worker`; `handler_pool` runs handlers that block,
-`failure_policy` and `backoff` say what a failure costs.
+`failure_policy` retries messages and `backoff` slows the consumer down.
 """

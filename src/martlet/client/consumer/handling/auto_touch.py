@@ -1,13 +1,12 @@
-"""Asks for more time for messages whose handling takes long, before their time runs out.
+"""Touch messages whose handling takes long, before they time out.
 
-A broker delivers a message again when it is not answered within the message timeout, unless it is
-touched; and whatever the touches, when ``--max-msg-timeout`` has passed.  So, four times in a
-message timeout, all that is being worked on is touched: messages in handlers, those that were taken
-by iterating, and batches that are not answered.  What is quick is hardly ever met at work, so this
-costs next to nothing; and a message that has waited for long is touched when it is handed out
-(`ReceiveBuffer.touch_at_s`).
+A broker redelivers a message that is not answered within the message timeout, unless it is touched,
+and in any case after ``--max-msg-timeout``. So four times in a message timeout all messages being
+handled are touched: those in handlers, those taken by iterating, and unanswered batches. Fast
+handlers are hardly ever running at that moment, so this costs next to nothing. A message that has
+waited for long is touched when it is handed out (`ReceiveBuffer.touch_at_s`).
 
-A batch, or a message taken by iterating, counts as being worked on as long as it is referenced.
+A batch, or a message taken by iterating, counts as being handled as long as it is referenced.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ logger = logging.getLogger("martlet.client")
 
 MIN_PAUSE_S = 0.02
 MANY = 1000
-"""Above so many batches, those that are answered are removed."""
+"""Above this number of batches, answered ones are removed."""
 
 
 class AutoTouch:
-    """Touches what is being worked on, every so often while there is something.
+    """Touch messages being handled, at intervals while there are any.
 
     Args:
-        is_on: whether it does; else it only remembers batches.
-        handed_out: messages that were taken by iterating.
+        is_on: whether to touch; else it only remembers batches.
+        handed_out: messages taken by iterating.
     """
 
     def __init__(self, is_on: bool, handed_out: HandedOut) -> None:
@@ -49,19 +48,19 @@ class AutoTouch:
         self._batches: deque[ReferenceType[Batch]] = deque()
         self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
         self._overdue: WeakSet[Message | Batch] = WeakSet()
-        """Those of which it was logged that touches do not help any more."""
+        """Messages logged as beyond the help of touches."""
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = float("inf")
 
     def connected(self, message_timeout_s: float) -> None:
-        """Note how much time a broker gives messages."""
+        """Note a broker's message timeout."""
         pause_s = max(MIN_PAUSE_S, message_timeout_s / 4)
         if pause_s < self._pause_s:
             self._pause_s = pause_s
             self._begin_again()
 
     def begin(self, workers: Iterable[Worker]) -> None:
-        """Touch what these workers handle."""
+        """Touch the messages of these workers."""
         self._workers.update(workers)
         self._begin_again()
 
@@ -72,7 +71,7 @@ class AutoTouch:
             self._seen.pop(worker, None)
 
     def take(self, batch: Batch) -> None:
-        """Remember a batch that is handed out."""
+        """Remember a batch."""
         batches = self._batches
         while batches:
             first = batches[0]()
@@ -86,14 +85,14 @@ class AutoTouch:
             self._begin_again()
 
     def close(self) -> None:
-        """Touch no more."""
+        """Stop touching."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         self._pause_s = 0.0
 
     def held(self) -> list[Batch]:
-        """Batches that were handed out and are not answered."""
+        """Return unanswered batches that were handed out."""
         batches = (held() for held in self._batches)
         return [batch for batch in batches if batch is not None and batch.is_open]
 
@@ -101,7 +100,7 @@ class AutoTouch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        # Also while nothing is: to begin with the first message would cost something for each.
+        # It runs even while idle: a check at each message would cost more.
         if self.is_on and 0 < self._pause_s < float("inf"):
             self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._touch)
 
@@ -133,18 +132,18 @@ class AutoTouch:
         for message in self._handed_out.held():
             answers = message._answers
             if answers is None:
-                continue  # Another thread has answered it meanwhile.
+                continue  # Another thread has answered it.
             since_s = self._handed_out_since_s.setdefault(message, now_s)
             if self._may_touch(answers, now_s - since_s, message):
                 answers.touch(message.id)
 
     def _may_touch(self, answers: AckBatcher, at_work_s: float, what: Message | Batch) -> bool:
-        """Whether the broker takes a touch of it; logs once when it no longer does."""
+        """Return whether the broker accepts a touch of it; log once when it no longer does."""
         left_s = answers.max_message_timeout_s - at_work_s
         if left_s <= 0 and what not in self._overdue:
             self._overdue.add(what)
             logger.error(
-                "%r has been worked on for %.3g s, and the broker delivers it again: that is its"
+                "%r has been handled for %.3g s, and the broker delivers it again: that is its"
                 " --max-msg-timeout",
                 what,
                 at_work_s,

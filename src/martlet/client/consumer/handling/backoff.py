@@ -1,8 +1,8 @@
-"""Backing off when messages fail: the state machine of NSQ's clients, as a table.
+"""Backoff after failures: the state machine of NSQ's clients, as a table.
 
-Where handlers fail, what they need is probably down, and more messages would only fail as well.  So
-nothing more is asked for, anywhere, for a while; then one message is tried; its result
-decides whether to wait for longer, or shorter, or to continue as before.
+When handlers fail, something that they need is probably down, and more messages would only fail as
+well. So the consumer requests nothing from any broker for a while, then tries one message; its
+result decides whether to wait for longer, or shorter, or to continue as before.
 
 ========  =====================================================================================
 state     ready counts
@@ -12,10 +12,10 @@ BLOCKED   0 everywhere, until the timer has run
 TRIAL     1 at one connection, 0 at the others, until a message is answered
 ========  =====================================================================================
 
-The level is how often to double the wait.  It changes only when a message is answered in OPEN or in
-TRIAL: what is still answered while BLOCKED was received before, so a thousand failures at once are
-one step, and so are a thousand successes.  `TABLE` has each step; nothing here reads a clock or
-draws random numbers: both are handed in.
+The level is the number of times to double the wait. It changes only when a message is answered in
+OPEN or in TRIAL: messages answered while BLOCKED were received before, so a thousand failures at
+once are one step, and so are a thousand successes. `TABLE` has each step. Time and random numbers
+are passed in.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from enum import Enum, auto
 from typing import Literal
 
 NOBODY_WAIT_S = 1.0
-"""Where there is no connection to try a message at, it is tried so much later."""
+"""The wait before another trial if there is no connection for one."""
 
 
 class BackoffState(Enum):
-    """What may flow."""
+    """The state of the delivery."""
 
     OPEN = "open"
     BLOCKED = "blocked"
@@ -39,7 +39,7 @@ class BackoffState(Enum):
 
 
 class BackoffEvent(Enum):
-    """What happened.  The machine itself tells apart those that end in a condition."""
+    """An event. The machine itself derives those with a condition in their name."""
 
     SUCCESS = auto()
     """A message was finished."""
@@ -47,17 +47,17 @@ class BackoffEvent(Enum):
     FAILURE = auto()
     """A message was requeued because it failed."""
     FAILURE_AT_LIMIT = auto()
-    """The next level would wait for longer than is allowed."""
+    """It failed, and the next level would exceed the maximum wait."""
     REQUEUE = auto()
-    """A message was requeued for another reason, which says neither that it works nor that not."""
+    """A message was requeued for another reason, which is neither success nor failure."""
     ELAPSED = auto()
-    """The timer has run."""
+    """The timer has expired."""
     ELAPSED_ALONE = auto()
-    """The same, without a connection."""
+    """The timer has expired, without a connection."""
 
 
 class BackoffAction(Enum):
-    """What is to be done."""
+    """The action to take."""
 
     NOTHING = auto()
     BLOCK = auto()
@@ -65,14 +65,14 @@ class BackoffAction(Enum):
     WAIT = auto()
     """Start the timer again."""
     TRY = auto()
-    """A ready count of 1 at one connection, whichever."""
+    """A ready count of 1 at any one connection."""
     RESUME = auto()
-    """To each connection its part."""
+    """Give each connection its part."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackoffTransition:
-    """What an event does: the change of the level, the state after it, and what is to be done."""
+    """The effect of an event: the change of the level, the next state, and the action."""
 
     level_change: int
     state: BackoffState
@@ -88,7 +88,7 @@ TABLE: dict[tuple[BackoffState, BackoffEvent], BackoffTransition] = {
     (BackoffState.OPEN, BackoffEvent.FAILURE): BackoffTransition(
         +1, BackoffState.BLOCKED, BackoffAction.BLOCK
     ),
-    (BackoffState.OPEN, BackoffEvent.FAILURE_AT_LIMIT): _STAY_OPEN,  # Backing off is off.
+    (BackoffState.OPEN, BackoffEvent.FAILURE_AT_LIMIT): _STAY_OPEN,  # Backoff is disabled.
     (BackoffState.OPEN, BackoffEvent.REQUEUE): _STAY_OPEN,
     (BackoffState.OPEN, BackoffEvent.ELAPSED): _STAY_OPEN,
     (BackoffState.OPEN, BackoffEvent.ELAPSED_ALONE): _STAY_OPEN,
@@ -121,18 +121,18 @@ TABLE: dict[tuple[BackoffState, BackoffEvent], BackoffTransition] = {
     (BackoffState.TRIAL, BackoffEvent.ELAPSED): _STAY_IN_TRIAL,
     (BackoffState.TRIAL, BackoffEvent.ELAPSED_ALONE): _STAY_IN_TRIAL,
 }
-"""Each state with each event; what is not here cannot be, since only OPEN has level 0."""
+"""The effect of each event in each state; other pairs cannot occur, since only OPEN has level 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureBackoff:
-    """How long nothing is asked for when messages fail.
+    """The waits of the backoff.
 
     Attributes:
-        multiplier_s: a level waits for this times two to the power of the level, in seconds.
-        max_s: never longer than this, in seconds; 0 never backs off.
-        strategy: ``exponential`` waits for just so long, ``full_jitter`` for a time from 0 to that
-            which is left to chance, so that many consumers do not all try in the same instant.
+        multiplier_s: the wait is this times two to the power of the level, in seconds.
+        max_s: the maximum wait, in seconds; 0 disables backoff.
+        strategy: ``exponential`` waits for exactly that time, ``full_jitter`` for a random time
+            from 0 to that, so that many consumers do not all try in the same instant.
     """
 
     multiplier_s: float = 1.0
@@ -147,7 +147,7 @@ class FailureBackoff:
             raise ValueError(f"strategy={self.strategy!r} must be exponential or full_jitter")
 
     def wait_s(self, level: int, chance: Callable[[], float]) -> float:
-        """How long that level waits, without regard to the maximum."""
+        """Return the wait of a level, regardless of the maximum."""
         full_s = self.multiplier_s * 2.0 ** min(level, 1000)
         return full_s if self.strategy == "exponential" else full_s * chance()
 
@@ -156,13 +156,13 @@ class FailureGate:
     """A consumer's state in the table.
 
     Args:
-        settings: how long to wait.
+        settings: the waits.
         chance: returns a random number from 0 to below 1.
 
     Attributes:
         state: the present one.
-        level: how often the wait is doubled; 0 where it is open.
-        wait_s: what to set the timer to, after `BackoffAction.BLOCK` and `BackoffAction.WAIT`.
+        level: the number of times the wait is doubled; 0 if open.
+        wait_s: the timer's duration, after `BackoffAction.BLOCK` and `BackoffAction.WAIT`.
     """
 
     def __init__(self, settings: FailureBackoff, chance: Callable[[], float]) -> None:
@@ -173,7 +173,7 @@ class FailureGate:
         self._chance = chance
 
     def feed(self, event: BackoffEvent, *, is_connected: bool = True) -> BackoffAction:
-        """Take a step for what happened, and return what is to be done."""
+        """Take the step of an event, and return the action to take."""
         step = TABLE[self.state, self._classify(event, is_connected)]
         self.level += step.level_change
         self.state = step.state

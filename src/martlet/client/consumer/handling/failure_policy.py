@@ -1,14 +1,14 @@
-"""What becomes of a message when its handler fails: it comes again later, or is given up.
+"""Retry a message whose handler failed, or dead-letter it after its last attempt.
 
-Nothing is given up unless the application says so: ``max_attempts`` is 0, no limit, by default.
-NSQ's clients give up after five attempts, and a consumer that does not look for it then loses what
-failed for the time of a small outage; here a message that always fails costs a delivery every ten
-minutes, and shows in the logs and in the channel's count of requeues.  Where there is a limit,
-``on_giving_up`` gets the message first, to put it elsewhere; only when that succeeds is the message
-finished.  Without it, a Martlet broker puts the message into the channel's dead-letter topic.
+By default there is no last attempt: ``max_attempts`` is 0, no limit. NSQ's clients abandon a
+message after five attempts, so a short outage loses messages unless the application looks for that;
+here a message that always fails costs a delivery every ten minutes, and shows in the logs and in
+the channel's count of requeues. With a limit, ``on_giving_up`` gets the message first, to keep it
+elsewhere; only when that succeeds is the message finished. Without it, a Martlet broker moves the
+message to the channel's dead-letter topic.
 
-A Martlet broker gets the text of the error.  Where the channel has a retry policy of its own, it
-decides when the message comes again, unless the application has chosen a ``retry``.
+A Martlet broker gets the text of the error. If the channel has a retry policy, it decides when the
+message is redelivered, unless the application has chosen a ``retry``.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from martlet.plural import counted
 logger = logging.getLogger("martlet.client")
 
 RETRY = Backoff(first_s=4.0, max_s=600.0, jitter=0.25)
-"""How long a message that failed waits, by its attempts: for longer than nothing is asked for after
-one failure (see `martlet.client.consumer.handling.backoff`).  Else the message that is tried then
-is the same again, and one that always fails holds up all others for minutes.
+"""The delay of a failed message, by its attempts: longer than the backoff after one failure (see
+`martlet.client.consumer.handling.backoff`). Otherwise the backoff's trial would be the same message
+again, and one that always fails would hold up all others for minutes.
 """
 NO_LIMIT = 65_535
 """More attempts than a message can count."""
 
 
 class Delay(Protocol):
-    """How long a message waits that failed, by its attempts: a ``Backoff`` or ``LinearDelay``."""
+    """The delay of a failed message, by its attempts: a ``Backoff`` or ``LinearDelay``."""
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after so many attempts, the first being 1."""
+        """Return the seconds to wait after an attempt, the first being 1."""
 
 
 class Requeue(Exception):
-    """Raised by a handler that wants its message again later, though nothing is wrong.
+    """Raised by a handler to get its message again later, though nothing is wrong.
 
     Args:
-        delay_ms: how much later, or None for as long as a message waits that failed: where the
-            channel has a retry policy, and the application no ``retry``, as that has it.
-        backoff: whether it counts as a failure, so that the consumer asks for no more for a while.
+        delay_ms: the delay, or None for that of a failed message: by the channel's retry policy if
+            it has one and the application has no ``retry``.
+        backoff: whether it counts as a failure, so that the consumer requests no more for a while.
     """
 
     def __init__(self, delay_ms: int | None = None, *, backoff: bool = False) -> None:
@@ -58,38 +58,38 @@ class Requeue(Exception):
 
 
 class Reject(Exception):
-    """Raised by a handler whose message would fail again however often it came, as one that cannot
-    be read.  A Martlet broker puts it into the channel's dead-letter topic at once, with the text;
-    from a broker of NSQ it comes again, as after any error.
+    """Raised by a handler whose message would always fail, such as an unreadable one. A Martlet
+    broker moves it to the channel's dead-letter topic at once, with the text; an NSQ broker
+    redelivers it, as after any error.
     """
 
 
 def describe(error: BaseException) -> str:
-    """The text of an error, for logs and brokers."""
+    """Return the text of an error, for logs and brokers."""
     if isinstance(error, Reject) and str(error):
         return str(error)
     return "".join(format_exception_only(error)).strip()
 
 
 def is_cancelled() -> bool:
-    """Whether this task is to end, and not only something that it awaited."""
+    """Return whether this task was cancelled, and not only something that it awaited."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 OnGivingUp = Callable[[Message], Awaitable[object] | object]
-"""Gets a message that is given up, before it is finished."""
+"""Called with a message after its last attempt, before it is finished."""
 
 
 class FailurePolicy:
-    """Requeues messages whose handlers failed, or gives them up.
+    """Requeue messages whose handlers failed, or dead-letter them.
 
     Args:
-        retry: how long a message waits, by how often it was tried.
-        max_attempts: a message that comes for more than so many times is given up; 0 for none.
-            Where a Martlet broker counts failures (its channel has a retry policy), those count,
-            and not the times that it came and was not handled.
-        on_giving_up: gets it, before it is finished.
+        retry: the delay, by the number of attempts.
+        max_attempts: the maximum number of attempts; 0 for no limit. If a Martlet broker counts
+            failures (its channel has a retry policy), those count, and not deliveries without
+            handling.
+        on_giving_up: called after the last attempt, before the message is finished.
     """
 
     def __init__(
@@ -141,15 +141,15 @@ class FailurePolicy:
             message.requeue(self._delay_ms(message), backoff=wish.backoff)
 
     async def give_up(self, message: Message) -> None:
-        """Pass a message that was tried too often to ``on_giving_up``, and finish it; without that,
-        have a Martlet broker put it into the dead-letter topic.
+        """Pass a message after its last attempt to ``on_giving_up``, and finish it; without that,
+        have a Martlet broker move it to the dead-letter topic.
         """
         is_rejected = self._on_giving_up is None and message.can_be_rejected
         where = "; on_giving_up, to keep it, is not set"
         if is_rejected:
             where = "; it goes to the channel's dead-letter topic"
         logger.error(
-            "giving up message %s: it has come %s, max_attempts is %d%s",
+            "message %s is not tried again: it has come %s, max_attempts is %d%s",
             message.id.decode("ascii", "replace"),
             counted(message.tries, "time"),
             self.attempt_limit,
@@ -170,7 +170,7 @@ class FailurePolicy:
             if is_cancelled():
                 self._give_back(message)
                 raise
-            self._not_kept(message, error)  # Something that was awaited is cancelled.
+            self._not_kept(message, error)  # Something that the handler awaited was cancelled.
         except BaseException:
             self._give_back(message)
             raise

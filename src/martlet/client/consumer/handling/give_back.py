@@ -1,9 +1,9 @@
-"""Gives back messages that have waited here for nearly all their time, before it runs out.
+"""Give back messages that have waited here until shortly before they time out.
 
-A handler that takes long, or hangs, leaves messages waiting that other consumers could handle.  A
-Martlet broker takes them back free of charge: they come to others at once, and the delivery counts
-as no attempt.  No more are asked for then until a worker here waits for one, so that they are not
-just sent here again.  A broker of NSQ would count an attempt, so from there they run out of time.
+A handler that takes long, or hangs, leaves messages waiting that other consumers could handle. A
+Martlet broker delivers them to others at once, and does not count the delivery as an attempt. The
+consumer then requests no more until a worker waits for a message, so that the same ones are not
+sent here again. An NSQ broker would count an attempt, so its messages are left to time out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from martlet.client.consumer.buffer import ReceiveBuffer
 
 Late = list[tuple["AckBatcher", NDArray[np.void]]]
-"""Ids of messages, with what answers them."""
+"""Ids of messages, with their answers."""
 PART = 1 / 4
-"""What is left of its time when a message is given back, at the most."""
+"""The maximum time left of a message when it is given back."""
 _MIN_PAUSE_S = 0.01
 
 
@@ -32,15 +32,15 @@ def _none(_until_s: float) -> Late:
 
 
 class UnstartedReturner:
-    """Checks every so often for messages that have waited too long.
+    """Check at intervals for messages that have waited too long.
 
     Args:
-        buffer: where it waits.
+        buffer: holds the messages.
 
     Attributes:
-        hold, go_on: called to have a broker send nothing, and all of them send again.
-        besides: takes out what waits elsewhere, and has its time run out by then.
-        returned_count: how many were given back since messages were asked for last.
+        hold, go_on: called to stop a broker's delivery, and to resume all.
+        besides: takes out messages that wait elsewhere and time out by then.
+        returned_count: the number given back since messages were last requested.
     """
 
     def __init__(self, buffer: ReceiveBuffer) -> None:
@@ -54,7 +54,7 @@ class UnstartedReturner:
         self._is_closed = False
 
     def connected(self, message_timeout_s: float) -> None:
-        """Note how much time a broker gives messages."""
+        """Note a broker's message timeout."""
         left_s = message_timeout_s * PART
         if left_s < self._left_s and not self._is_closed:
             self._left_s = left_s
@@ -63,7 +63,7 @@ class UnstartedReturner:
             self._look_later()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
-"""Messages that were handed out one by one: those not answered are touched, and given back at last.
+"""Messages handed out one by one: touch unanswered ones, and give them back in the end.
 
-A message that the application no longer has is not touched: it cannot be answered, so the broker
-must deliver it again.
+A message that the application no longer references is not touched: nothing can answer it, so the
+broker must redeliver it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from martlet.client.consumer.message import Message
 
 
 class HandedOut:
-    """Remembers messages until they are answered.
+    """Remember messages until they are answered.
 
     Args:
-        limit: above so many, those that are answered are removed; what is still too many then is
-            forgotten, the oldest first, since its time at the broker has run out.
+        limit: above this number, answered ones are removed; if too many remain, the oldest are
+            forgotten, since they have timed out at the broker.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._messages: deque[Message] = deque()
         self._old: deque[ReferenceType[Message]] = deque()
-        """Those that `held` has looked at before: the application alone keeps them."""
+        """Messages that `held` has checked before: only the application keeps them."""
 
     def remember(self, limit: int) -> None:
-        """Remember so many from now on, or as many as before where that is more."""
+        """Raise the limit, if it is lower."""
         self._limit = max(self._limit, limit)
 
     def add(self, message: Message) -> None:
-        """Remember a message that is handed out."""
+        """Remember a message."""
         messages = self._messages
         while messages and messages[0]._answers is None:
             messages.popleft()
@@ -43,12 +43,12 @@ class HandedOut:
 
     @property
     def has_open(self) -> bool:
-        """Whether any is not answered."""
+        """Return whether any is unanswered."""
         old = (old() for old in self._old)
         return any(not message.is_answered for message in (*self._messages, *old) if message)
 
     def held(self) -> list[Message]:
-        """What is not answered and the application still has."""
+        """Return unanswered messages that the application still has."""
         waiting: list[Message] = []
         while self._messages:
             message = self._messages.popleft()
@@ -67,7 +67,7 @@ class HandedOut:
         return held
 
     def give_back(self) -> None:
-        """Have the brokers deliver what is not answered to others."""
+        """Have the brokers deliver unanswered messages to others."""
         for message in [*(old() for old in self._old), *self._messages]:
             if message is not None and not message.is_answered:
                 message.give_back()

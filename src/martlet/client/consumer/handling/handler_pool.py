@@ -1,13 +1,13 @@
-"""Handlers that block: run in threads or in processes, so that heartbeats are answered meanwhile.
+"""Run blocking handlers in threads or processes, so that heartbeats are answered meanwhile.
 
-What runs elsewhere gets a view of the message, and answers by how it ends: when it returns the
-message is finished, when it raises ``Requeue`` it is put off, and when it raises anything else it
-failed.  In a process nothing of what it raises has to be understood here: it comes as text.
+The handler gets a view of the message, and answers it by its outcome: a return finishes the
+message, ``Requeue`` delays it, and any other exception is a failure. An exception in a process
+comes here as text, so that it need not be importable.
 
-No more is given to the pool than it has threads or processes.  A process that dies takes those with
-it that worked beside it, and nothing shows which message it was.  So there is a new pool, and each
-message that was at work is handled there once more, one after the other and nothing else beside it:
-only the one whose handler ends a process then too has failed.
+The pool gets no more messages than it has threads or processes. The death of a process breaks the
+pool and ends the processes beside it, and nothing shows which message caused it. So a new pool
+handles each message that was being handled once more, one at a time: only a message whose handler
+ends a process again has failed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _ENDED = "a process that handled messages has ended"
 HandlerPlace = Literal["threads", "processes"]
 
 PlainHandler = Callable[[MessageView], object]
-"""Handles a message in a thread or a process."""
+"""A handler for a thread or a process."""
 _AnyHandler = Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """How a handler in a process failed."""
+    """The failure of a handler in a process."""
 
     text: str
     requeue: tuple[int | None, bool] | None = None
@@ -54,12 +54,12 @@ class _Failure:
 
 
 class HandlerPool:
-    """Calls a handler elsewhere; to be awaited with each message.
+    """Call a handler in a thread or process; await it with each message.
 
     Args:
         handler: a plain function; for processes one that can be imported.
-        place: where it runs.
-        size: how many threads or processes there are.
+        place: threads or processes.
+        size: the number of threads or processes.
 
     Raises:
         ValueError: it is a coroutine function, or cannot be sent to a process.
@@ -82,7 +82,8 @@ class HandlerPool:
         self._left_at_work = 0
         self._at_work = 0
         self._suspects = 0
-        """Messages that were at work when a process ended, and have not been handled since."""
+        """Messages that were being handled when a process ended, and have not been handled since.
+        """
         self._no_suspects = asyncio.Event()
         self._no_suspects.set()
         self._alone = asyncio.Lock()
@@ -91,17 +92,18 @@ class HandlerPool:
     def _executor_made(self) -> Executor:
         if self._place == "threads":
             return ThreadPoolExecutor(self._size, thread_name_prefix="martlet handler")
-        context = multiprocessing.get_context("spawn")  # Others would inherit sockets and locks.
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # A forked process would inherit sockets and locks.
         return ProcessPoolExecutor(self._size, mp_context=context, initializer=_begin_process)
 
     async def __call__(self, message: ReceivedMessage) -> None:
-        """Have the message handled.
+        """Handle a message.
 
         Raises:
-            Requeue: the handler wants it again later.
-            Reject: it does not want it again.
-            HandlerFailed: it failed in a process, or ended the thread or process.
-            Exception: what it raised in a thread.
+            Requeue: the handler wants it again later. Reject: the handler wants it dead-lettered.
+            HandlerFailed: the handler failed in a process, or ended the thread or process.
+            Exception: raised by the handler in a thread.
         """
         view = message.view()
         loop = asyncio.get_running_loop()
@@ -142,9 +144,9 @@ class HandlerPool:
             raise HandlerFailed(f"in a process:\n{failure.text}")
 
     def _submit(self, view: object, *, is_alone: bool) -> Future[_Failure | None]:
-        """Give the message to a process.
+        """Submit the message to a process.
 
-        A pool that broke while it was idle is replaced: its end is the fault of no message.
+        A pool that broke while idle is replaced: no message caused that.
         """
         try:
             return self._executor.submit(_handle_there, self._handler, view)
@@ -155,7 +157,7 @@ class HandlerPool:
             return self._executor.submit(_handle_there, self._handler, view)
 
     async def _handle_alone(self, view: object) -> _Failure | None:
-        """Handle a message that was at work when a process ended, with nothing else beside it."""
+        """Handle alone a message that was being handled when a process ended."""
         self._suspects += 1
         self._no_suspects.clear()
         try:
@@ -173,13 +175,13 @@ class HandlerPool:
                 self._no_suspects.set()
 
     def _replace(self, executor: Executor) -> None:
-        """Replace a pool one of whose processes has ended."""
+        """Replace a pool after one of its processes has ended."""
         if self._executor is executor:
             executor.shutdown(wait=False)
             self._executor = self._executor_made()
 
     def close(self) -> None:
-        """Let threads and processes end; processes that are still at work are ended."""
+        """Let threads end; terminate processes that are still busy."""
         if self._left_at_work and isinstance(self._executor, ThreadPoolExecutor):
             logger.warning(
                 "%s still at work in threads; the program ends only after that",
@@ -196,18 +198,18 @@ def _in_thread(handler: _AnyHandler, view: object) -> None:
     try:
         handler(view)
     except (SystemExit, KeyboardInterrupt) as error:
-        # They would end the event loop when they come out of the future.
+        # Out of the future they would end the event loop.
         raise HandlerFailed(f"the handler raised {error!r}") from error
 
 
 def _begin_process() -> None:
-    """Ctrl-C is the consumer's, which lets handlers end."""
+    """Ignore Ctrl-C in the process: the consumer handles it, and lets handlers end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="martlet parent", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """End with the consumer's process: after that was killed, nothing else would end this one."""
+    """End with the consumer's process: if that is killed, nothing else would end this one."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -215,7 +217,7 @@ def _end_with_parent() -> None:
 
 
 def _handle_there(handler: _AnyHandler, view: object) -> _Failure | None:
-    """Runs in the process: what it returns can be sent, whatever the handler raises."""
+    """Run the handler in the process; return an outcome that can be pickled."""
     try:
         handler(view)
     except Requeue as request:

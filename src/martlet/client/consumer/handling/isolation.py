@@ -1,9 +1,9 @@
-"""Isolation of suspects: a message that a client had when it was lost is handled alone.
+"""Isolation of suspects: a message that a lost client was handling is handled alone.
 
-If it ends this process too, nothing else is at work and fails with it.  So a suspect waits until
-all that was handed out is answered, and what follows waits for the suspect.  Not for ever, as a
-handler may hang, and an application may gather messages before it answers any: when patience ends,
-all goes on, and no suspect waits again before it has found nothing at work.
+If it ends this process too, no other message fails with it. So a suspect waits until all handed-out
+messages are answered, and later ones wait for the suspect. The wait is limited, since a handler may
+hang, and an application may collect messages before it answers any: after the limit everything
+continues, and no suspect waits again until nothing is being handled.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 
 _PAUSE_S = 0.01
-"""How often it is seen whether the application has answered what it took."""
+"""The interval of checks whether the application has answered its messages."""
 
 
 class SuspectIsolation:
-    """Decides when a suspect may begin, and when others may again.
+    """Decide when a suspect may begin, and when others may again.
 
     Args:
-        on_over: called when what is waited for has ended, or patience with it.
+        on_over: called when the awaited messages are answered, or the wait is over.
 
     Attributes:
         is_waiting: whether a suspect waits.
@@ -32,19 +32,19 @@ class SuspectIsolation:
         self._is_patient = True
         self._is_busy: Callable[[], bool] = lambda: False
         self._is_at_work: Callable[[], bool] | None = None
-        """Of the suspect that is handled alone."""
+        """The answers of the suspect that is handled alone."""
         self._patient_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def holds_up(self) -> bool:
-        """Whether nothing may begin beside the suspect that is at work."""
+        """Whether a suspect is being handled, so that nothing may begin beside it."""
         if self._is_at_work is not None and not self._is_at_work():
             self._is_at_work = None
         return self._is_at_work is not None
 
     def may_begin(self, is_busy: Callable[[], bool], patience_s: float) -> bool:
-        """Whether a suspect may begin; else it waits, and `on_over` is called when to ask again."""
+        """Return whether a suspect may begin; if not, `on_over` is called when to ask again."""
         if not is_busy():
             self._is_patient = True
             self.is_waiting = False
@@ -82,7 +82,7 @@ class SuspectIsolation:
             self._on_over()
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""Workers, which hand messages to a handler, one after the other.
+"""Workers, which call a handler with one message after the other.
 
-A consumer has as many workers as handlers may run at once.  They take messages from one buffer and
-await the handler themselves: no task and no future is made for a message, and yet a handler runs in
-a task, with all that asyncio offers in one.
+A consumer has as many workers as handlers may run at once. They take messages from one buffer and
+await the handler themselves: a message costs no task and no future, and yet the handler runs in a
+task, with all that asyncio offers there.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_ca
 from martlet.client.consumer.message import Message, ReceivedMessage
 
 Handler = Callable[[Message], Awaitable[object] | object]
-"""Handles a message: a function, or a coroutine function."""
+"""A function, or a coroutine function, that handles a message."""
 
 
 MessageT = TypeVar("MessageT", bound=ReceivedMessage)
 
 
 class BaseWorker(ABC, Generic[MessageT]):
-    """Hands messages to a handler, one after the other.
+    """Call a handler with one message after the other.
 
     Attributes:
-        message: the one that is being handled, or was last.
+        message: the current one, or the last.
     """
 
     __slots__ = ("message",)
@@ -40,31 +40,31 @@ class BaseWorker(ABC, Generic[MessageT]):
 
     @abstractmethod
     async def work(self) -> None:
-        """Handle messages until no more are handed out.
+        """Handle messages until there are no more.
 
         A message whose handler returns is finished, unless the handler answered it; one whose
-        handler raises comes again; when the worker is cancelled, its message is given back.
+        handler raises is retried; when the worker is cancelled, its message is given back.
         """
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its message is neither finished nor to be handled again."""
+        """Whether its message is unanswered."""
         return self.message is not None and self.message.is_out
 
     def give_back(self) -> None:
-        """Have its message handled again, if it is not answered."""
+        """Have its message handled again, if it is unanswered."""
         if self.message is not None and self.message.is_out:
             self.message.give_back()
 
     @abstractmethod
     async def _fail(self, message: MessageT, error: BaseException) -> None:
-        """Deal with a message whose handler raised this."""
+        """Handle the failure of a message whose handler raised this."""
 
     async def _on_error(self, message: MessageT, error: BaseException) -> None:
-        """Deal with what a handler raised; raise it again where it ends the worker.
+        """Handle an exception of the handler; raise it again if it ends the worker.
 
-        A CancelledError ends the worker only where the worker itself was cancelled, and not
-        something that the handler awaited.
+        A CancelledError ends the worker only if the worker itself was cancelled, and not something
+        that the handler awaited.
         """
         is_failure = isinstance(error, Exception) or (
             isinstance(error, asyncio.CancelledError) and not is_cancelled()
@@ -79,7 +79,7 @@ class BaseWorker(ABC, Generic[MessageT]):
 
 
 class Worker(BaseWorker[Message]):
-    """Hands the messages of a buffer to a handler."""
+    """Call a handler with the messages of a buffer."""
 
     __slots__ = ("_buffer", "_failures", "_handler")
 
@@ -119,7 +119,7 @@ class Worker(BaseWorker[Message]):
             except BaseException as error:
                 await self._on_error(message, error)
             else:
-                # What message.finish does, without its calls: this is done for each message.
+                # message.finish inlined, since this runs for each message.
                 answers = message._answers
                 if answers is not None:
                     message._answers = None
@@ -130,6 +130,6 @@ class Worker(BaseWorker[Message]):
 
     async def _on_error(self, message: Message, error: BaseException) -> None:
         if isinstance(error, SystemExit) and error.code:
-            # A failure, so that the message does not end each process that gets it.
+            # It counts as a failure, so that the message does not end each process that gets it.
             self._failures.failed(message, error)
         await super()._on_error(message, error)

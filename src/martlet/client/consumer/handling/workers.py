@@ -1,4 +1,4 @@
-"""The workers of a consumer: as many as handlers may be at work at once."""
+"""The workers of a consumer, one for each handler that may run at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("martlet.client")
 
 CANCEL_S = 0.25
-"""How long a handler that is cancelled may take to end."""
+"""The time that a cancelled handler has to end."""
 
 WorkerT = TypeVar("WorkerT", bound=BaseWorker[Any])
 AnyHandler = Callable[[Any], Awaitable[object] | object]
-"""Handles a message, of the kind that the workers take."""
+"""A handler of the workers' kind of message."""
 
 
 class WorkerPool(Generic[WorkerT]):
-    """Runs workers.
+    """Run workers.
 
     Attributes:
-        wrap: makes of a handler the one that is called.
-        on_begin, on_end: called with the workers that begin, and that have ended.
+        wrap: wraps a handler.
+        on_begin, on_end: called with starting workers, and with ended ones.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class WorkerPool(Generic[WorkerT]):
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self._workers)
 
     async def run(
@@ -49,13 +49,13 @@ class WorkerPool(Generic[WorkerT]):
         concurrency: int,
         on: Literal["loop"] | HandlerPlace,
     ) -> None:
-        """Have messages handled until no more are handed out.
+        """Handle messages until there are no more.
 
         Args:
             make_worker: makes a worker with a handler.
             handler: called with each message.
-            concurrency: how many workers there are.
-            on: where the handler runs.
+            concurrency: the number of workers.
+            on: the place where the handler runs.
 
         Raises:
             ValueError: the handler cannot be run there.
@@ -65,7 +65,7 @@ class WorkerPool(Generic[WorkerT]):
         if on == "loop":
             await self._work(make_worker, handler, concurrency)
             return
-        # Imported where it is wanted: multiprocessing takes longer to load than the rest.
+        # Imported only if used: multiprocessing takes longer to load than the rest.
         from martlet.client.consumer.handling.handler_pool import HandlerPool
 
         pool = HandlerPool(handler, on, concurrency)
@@ -90,10 +90,10 @@ class WorkerPool(Generic[WorkerT]):
             self.on_end(workers)
 
     async def end(self, timeout_s: float, besides: Iterable[asyncio.Task[object]] = ()) -> None:
-        """Wait until the handlers are done, no longer than so; cancel the others.
+        """Wait for the handlers up to a time limit; then cancel the rest.
 
-        Their messages are given back, whether the handlers heed that or not.  The worker that calls
-        this is not waited for, nor are those ``besides``, which wait for this.
+        Their messages are given back, even if the handlers ignore the cancellation. It does not
+        wait for the worker that calls this, nor for those ``besides``, which wait for this call.
         """
         others = self._workers.keys() - {asyncio.current_task(), *besides}
         if not others:

@@ -1,5 +1,5 @@
-"""Assignment: which member of a group has which queues.
+"""Assignment: distribute the queues among the members of a group.
 
 May import: `client.transport`, `client.group.queues`. Start with `membership`, a member at one
-broker; `planner` is the leader's part where a group is at several brokers.
+broker; `planner` is the leader's part for a group at several brokers.
 """

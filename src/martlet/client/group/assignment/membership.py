@@ -1,15 +1,16 @@
 """A member of a group at one broker.
 
-It joins, and then always asks for its assignment; the broker holds the request until that changes
-(a long poll), and takes it as a sign of life.  A queue that goes to another member is handed out no
-more; once the handlers at work on it have ended, or after ``leave_timeout_s``, it is given back
-with its offset.  If it is assigned here again meanwhile, the member continues where it was.
+It joins, and then always requests its assignment; the broker holds the request until that changes
+(a long poll), and takes it as a heartbeat that renews the lease. The member stops handing out a
+queue that moves to another member; after its running handlers have ended, or after
+``leave_timeout_s``, it releases the queue with its offset. If the queue is assigned here again
+meanwhile, the member continues where it was.
 
-A member that is none any more (its lease is over, or the broker was started again) joins again.
-Others may have had its queues since: what it commits of them is refused then, so that it cannot
-undo what they did.
+A member that lost its membership (its lease ended, or the broker restarted) joins again. Other
+members may have had its queues since, so the broker refuses its commits of them: they would undo
+the progress of those members.
 
-Where a topic's queues are at several brokers, one of the members shares them out: see
+If a topic's queues are at several brokers, one of the members assigns them: see
 `martlet.client.group.assignment.planner`.
 """
 
@@ -34,24 +35,24 @@ from martlet.client.transport.dialer import Dialer
 logger = logging.getLogger("martlet.client")
 
 FAREWELL_S = 5.0
-"""How long to wait for the answer to leaving, before joining again."""
+"""The time to wait for the answer to leaving, before joining again."""
 ASK_MS = 15_000
-"""How long the broker may hold the request for the assignment; never above half a lease."""
+"""The maximum time of a request for the assignment; never above half a lease."""
 
 
 class BrokerMembership(PullSession):
-    """Keeps the consumer a member of a group at one broker.
+    """Keep the consumer a member of a group at one broker.
 
     Args:
         address: the broker's.
         dialer: connects.
-        settings: what is the same at all brokers.
+        settings: shared by the sessions at all brokers.
         group: the group's name.
-        joining: the arguments of joining.
-        planner: allocates the queues of all brokers, where the consumer leads.
+        joining: the arguments of ``group.join``.
+        planner: assigns the queues of all brokers while the consumer leads.
 
     Attributes:
-        roster: the broker's number for the present members, where the consumer leads; else None.
+        roster: the broker's number for the current members while the consumer leads; else None.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class BrokerMembership(PullSession):
         self._group = {"topic": settings.topic, "group": group}
         self._joining = joining
         self._member: dict[str, Any] | None = None
-        """The arguments that each call of the member has."""
+        """The arguments of each call of the member."""
         self._generation = 0
         self._since: dict[int, int] = {}
-        """Of each queue, the generation in which it was assigned."""
+        """The generation in which each queue was assigned."""
         self._leaving: dict[AssignedQueue, asyncio.Task[None]] = {}
         self._releasing: set[int] = set()
-        """Of those, the queues that cannot stay any more."""
+        """Those of the queues to release that can no longer be kept."""
         self._errands: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,11 +89,10 @@ class BrokerMembership(PullSession):
         return self._member is not None
 
     async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
-        """Ask the broker something as a member.
+        """Call the broker as a member.
 
         Raises:
-            CallRefused: it will not.
-            ConnectionLost: there is no connection, or it was lost.
+            CallRefused: the broker refuses. ConnectionLost: there is no connection, or it was lost.
         """
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -100,7 +100,7 @@ class BrokerMembership(PullSession):
         return (await connection.call(method, **member, **fields)).fields
 
     async def describe_group(self) -> Mapping[str, Any]:
-        """What the broker knows of the group. Raises CallRefused and ConnectionLost."""
+        """Return the broker's state of the group. Raises CallRefused and ConnectionLost."""
         if self.connection is None:
             raise ConnectionLost(f"{self.address} is not connected")
         return (await self.connection.call("group.describe", **self._group)).fields
@@ -132,7 +132,7 @@ class BrokerMembership(PullSession):
                 await self._leave_as(connection, member)
 
     async def _leave_as(self, connection: Connection, member: Mapping[str, Any]) -> None:
-        """End a membership, as its queues would else wait for the end of its lease."""
+        """Leave the group, since its queues would otherwise wait for the end of the lease."""
         try:
             async with asyncio.timeout(FAREWELL_S):
                 await connection.call("group.leave", **member)
@@ -143,7 +143,7 @@ class BrokerMembership(PullSession):
             logger.warning("%s did not confirm the end: %r", self.address, error)
 
     async def _follow(self, connection: Connection) -> None:
-        """Ask for the assignment, again and again."""
+        """Request the assignment in a loop."""
         while (member := self._member) is not None:
             try:
                 answer = await connection.call(
@@ -161,10 +161,10 @@ class BrokerMembership(PullSession):
                 await self._apply(connection, answer.fields)
 
     async def _apply(self, connection: Connection, assignment: Mapping[str, Any]) -> None:
-        """Take the queues that are assigned, and no others."""
+        """Adopt the assigned queues, and drop all others."""
         self._generation = int(assignment["generation"])
         if self._closing.is_set():
-            return  # All queues are given up.
+            return  # All queues were dropped.
         before, self.roster = self.roster, assignment.get("roster")
         if self.roster not in (None, before):
             self._planner.wake()
@@ -200,7 +200,7 @@ class BrokerMembership(PullSession):
         taken = await self._take(connection, fresh)
         if self._closing.is_set():
             for held in taken:
-                self._drop(held)  # The application has not heard of them.
+                self._drop(held)  # The application was not notified of them.
             return
         for held in taken:
             fields = ours[held.place.queue]
@@ -210,13 +210,13 @@ class BrokerMembership(PullSession):
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
     def _prepare(self, held: AssignedQueue) -> None:
-        """Have what is started reported to the broker, if the group has a retry policy."""
+        """Report started messages to the broker, if the group has a retry policy."""
         held.say_started = partial(self._say_started, held)
 
     def _say_started(
         self, held: AssignedQueue, runs: Sequence[tuple[int, int]], alone: bool
     ) -> None:
-        """Report what is started: written before the handler begins, without waiting."""
+        """Report started messages: written before the handler begins, without waiting."""
         connection, member = self.connection, self._member
         number = held.place.queue
         if connection is None or member is None or self.held.get(number) is not held:
@@ -225,28 +225,28 @@ class BrokerMembership(PullSession):
             connection.unanswered("group.start", **member, queue=number, runs=runs, alone=alone)
         )
 
-    # queues that go
+    # releasing queues
 
     def _stay(self, held: AssignedQueue) -> None:
-        """Keep a queue that was to be given back."""
+        """Keep a queue that was to be released."""
         task = self._leaving.pop(held, None)
         if task is not None:
             task.cancel()
             held.stay()
 
     async def _give_back(self, connection: Connection, held: AssignedQueue) -> None:
-        """Give back a queue once its handlers have ended."""
+        """Release a queue after its handlers have ended."""
         if not await held.idle(self.settings.leave_timeout_s):
             logger.warning(
-                "%s of %s goes to another member, and after %g s handlers are still at work on it:"
-                " what they are at work on comes to that one too",
+                "%s of %s goes to another member, and after %g s handlers still run on it:"
+                " that member gets their messages too",
                 *(held.place, held.topic, self.settings.leave_timeout_s),
             )
         number = held.place.queue
         task = self._leaving.pop(held)
         if self.held.get(number) is not held or self._closing.is_set():
             return
-        # From here on it cannot stay; if it is assigned here again, that is a new assignment.
+        # From here on it cannot be kept: if it is assigned here again, that is a new assignment.
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
         self._releasing.add(number)
@@ -276,7 +276,7 @@ class BrokerMembership(PullSession):
                 **backwards,
             )
         except CallRefused as error:
-            self.end(f"queues could not be given back: {error}")
+            self.end(f"queues could not be released: {error}")
         except ConnectionLost:
             return
         else:
@@ -285,7 +285,7 @@ class BrokerMembership(PullSession):
     # committing
 
     async def commit(self) -> None:
-        """Commit the offsets of the queues, where they have changed.
+        """Commit the changed offsets of the queues.
 
         Raises:
             ClientError: they could not be committed.
@@ -322,19 +322,19 @@ class BrokerMembership(PullSession):
         self._on_refused(answer.fields, asked)
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
-        """Carry over what was committed, and note whether the offset goes back.
+        """Carry over the committed offset, and note whether the new one is lower.
 
-        The broker takes only offsets that rise, unless it is asked to go back.  What was done
-        counts as committed: a commit of it may be on its way.
+        The broker accepts only rising offsets, unless asked to go back. All that is done counts as
+        committed here, since its commit may be in transit.
         """
         held.committed = before.committed
         held.is_set_back = held.fetch_offset < max(before.committed, before.next_commit)
 
     def _on_refused(self, answer: Mapping[str, Any], asked: Mapping[int, AssignedQueue]) -> None:
-        """Log offsets that were refused, as others have had these queues since."""
+        """Log refused offsets: other members have had these queues since."""
         for number, why in answer.get("refused", {}).items():
             logger.warning(
-                "%s: the offset of queue %s was not taken (%s): what was handled of it meanwhile"
+                "%s: the offset of queue %s was not accepted (%s): messages handled meanwhile"
                 " may be handled again by the member that has it now",
                 *(self.address, number, why),
             )
@@ -356,7 +356,7 @@ class BrokerMembership(PullSession):
             logger.warning("%s: offsets could not be committed: %s", self.address, error)
 
     async def leave(self, timeout_s: float) -> None:
-        """Commit, unless only the application does, and give all queues back."""
+        """Commit, unless only the application does, and release all queues."""
         self._closing.set()
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -376,13 +376,13 @@ class BrokerMembership(PullSession):
         for held in list(self.held.values()):
             self._drop(held)
 
-    # messages that are given up
+    # dead letters
 
     async def bury(self, message: PulledMessage) -> str | None:
-        """Have the broker keep a message in the group's dead-letter topic.
+        """Move a message to the group's dead-letter topic.
 
         Raises:
-            ClientError: it is not kept.
+            ClientError: it was not stored there.
         """
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -403,12 +403,12 @@ class BrokerMembership(PullSession):
 
 
 def _reason(message: PulledMessage) -> str:
-    """Why it is given up."""
+    """Return the reason of the dead letter."""
     if message.is_lost:
         return "disconnected"
     return "rejected" if message.is_rejected else "max_attempts"
 
 
 def _has_moved(held: AssignedQueue) -> bool:
-    """Whether there is an offset to be committed."""
+    """Return whether there is an offset to commit."""
     return held.next_commit > held.committed or held.is_set_back

@@ -1,8 +1,8 @@
-"""A plan: which member of a group is to have which queues, over all brokers of the topic.
+"""A plan: an assignment of queues to a group's members, over all brokers of the topic.
 
-It is made from views, one of each broker, by a strategy of `martlet.allocation` or of the
-application's.  A member that is not at a broker gets no queue there.  With ``sticky``, and where a
-strategy fails, queues at brokers that another member leads are left where they are, and counted.
+A strategy, of `martlet.allocation` or of the application, makes it from one view of each broker. A
+member that is not at a broker gets no queue there. ``sticky``, which also replaces a strategy that
+fails, leaves queues at brokers with another leader where they are, and counts them.
 """
 
 from __future__ import annotations
@@ -19,37 +19,40 @@ logger = logging.getLogger("martlet.client")
 
 
 class AllocationStrategy(Protocol):
-    """Which queues a member gets: a function of one's own, the same at all members.
+    """An application's function that chooses the queues of a member, the same at all members.
 
-    The leader calls it for each member, with the same sorted queues and members.  It must depend on
-    nothing else, and return soon.  Of two members that it gives a queue, the first gets it; what it
-    gives to none goes to the members that have the fewest, since its messages would wait for ever.
+    The leader calls it for each member, with the same sorted queues and members. It must depend on
+    nothing else, and return soon. If it gives a queue to two members, the first gets it; queues
+    that it gives to none go to the members with the fewest, since their messages would wait for
+    ever.
     """
 
     def __call__(
         self, member: GroupMember, members: Sequence[GroupMember], queues: Sequence[TopicQueue], /
     ) -> Iterable[TopicQueue]:
-        """The queues of ``member``."""
+        """Return the queues of ``member``."""
 
 
 class RoomResolver(Protocol):
-    """Returns which machine room a queue or member is in, in the place of what it reports."""
+    """An application's lookup of the machine room of a queue or member, in place of the reported
+    one.
+    """
 
     def room_of_queue(self, queue: TopicQueue) -> str:
-        """The room of the queue's broker."""
+        """Return the room of the queue's broker."""
 
     def room_of_member(self, member: GroupMember) -> str:
-        """The room of a member."""
+        """Return the room of a member."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationChoice:
-    """How queues are shared out.
+    """How queues are assigned.
 
     Attributes:
-        name: the strategy's, for the brokers.
-        strategy: one of one's own; None for the one of that name.
-        rooms: finds the room of queues and members; None for the one that they report.
+        name: of the strategy, for the brokers.
+        strategy: the application's; None for the one of that name.
+        rooms: returns the room of queues and members; None for the reported one.
     """
 
     name: str
@@ -58,7 +61,7 @@ class AllocationChoice:
 
     @property
     def is_own(self) -> bool:
-        """Whether no broker can do it."""
+        """Whether no broker can make this assignment."""
         return self.strategy is not None or self.rooms is not None
 
 
@@ -67,11 +70,11 @@ class GroupView:
     """A broker's view of the group.
 
     Attributes:
-        broker: its name, which no other has.
+        broker: its unique name.
         queues: by their number.
-        members: by what they are called at all brokers.
-        ids: and what they are called here.
-        roster: the broker's number for all this.
+        members: by their name, which is the same at all brokers.
+        ids: their ids at this broker.
+        roster: the broker's number for this state.
     """
 
     broker: str
@@ -123,14 +126,14 @@ def share_out(
     absent: Sequence[GroupView],
     led: Set[str],
 ) -> Assignment:
-    """Which member is to have which queues, over all brokers.
+    """Assign queues to members, over all brokers.
 
     Args:
         topic: its name.
-        choice: how.
-        live: the views of the brokers that answer.
-        absent: the last views of those that have gone a short while ago.
-        led: the names of the brokers that will do it.
+        choice: the strategy.
+        live: the views of brokers that answer.
+        absent: the last views of brokers that have just gone.
+        led: the names of the brokers that follow this leader.
     """
     views = [*live, *absent]
     queues = [queue for view in views for queue in view.queues]
@@ -139,7 +142,7 @@ def share_out(
         try:
             return _by_choice(topic, choice, queues, members)
         except Exception:
-            logger.exception("%s failed: the queues are shared out by sticky", choice.name)
+            logger.exception("%s failed: the queues are assigned by sticky", choice.name)
     if choice.is_own or choice.name == "sticky":
         queues = [queue for queue in queues if queue.broker in led]
         members = [_within(member, led) for member in members]
@@ -148,7 +151,7 @@ def share_out(
 
 
 def _over_all(name: str, views: Sequence[GroupView]) -> GroupMember:
-    """A member, with what it has and reaches at all brokers."""
+    """Return a member, with its queues and its brokers merged from all views."""
     seen = [view.members[name] for view in views if name in view.members]
     brokers = frozenset[str]().union(*(one.brokers or () for one in seen))
     return replace(
@@ -169,7 +172,7 @@ def _by_choice(
     queues: Sequence[TopicQueue],
     members: Sequence[GroupMember],
 ) -> Assignment:
-    """By a strategy or a resolver of the application's, which may raise anything."""
+    """Assign by a strategy or a resolver of the application, which may raise anything."""
     rooms = choice.rooms
     if rooms is not None:
         queues = [queue._replace(room=rooms.room_of_queue(queue)) for queue in queues]
@@ -195,7 +198,7 @@ def _by_choice(
     if left := complete(found, queues, members):
         logger.warning(
             "%s gives %s of %s to no member that reaches them, such as %d at %s: they go to"
-            " members that have least",
+            " the members with the fewest",
             *(choice.name, counted(len(left), "queue"), topic, left[0].number, left[0].broker),
         )
     return found
@@ -208,8 +211,8 @@ def plan(
     absent: Sequence[GroupView],
     led: Set[str],
 ) -> dict[str, dict[str, list[int]]]:
-    """Make the plan for each broker that is led: the numbers of the queues of each member, by the
-    member's id there.  The arguments are those of `share_out`.
+    """Make the plan for each broker that follows: the numbers of each member's queues, by the
+    member's id there. The arguments are those of `share_out`.
     """
     parts: dict[str, dict[str, list[int]]] = {broker: {} for broker in led}
     ids = {view.broker: view.ids for view in live}

@@ -1,19 +1,19 @@
-"""The planner: shares the queues of all brokers out, where its consumer leads the group.
+"""The planner: assign the queues of all brokers while its consumer leads the group.
 
-Brokers do not talk to each other, but members talk to all of them.  A consumer that is at several
-brokers, or that has a strategy of its own, volunteers at each; all of them take the same one for
-their leader (`martlet.broker.groups.membership`).  The leader asks each broker which members and
-queues it has, allocates all of the queues to all of the members, and sends each broker its
-part.  The broker has the queues go from holder to holder::
+Brokers are not connected to each other, but members are to all of them. A consumer at several
+brokers, or with a strategy of its own, volunteers at each; all of them choose the same leader
+(`martlet.broker.groups.membership`). The leader requests each broker's members and queues, assigns
+all queues to all members, and sends each broker its part. The broker moves the queues from holder
+to holder::
 
     members come or go --roster--> leader --group.describe--> every broker
                                      |
                                   a strategy
                                      +---------group.plan---> every broker that it leads
 
-A broker that has gone counts as it was for ``ABSENT_S``, so that one that is started again has
-queues go to and fro at no other.  One that takes another for its leader goes its own way: what its
-members have there counts for ``sticky``, and is left as it is.
+A lost broker counts with its last state for ``ABSENT_S``, so that its restart moves no queues at
+other brokers. A broker with another leader is independent: its members' queues count for
+``sticky``, and are left as they are.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from martlet.client.group.assignment.plan import AllocationChoice, GroupView, pl
 logger = logging.getLogger("martlet.client")
 
 SETTLE_S = 0.1
-"""How long it waits for other members to come and go too."""
+"""The wait for further members to come or go."""
 LOOK_S = 20.0
-"""How often it plans without a change: RocketMQ's time between two rebalances."""
+"""The interval of plans without a change: RocketMQ's time between two rebalances."""
 ABSENT_S = 20.0
 RETRY_S = 1.0
 ANSWER_S = 5.0
-"""How long a broker may take to answer."""
+"""The time limit of a broker's answer."""
 
 
 class Member(Protocol):
-    """A membership of the consumer at one broker, as far as the planner needs it."""
+    """The consumer's membership at one broker, as the planner sees it."""
 
     address: Address
     roster: int | None
@@ -54,16 +54,16 @@ class Member(Protocol):
         """Call the broker as a member."""
 
     async def describe_group(self) -> Mapping[str, Any]:
-        """Ask what the broker knows of the group."""
+        """Return the broker's state of the group."""
 
 
 class Planner:
-    """Shares the queues of all brokers out, where it leads.
+    """Assign the queues of all brokers while it leads.
 
     Args:
         topic: its name.
         client_id: the consumer's.
-        choice: how queues are allocated.
+        choice: how queues are assigned.
 
     Attributes:
         name: the consumer's at all brokers.
@@ -74,11 +74,11 @@ class Planner:
         self._topic = topic
         self._choice = choice
         self._seen_s: dict[Member, float] = {}
-        """When the consumer was a member there for the last time."""
+        """The last time of the consumer's membership there."""
         self._announced: dict[Member, int] = {}
-        """How many brokers the consumer is at, as it was reported to the broker last."""
+        """The consumer's number of brokers, as last reported to each broker."""
         self._alone: set[Member] = set()
-        """Those at brokers of an older version, which know no leaders."""
+        """The memberships at older brokers, which have no leaders."""
         self._views: dict[Member, GroupView] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -91,24 +91,24 @@ class Planner:
         self._alone.discard(member)
         for known in [each for each in self._seen_s if each.address == member.address]:
             if known is not member:
-                self._forget(known)  # It was left, and found anew by a lookup daemon.
+                self._forget(known)  # The broker was dropped, and found again by a lookup daemon.
         self._seen_s[member] = asyncio.get_running_loop().time()
         self.wake()
 
     def lost(self, member: Member) -> None:
-        """Note that the consumer is no member any more."""
+        """Note that the consumer is no longer a member."""
         if member in self._seen_s:
             self._seen_s[member] = asyncio.get_running_loop().time()
             self.wake()
 
     def wake(self) -> None:
-        """Plan again, as members have come or gone."""
+        """Plan again after members came or went."""
         self._woken.set()
         if self._task is None and not self._is_closed:
             self._task = asyncio.create_task(self._run(), name="martlet planner")
 
     async def close(self) -> None:
-        """Plan no more."""
+        """Stop planning."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -131,12 +131,12 @@ class Planner:
                 await self._plan(members)
             except Exception:
                 logger.exception(
-                    "sharing out the queues of %s broke, and begins again", self._topic
+                    "assigning the queues of %s failed unexpectedly, and begins again", self._topic
                 )
                 self._has_failed = True
 
     def _members(self) -> list[Member]:
-        """The memberships that stand; those that ended too long ago are forgotten."""
+        """Return the current memberships; forget those that ended too long ago."""
         now_s = asyncio.get_running_loop().time()
         for member, seen_s in list(self._seen_s.items()):
             if not member.is_member and now_s - seen_s >= ABSENT_S:
@@ -150,12 +150,12 @@ class Planner:
         self._views.pop(member, None)
 
     async def _volunteer(self, members: Sequence[Member], is_again: bool) -> None:
-        """Report to brokers how many of them the consumer is at, where that is new; or to all, as
-        one may have passed the consumer over.
+        """Report the consumer's number of brokers to those that have an older one; or to all, since
+        one may have chosen another leader.
         """
         count = len(self._seen_s.keys() - self._alone)
         if not self._choice.is_own and (count < 2 or self._choice.name == "by-config"):
-            count = 0  # Each broker does as well alone.
+            count = 0  # Each broker assigns its queues as well alone.
         is_again = is_again and count > 0
         asked = [
             member
@@ -170,7 +170,7 @@ class Planner:
                 self._announced[member] = count
 
     async def _plan(self, members: Sequence[Member]) -> None:
-        """Allocate the queues, where the consumer leads."""
+        """Assign the queues, if the consumer leads."""
         if all(member.roster is None for member in members):
             return
         asked = sorted((p for p in members if p not in self._alone), key=lambda p: str(p.address))
@@ -202,22 +202,22 @@ class Planner:
     async def _ask(
         self, member: Member, call: Awaitable[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
-        """Wait for a broker's answer; None where there is none, and it is asked again soon."""
+        """Wait for a broker's answer; None if there is none, and try again soon."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await call
         except CallRefused as error:
             if error.code == "UNKNOWN_METHOD":
                 logger.warning(
-                    "%s is of an older version, and shares the queues of %s that it has out by"
+                    "%s is of an older version, and assigns its queues of %s by"
                     " itself, not evenly over all brokers",
                     *(member.address, self._topic),
                 )
                 self._alone.add(member)
                 self._woken.set()
                 return None
-            logger.debug("%s: the queues are not shared out now: %s", member.address, error)
+            logger.debug("%s: the queues are not assigned now: %s", member.address, error)
         except (ClientError, TimeoutError) as error:
-            logger.debug("%s: the queues are not shared out now: %r", member.address, error)
+            logger.debug("%s: the queues are not assigned now: %r", member.address, error)
         self._has_failed = True
         return None

@@ -1,4 +1,4 @@
-"""A queue that is assigned to this consumer: what was fetched of it and is not done.
+"""A queue assigned to this consumer: its fetched messages that are not done.
 
 ::
 
@@ -7,9 +7,9 @@
              below    or done    tried again    it came        fetched
              ^ committed next                   ^ position     ^ fetch_offset
 
-A queue that is being given back hands out nothing more, and drops what was not handed out; what is
-handed out may still be finished.  One that is closed has gone to another member, or was replaced
-when the application moved to another offset: nothing that is finished counts any more.
+A queue that is being released hands out nothing more, and drops messages not handed out; those
+handed out may still be finished. A closed queue has moved to another member, or was replaced when
+the application moved to another offset: later finishes have no effect.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ SHORT_WAIT_S = 0.001
 
 
 class AssignmentState(Enum):
-    """Whether the queue is assigned."""
+    """The state of the assignment."""
 
     OPEN = "open"
-    """To this consumer."""
+    """Assigned to this consumer."""
     LEAVING = "leaving"
-    """To be given back once nothing of it is handled."""
+    """To be released once nothing of it is handled."""
     CLOSED = "closed"
-    """Not to this consumer."""
+    """Not assigned to this consumer."""
 
 
 class QueueLine(Protocol):
-    """What hands out the messages of several queues, as far as a queue needs it."""
+    """The source that hands out messages of several queues, as a queue sees it."""
 
     at_work: int
     is_held_back: bool
@@ -58,34 +58,34 @@ class QueueLine(Protocol):
         """Have messages of it handed out, if there are any."""
 
     def look_again(self) -> None:
-        """Hand out what waited until nothing else was handled."""
+        """Hand out a message that waited until nothing else was handled."""
 
 
 class AssignedQueue:
-    """Holds what is here of a queue.
+    """Hold the fetched messages of a queue.
 
     Args:
         topic: the topic's name.
-        place: which queue.
+        place: the queue and its broker.
         offset: of the next message.
-        id_base: what offsets are added to in ids.
-        limits: how much may be here.
+        id_base: the base of ids: an id is the base plus the offset.
+        limits: of flow control.
         line: hands out its messages.
-        tally: counts what becomes of messages.
+        tally: counts the outcomes of messages.
 
     Attributes:
-        hold: whether it is assigned.
-        fetch_offset: of what is fetched next.
-        committed: the offset that was committed last.
-        end_offset: of the queue, when it was last fetched from.
-        tally: what becomes of messages.
-        count, size_bytes: of what is here and not done.
-        at_work: how many messages or batches are handed out.
-        is_set_back: whether what is committed next may be below what was committed before.
+        hold: the state of the assignment.
+        fetch_offset: the next to fetch.
+        committed: the last committed offset.
+        end_offset: of the queue, as of the last fetch.
+        tally: the counts of outcomes.
+        count, size_bytes: of fetched messages that are not done.
+        at_work: the number of messages or batches handed out.
+        is_set_back: whether the next committed offset may be lower than the last.
         is_paused: whether the application paused it.
-        is_busy: whether a handler is at work on it beside which there must be no other.
-        is_in_line: whether it is in the line.
-        starts: what is started, where the broker charges that after a crash.
+        is_busy: whether a handler runs on it that must be its only one.
+        is_in_line: whether it is among the ready queues.
+        starts: the started messages, if the broker counts them as failed after a crash.
         say_started: reports it to the broker.
         on_settled: called when something of it was finished or put off, for hooks.
     """
@@ -114,19 +114,19 @@ class AssignedQueue:
         self._line = line
         self.tally = tally
         self._again: list[PulledMessage] = []
-        """A heap of those that were handed out before."""
+        """A heap of messages to be handed out again."""
         self._ready: deque[PulledMessage] = deque()
         self._pieces: deque[FetchedChunk] = deque()
         self._progress = OffsetTracker()
         self._changed = asyncio.Event()
         self._newest = -1
-        """The highest offset that was handed out by itself."""
+        """The highest offset handed out by itself."""
 
-    # how it stands
+    # state
 
     @property
     def is_ready(self) -> bool:
-        """Whether something of it can be handed out."""
+        """Whether a message can be handed out."""
         return (
             self.hold is AssignmentState.OPEN
             and not self.is_paused
@@ -135,27 +135,27 @@ class AssignedQueue:
 
     @property
     def position(self) -> int:
-        """The offset of what is handed out next."""
+        """The offset of the message that is handed out next."""
         if self._again:
             return self._again[0].offset
         return self._untouched
 
     @property
     def _untouched(self) -> int:
-        """The offset of the first message that was not handed out yet."""
+        """The offset of the first message never handed out."""
         if self._ready:
             return self._ready[0].offset
         return self._pieces[0].first if self._pieces else self.fetch_offset
 
     @property
     def waiting(self) -> int:
-        """How many messages were fetched and are not handed out."""
+        """The number of messages fetched and not handed out."""
         untouched = len(self._ready) + sum(piece.run.count for piece in self._pieces)
         return untouched + len(self._again)
 
     @property
     def lag(self) -> int:
-        """How many messages there were that are not done, when it was last fetched from."""
+        """The number of messages not done, as of the last fetch."""
         return max(0, self.end_offset - self.next_commit)
 
     def stats(self) -> QueueStats:
@@ -171,16 +171,16 @@ class AssignedQueue:
 
     @property
     def next_commit(self) -> int:
-        """All below this offset are done."""
+        """The offset below which all messages are done."""
         lowest = self._progress.lowest
         untouched = self._untouched
         return untouched if lowest is None else min(lowest, untouched)
 
     def room(self) -> tuple[int, int]:
-        """How many messages may be fetched now, and bytes; none where nothing may.
+        """Return the numbers of messages and bytes that may be fetched now; 0 for none.
 
-        While there is something to handle, there are no fetches of less than half of what one may
-        bring: else a queue that is full would fetch message by message.
+        While there are messages to handle, a fetch has at least half of its maximum size: otherwise
+        a full queue would fetch message by message.
         """
         limits = self._limits
         span = self.fetch_offset - self.next_commit
@@ -196,14 +196,14 @@ class AssignedQueue:
         return max(0, messages), max(0, size_bytes)
 
     async def change(self) -> None:
-        """Wait until there may be more room, or it is revoked, or nothing of it is handled."""
+        """Wait until more may be fetched, or it is revoked, or nothing of it is handled."""
         self._changed.clear()
         await self._changed.wait()
 
-    # what comes in
+    # fetched messages
 
     def put(self, run: MessageRun | None, next_offset: int) -> None:
-        """Add what was fetched, up to that offset."""
+        """Add fetched messages, up to an offset."""
         if run is not None:
             self._pieces.append(FetchedChunk.of(run, self.id_base))
             self.tally.received += run.count
@@ -213,8 +213,8 @@ class AssignedQueue:
         self._line.add(self)
 
     def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
-        """Note messages that members were lost by, as the broker counts them; with None it does not
-        charge what is started.
+        """Note the broker's failure counts of messages by which members were lost; None if it does
+        not count them.
         """
         if failures is None:
             self.starts = None
@@ -223,10 +223,10 @@ class AssignedQueue:
                 self.starts = StartedTracker(self.say_started)
             self.starts.learn(failures)
 
-    # what goes out
+    # handing out
 
     def take(self) -> PulledMessage:
-        """The next message, which there is."""
+        """Take the next message, which must exist."""
         if self._again:
             message = heappop(self._again)
         else:
@@ -243,12 +243,12 @@ class AssignedQueue:
 
     @property
     def is_charged(self) -> bool:
-        """Whether the next message is to be handled while nothing else is."""
+        """Whether the next message must be handled alone."""
         return self.starts is not None and self.starts.is_alone(self.position)
 
     @property
     def has_charged(self) -> bool:
-        """Whether the next message was charged."""
+        """Whether members were lost by the next message."""
         return self.starts is not None and self.position in self.starts.charged
 
     def start(self, message: PulledMessage) -> None:
@@ -259,12 +259,12 @@ class AssignedQueue:
             self.starts.begin(offset, offset + 1, fetched_end)
 
     def withhold(self, message: PulledMessage, *, alone: bool) -> bool:
-        """Whether a message that was taken is not to be handled now: it waits for its time, or is
-        a dead letter.
+        """Return whether a taken message must not be handled now: its delay is not over, or it is a
+        dead letter.
 
         Args:
-            message: which.
-            alone: whether nothing else is handled, and it may be handled if it was charged.
+            message: the taken one.
+            alone: whether nothing else is handled, so that a suspect may be.
         """
         charge = self.starts.charged.get(message.offset) if self.starts is not None else None
         if charge is None:
@@ -298,13 +298,15 @@ class AssignedQueue:
         )
 
     def batch_of(self, message: PulledMessage) -> PulledBatch:
-        """A batch of one message that was taken."""
-        message._stage = PulledMessageState.DONE  # It is the batch that is to be finished now.
+        """Return a batch of one taken message."""
+        message._stage = (
+            PulledMessageState.DONE
+        )  # From now on the batch must be finished, not the message.
         self.start(message)
         return PulledBatch(self, FetchedChunk.again([message]), (message.offset,))
 
     def _before_charged(self, max_count: int) -> int:
-        """How many messages are to be handed out before one that was charged, up to so many."""
+        """Count the messages before the next suspect, up to a maximum."""
         if self.starts is None or not self.starts.charged:
             return max_count
         if self._again:
@@ -318,7 +320,7 @@ class AssignedQueue:
         )
 
     def take_batch(self, max_count: int) -> PulledBatch:
-        """The next messages, of which there are some, up to so many, none of which was charged."""
+        """Take the next messages up to a maximum, at least one, without suspects."""
         max_count = self._before_charged(max_count)
         batch = self._take_batch(max_count)
         if self.starts is not None:
@@ -337,7 +339,7 @@ class AssignedQueue:
             for message in messages:
                 message._stage = (
                     PulledMessageState.DONE
-                )  # It is the batch that is to be finished now.
+                )  # From now on the batch must be finished, not the message.
             keys = tuple(message.offset for message in messages)
             return PulledBatch(self, FetchedChunk.again(messages), keys)
         if self._ready:
@@ -355,10 +357,10 @@ class AssignedQueue:
         self._progress.begin(piece.first)
         return PulledBatch(self, piece, (piece.first,))
 
-    # what is done
+    # done messages
 
     def finish(self, message: PulledMessage) -> None:
-        """Have it done."""
+        """Mark a message as done."""
         if message._stage is PulledMessageState.OUT:
             self._end(message)
         elif message in self._again:
@@ -374,7 +376,7 @@ class AssignedQueue:
         self._settled()
 
     def finish_batch(self, batch: PulledBatch) -> None:
-        """Have the messages of a batch done."""
+        """Mark the messages of a batch as done."""
         batch.is_finished = True
         self._end_batch(batch)
         if self.starts is not None:
@@ -386,18 +388,18 @@ class AssignedQueue:
         self._settled()
 
     def retry_later(self, message: PulledMessage, delay_s: float) -> None:
-        """Have it handed out again after so many seconds."""
+        """Have it handed out again after a delay in seconds."""
         self.put_off(message)
         asyncio.get_running_loop().call_later(delay_s, self.put_back, message)
 
     def give_up(self, message: PulledMessage) -> None:
-        """Have it done, as it is kept elsewhere."""
+        """Mark it as done, since it is kept elsewhere."""
         self.tally.dead += 1
         if message.is_out:
             self.finish(message)
 
     def put_off(self, message: PulledMessage) -> None:
-        """Note that nothing handles it any more; it is not done, and waits for its time."""
+        """Note that its handling ended without success; it waits for its delay."""
         message._stage = PulledMessageState.WAITING
         self.tally.requeued += 1
         self._end(message)
@@ -406,7 +408,7 @@ class AssignedQueue:
             self.on_settled()
 
     def put_back(self, message: PulledMessage) -> None:
-        """Have it handed out again, before those that have higher offsets."""
+        """Have it handed out again, before those with higher offsets."""
         if message._stage is PulledMessageState.DONE:
             return  # It was finished while it waited.
         if message._stage is PulledMessageState.OUT:
@@ -448,20 +450,20 @@ class AssignedQueue:
         self._changed.set()
         self._line.add(self)
 
-    # where it belongs
+    # assignment
 
     def pause(self) -> None:
-        """Hand out and fetch nothing more until `resume`."""
+        """Stop fetching and handing out until `resume`."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Hand out and fetch again."""
+        """Resume fetching and handing out."""
         self.is_paused = False
         self._changed.set()
         self._line.add(self)
 
     def begin_leaving(self) -> None:
-        """Hand out nothing more, and drop what was not handed out."""
+        """Stop handing out, and drop messages not handed out."""
         self.hold = AssignmentState.LEAVING
         self.fetch_offset = self._untouched
         self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
@@ -472,18 +474,18 @@ class AssignedQueue:
         self._changed.set()
 
     def stay(self) -> None:
-        """Keep a queue that was to be given back."""
+        """Keep a queue that was to be released."""
         self.hold = AssignmentState.OPEN
         self._changed.set()
         self._line.add(self)
 
     def close(self) -> None:
-        """Give up the queue."""
+        """Drop the queue."""
         self.begin_leaving()
         self.hold = AssignmentState.CLOSED
 
     async def idle(self, timeout_s: float) -> bool:
-        """Wait until nothing of it is handled. Returns False where that takes too long."""
+        """Wait until nothing of it is handled. Returns False after the time limit."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.at_work and self.hold is AssignmentState.LEAVING:

@@ -1,4 +1,4 @@
-"""A chunk of a queue: messages as they were fetched, with their offsets."""
+"""A chunk of a queue: encoded messages of a fetch, with their offsets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FetchedChunk(NamedTuple):
 
     Attributes:
         run: their frames.
-        first, last: the first one's offset and the last one's; there may be gaps between.
+        first, last: the offsets of the first and the last one; there may be gaps between.
     """
 
     run: MessageRun
@@ -28,14 +28,14 @@ class FetchedChunk(NamedTuple):
 
     @classmethod
     def of(cls, run: MessageRun, id_base: int) -> FetchedChunk:
-        """Make a chunk of a run, in which a message's id is its offset added to that base."""
+        """Make a chunk of a run, in which a message's id is the base plus its offset."""
         ids = run.ids()
         first, last = (((int(bytes(ids[at]), 16) - id_base) & _MASK) for at in (0, -1))
         return cls(run, first, last)
 
     @classmethod
     def again(cls, messages: Sequence[PulledMessage]) -> FetchedChunk:
-        """Make a chunk of messages that were made of one before."""
+        """Make a chunk of message objects made of an earlier chunk."""
         frames: list[bytes] = []
         ends: list[int] = []
         end = 0
@@ -56,7 +56,7 @@ class FetchedChunk(NamedTuple):
         return [self.first + ((message_id - ids[0]) & _MASK) for message_id in ids]
 
     def split(self, count: int) -> tuple[FetchedChunk, FetchedChunk]:
-        """Split into the first so many, and the others."""
+        """Split into the first messages of a given number, and the others."""
         offsets = self.offsets()
         head, rest = self.run.split(count)
         return (
@@ -66,7 +66,7 @@ class FetchedChunk(NamedTuple):
 
 
 def joined(pieces: Sequence[FetchedChunk]) -> FetchedChunk:
-    """Join chunks that follow each other."""
+    """Join adjacent chunks."""
     if len(pieces) == 1:
         return pieces[0]
     run = MessageRun.joined([piece.run for piece in pieces])

@@ -1,7 +1,7 @@
-"""Fetching: the next messages of a queue are asked for while handlers work on those that are here.
+"""Fetch the next messages of a queue while handlers work on earlier ones.
 
-The broker holds the request while there is nothing (a long poll).  Its answers, and what is done
-then (pauses are RocketMQ's)::
+The broker holds the request while there are no messages (a long poll). Its answers, and the
+reactions (pauses are RocketMQ's)::
 
     FOUND          messages
     NO_NEW         nothing within the time, or only what this group does not want
@@ -36,18 +36,18 @@ GONE = frozenset({"NOT_A_MEMBER", "NOT_A_GROUP", "NOT_FOUND"})
 
 
 class Fetcher:
-    """Fetches one queue over one connection.
+    """Fetch one queue over one connection.
 
     Args:
         connection: to its broker.
         held: the queue.
         method: of the call.
-        fields: what the call has beside what concerns the queue.
-        limits: how much to ask for.
-        on_received: called with what came, before anything of it is handed out.
+        fields: of the call, beside those of the queue.
+        limits: of a fetch.
+        on_received: called with fetched messages, before any is handed out.
         on_moved: called when the offset was not in the queue.
         on_lost: called when the queue has gone to another member.
-        on_gone: called with the error when the group must be joined again.
+        on_gone: called with the error when the consumer must join the group again.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Fetcher:
                 elif not await self._fetch(messages, size_bytes):
                     return
         except ConnectionLost:
-            return  # The session, which keeps the connection, deals with it.
+            return  # The session keeps the connection and reconnects.
         except (BadFrame, BadProperties, KeyError, TypeError, ValueError) as error:
             reason = f"{held.place}: an answer to a fetch that cannot be read: {error!r}"
             self._connection.abort(ConnectionLost(reason))
@@ -100,7 +100,7 @@ class Fetcher:
         except CallRefused as error:
             return await self._refused(error)
         if held.hold is not AssignmentState.OPEN or held.fetch_offset != asked:
-            return True  # It is no longer wanted.
+            return True  # The queue was closed meanwhile.
         status = fields["status"]
         if status == "NOT_HELD":
             self.on_lost(held)

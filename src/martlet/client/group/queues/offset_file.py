@@ -1,11 +1,11 @@
-"""The offset file: the offsets of a broadcasting consumer, on its own disk.
+"""The offset file: the offsets of a broadcast consumer, on its own disk.
 
 It is JSON.  A new file replaces it once that is on the disk::
 
     {"format": "martlet-offsets", "version": 1, "topic": "orders",
      "offsets": {"127.0.0.1:4150": {"0": 1041, "1": 1038}}}
 
-A file that cannot be read is never overwritten: it may be the only trace of where the consumer was.
+An unreadable file is never overwritten: it may be the only record of the consumer's position.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ class OffsetFile:
     """Offsets by queue.
 
     Args:
-        path: of the file, in a folder that is there.
-        topic: whose offsets.
+        path: of the file, in an existing folder.
+        topic: of the offsets.
 
     Raises:
-        BadOffsetFile: there is a file, and it is none of this topic.
-        OSError: it cannot be read.
+        BadOffsetFile: the file is not an offset file of this topic. OSError: it cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], topic: str) -> None:
@@ -81,11 +80,11 @@ class OffsetFile:
         return found
 
     def get(self, place: QueueId) -> int | None:
-        """The offset of a queue; None where there is none."""
+        """Return the offset of a queue; None if there is none."""
         return self._offsets.get(place)
 
     def write(self, offsets: dict[QueueId, int]) -> None:
-        """Write these, beside those of other queues, to the disk. Raises OSError."""
+        """Merge these with those of other queues, and write them to the disk. Raises OSError."""
         with self._writing:
             self._write(offsets)
 

@@ -1,11 +1,11 @@
-"""The lowest offset of a queue whose handling is not done, with any number of handlers.
+"""Track the lowest offset of a queue whose handling is not done, with any number of handlers.
 
 ::
 
     offset     4     5     6     7     8
                done  begun done  begun done        lowest: 5
 
-The lowest offset that was begun and not ended is what may be committed: all below it are done.
+The lowest offset that was begun and has not ended may be committed: all below it are done.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from heapq import heappop, heappush
 
 
 class OffsetTracker:
-    """Tracks the offsets that were begun and are not done."""
+    """Track the offsets that were begun and are not done."""
 
     __slots__ = ("_begun", "_ended")
 
     def __init__(self) -> None:
         self._begun: list[int] = []
-        """A heap; an offset that has ended leaves it when it is the lowest."""
+        """A heap; an ended offset leaves it when it is the lowest."""
         self._ended: set[int] = set()
 
     @property
     def lowest(self) -> int | None:
-        """The lowest offset that was begun and has not ended; None where there is none."""
+        """The lowest offset that was begun and has not ended; None if there is none."""
         return self._begun[0] if self._begun else None
 
     def begin(self, offset: int) -> None:
-        """Note that its handling begins, or begins again once it has ended."""
+        """Note that its handling begins, or begins again after it had ended."""
         if offset in self._ended:
             self._ended.remove(offset)
         else:

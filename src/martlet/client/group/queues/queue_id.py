@@ -1,4 +1,4 @@
-"""Which queue of which broker."""
+"""The identity of a queue: its broker and number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class QueueId(NamedTuple):
-    """A queue, among all that may be assigned to a consumer.
+    """A queue, unique among all brokers of a consumer.
 
     Attributes:
         broker: its address, as ``host:port``.
@@ -22,7 +22,7 @@ class QueueId(NamedTuple):
 
 
 def find_place(wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId]) -> QueueId:
-    """Find a queue; its number alone is enough where only one broker has it.
+    """Find a queue; its number alone is enough if only one broker has it.
 
     Raises:
         ValueError: it is not assigned to the consumer, or several brokers have that number.

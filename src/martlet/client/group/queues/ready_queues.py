@@ -1,7 +1,6 @@
-"""The queues with messages that can be handled, and the workers that wait for them.
+"""The queues with messages to hand out, and the workers that wait for them.
 
-The queues take turns, message by message, so that a long backlog in one does not hold up the
-others.
+The queues take turns, message by message, so that a long backlog in one does not hold up others.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
 class ReadyQueues(Waiters):
-    """Hands out messages of queues in turns."""
+    """Hand out messages of queues in turns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.at_work = 0
-        """How many messages or batches of all queues are handed out."""
+        """The number of messages or batches handed out, of all queues."""
         self.on_lost_often: Callable[[PulledMessage, int], object] = lambda _message, _count: None
-        """Gets messages to be given up, with how many members were lost by them."""
+        """Called with a message to dead-letter, and the number of members lost by it."""
         self._queues: deque[AssignedQueue] = deque()
         self._is_alone = False
-        """Whether the message that is handed out was charged, and nothing else may be."""
+        """Whether the message handed out is a suspect, and nothing else may be handed out."""
         self.is_held_back = False
-        """Whether others wait until nothing is handed out."""
+        """Whether a suspect waits until nothing is handed out."""
 
     def add(self, held: AssignedQueue) -> None:
         """Add a queue, if it has messages to hand out."""
@@ -40,9 +39,9 @@ class ReadyQueues(Waiters):
             self._wake(1)
 
     async def message(self, *, in_order: bool = False) -> PulledMessage | None:
-        """The next message; None at the end.
+        """Take the next message; None at the end.
 
-        With ``in_order`` none of a queue of which one taken so is at work.
+        With ``in_order`` skip queues that have a message taken this way in a handler.
         """
         while not self.is_closed:
             if time.monotonic() > self.turn_ends_at_s:
@@ -54,13 +53,13 @@ class ReadyQueues(Waiters):
         return None
 
     def message_now(self, in_order: bool) -> PulledMessage | None:
-        """The next message, where one may be handled now: saves an await for each."""
+        """Take the next message if one may be handled now: this saves an await for each."""
         if self.is_closed or time.monotonic() > self.turn_ends_at_s:
             return None
         return self._taken(in_order)
 
     def _taken(self, in_order: bool) -> PulledMessage | None:
-        """The next message, whatever the time.  None where waiters are woken for a later one."""
+        """Take the next message, whatever the time. None if waiters are woken for a later one."""
         while (held := self._next(in_order)) is not None:
             if held.starts is None:
                 message = held.take()
@@ -78,14 +77,14 @@ class ReadyQueues(Waiters):
         return None
 
     def look_again(self) -> None:
-        """Hand out what waited until nothing else was handled."""
+        """Hand out a message that waited until nothing else was handled."""
         self._is_alone = self.is_held_back = False
         self._wake(1)
 
     async def batch(self, max_count: int, wait_s: float = 0.0) -> PulledBatch | None:
-        """The next messages of one queue, as many as are here up to so many; None at the end.
+        """Take the next messages of one queue, up to a maximum; None at the end.
 
-        With ``wait_s`` that is how long it may take to fill.
+        ``wait_s`` is the maximum wait for the batch to fill.
         """
         while not self.is_closed:
             held = self._next(False)
@@ -104,7 +103,7 @@ class ReadyQueues(Waiters):
         return None
 
     def _batch_of(self, held: AssignedQueue, max_count: int) -> PulledBatch | None:
-        """The next messages of a queue; None where the next one is withheld."""
+        """Take the next messages of a queue; None if the next one is withheld."""
         if not held.has_charged:
             return held.take_batch(max_count)
         self._is_alone = self.is_held_back = alone = held.is_charged and not self.at_work
@@ -112,7 +111,7 @@ class ReadyQueues(Waiters):
         return None if held.withhold(message, alone=alone) else held.batch_of(message)
 
     def _next(self, in_order: bool) -> AssignedQueue | None:
-        """The queue whose turn it is."""
+        """Return the queue whose turn it is."""
         queues = self._queues
         if self._is_alone:
             return None
