@@ -56,11 +56,11 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
     assert "has the unknown unit 'd'" in said(*topic, "retention_ms=3d", where, code=2)
     assert "which topic is it?" in said("topic", "configure", where, code=2)
     assert "there is no topic 'x'" in said("topic", "configure", "x", where, code=1)
-    way_out = f"to make it: martlet channel create t x {where}\n"
+    way_out = f"to create it: martlet channel create t x {where}\n"
     assert way_out in said("channel", "configure", "t", "x", where, code=1)
-    way_out = f"to make it: martlet topic create y {where}\n"
+    way_out = f"to create it: martlet topic create y {where}\n"
     assert way_out in said("channel", "configure", "y", "x", where, code=1)
-    assert "Write NAME=VALUE, such as lock_ms=default" in said(*channel, "lock_ms", where, code=2)
+    assert "write NAME=VALUE, such as lock_ms=default" in said(*channel, "lock_ms", where, code=2)
     assert "martlet channel configure TOPIC CHANNEL" in said("channel", code=2)
 
 
@@ -81,7 +81,7 @@ def test_words_are_read_as_the_policy_has_them() -> None:
     assert read(ChannelPolicy(), ['tags=["a,b"]']) == {"tags": ["a,b"]}
     assert _shown({"tags": ["red", "blue"], "lock_ms": 5}) == "tags=red,blue, lock_ms=5"
     assert _shown({"tags": ["a,b"]}) == 'tags=["a,b"]'
-    with pytest.raises(BadPolicy, match="no list"):
+    with pytest.raises(BadPolicy, match="write a list"):
         read(ChannelPolicy(), ['tags=["red", blue]'])
     assert read(TopicPolicy(), ["retention_ms=1500ms", "trace=default"]) == {
         "retention_ms": 1500,

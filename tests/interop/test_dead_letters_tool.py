@@ -92,16 +92,16 @@ def test_an_id_that_is_not_there_is_told(broker: BrokerProcess, tool: Tool) -> N
         for action in ("redrive", "purge"):
             said = tool("dead-letters", action, "sales", "c", "--id=0123456789abcdef", *where)
             assert said.code == 1
-            assert "no dead letter that is meant has the id 0123456789abcdef" in said.err
+            assert "no selected dead letter has the id 0123456789abcdef" in said.err
         # By either id, at whichever broker, and not without the one that is missing.
         known = [letters[0]["id"], letters[2]["message_id"]]
         ids = [f"--id={each}" for each in (*known, "0123456789abcdef")]
         said = tool("dead-letters", "purge", "sales", "c", *ids, *where)
-        assert (said.code, said.err.count("no dead letter")) == (1, 1)
+        assert (said.code, said.err.count("no selected dead letter")) == (1, 1)
         said = tool("dead-letters", "purge", "sales", "c", *ids[:1], *where)
         assert (said.code, known[0] in said.err) == (1, True)  # purged already
         said = tool("dead-letters", "purge", "sales", "c", f"--id={letters[1]['id']}", *where)
-        assert (said.code, "no dead letter" in said.err) == (0, False)
+        assert (said.code, "no selected dead letter" in said.err) == (0, False)
         assert [depth(each, "sales.c.dead", "dead-letters") for each in brokers] == [0, 0]
 
 

@@ -290,7 +290,7 @@ async def test_the_command_lists_and_cancels(broker: Broker, connection: Connect
     )
     assert ran.returncode == 1
     assert "1 message cancelled" in ran.stdout
-    assert f"{unknown} does not wait" in ran.stderr
+    assert f"{unknown} is not waiting" in ran.stderr
     cancelled = [ids async for _, ids in cancel(flags(broker, "cancel", all=True))]
     assert cancelled == [[far_id]]
     assert (await connection.call("delay.list", topic="t")).fields["pending_count"] == 0

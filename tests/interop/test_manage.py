@@ -134,7 +134,7 @@ def test_what_is_not_there_is_named_with_the_way_out(place: Place, tool: Tool) -
     where = f"--nsqd-http-address={address}"
     said = tool("channel", "create", "nowhere", "c", where)
     assert said.code == 1
-    assert f"http://{address}: there is no topic 'nowhere'; to make it: martlet topic create" in (
+    assert f"http://{address}: there is no topic 'nowhere'; to create it: martlet topic create" in (
         said.err
     )
     tool("topic", "create", "somewhere", where)

@@ -229,7 +229,7 @@ A = ("--nsqd-tcp-address=127.0.0.1:1",)
         (("to-http", "--topic=t", "--channel=$", *A, "--post=http://a"), 2, "--channel=$ is not"),
         (("to-http", "--topic=t", "--nsqd-tcp-address=a:x", "--post=http://a"), 2, "no address"),
         (("relay", "--topic=t", *A, "--destination-nsqd-tcp-address=a:x"), 2, "no address"),
-        (("tail", "--topic=t"), 2, "say where the messages are"),
+        (("tail", "--topic=t"), 2, "name the source of the messages"),
         (("tail", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
         (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic or --topic-pattern"),
     ],

@@ -235,8 +235,8 @@ def test_what_nobody_reads_can_be_stopped(
         ("topic create t --nsqd-http-address=A --queues=1025", 2, "--queues is 1025"),
         ("topic create --nsqd-http-address=A", 2, "which topic is it"),
         ("topic explode t", 2, "martlet topic create TOPIC"),
-        ("replay t c --nsqd-http-address=A", 2, "say where to"),
-        ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "say where to"),
+        ("replay t c --nsqd-http-address=A", 2, "give one of --to-offset"),
+        ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "give one of --to-"),
         ("replay t c --nsqd-http-address=A --to-time=soon", 2, "--to-time=soon is no time"),
         ("replay t c --nsqd-http-address=A --to-offset=99", 1, "cannot be set back to 99"),
         ("replay t c --lookupd-http-address=A --to-offset=9", 2, "needs one --nsqd-http-address"),
@@ -294,7 +294,7 @@ def test_stat_of_an_nsqd_and_what_it_does_not_have(tool: Tool) -> None:
         assert stat.out.splitlines()[-1].split("|")[1].split()[0] == "3"
         assert "it has no /channel/peek" in tool("peek", "t", "c", where).err
         said = tool("topic", "create", "t", "--queues=2", where)
-        assert (said.code, "has one queue there: nsqd knows no others" in said.err) == (1, True)
+        assert (said.code, "has one queue there: nsqd supports no more" in said.err) == (1, True)
 
 
 def test_at_a_terminal_stat_is_a_table_that_changes(broker: BrokerProcess) -> None:

@@ -118,7 +118,7 @@ async def test_an_answer_that_ends_early_is_none(
             await done(broker, "early", "nsq_to_http")
     errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert len(errors) == 2
-    assert "it hung up without a whole answer; attempt 1" in errors[0]
+    assert "it hung up without a complete answer; attempt 1" in errors[0]
     assert "attempt 2" in errors[1]
     assert len(errors[1]) < 400
 
@@ -490,7 +490,7 @@ WRONG_HTTP: list[tuple[dict[str, Any], str]] = [
     ({"headers": ("A: b\r\nC: d",)}, "is none; write NAME:VALUE"),
     ({"mode": "all"}, "--mode is 'all'"),
     ({"publishers": 0}, "--n is 0"),
-    ({"nsqd_tcp_addresses": ()}, "say where the messages are"),
+    ({"nsqd_tcp_addresses": ()}, "name the source of the messages"),
 ]
 
 

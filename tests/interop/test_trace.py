@@ -178,7 +178,7 @@ def test_members_of_a_group_are_told_with_what_they_gave_up(
     address = f"--nsqd-http-address={broker.http_address}"
     text = shown(capfd, "--key=k0", "--topic=orders", address)
     assert "group billing: committed past it" in text
-    assert "given up after 1 attempt by till-3" in text
+    assert "not tried again after 1 attempt by till-3" in text
     assert "rejected -> orders.billing.dead" in text
 
 
@@ -204,5 +204,5 @@ def test_what_is_asked_wrongly_or_not_there_is_said(
     assert "there is no topic 'gone'" in error("--key=k", "--topic=gone", address)
     assert "no message with the key 'k'" in error("--key=k", address)
     assert "is not a folder" in error("--key=k", f"--data-path={tmp_path / 'none'}")
-    assert "which message?" in error(address)
+    assert "give either a message's id" in error(address)
     assert "not both" in error("--key=k", "--data-path=x", address)

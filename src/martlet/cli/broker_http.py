@@ -1,4 +1,4 @@
-"""Ask brokers and lookup daemons over HTTP: which to ask, and the client that does."""
+"""The HTTP client of brokers and lookup daemons, and its flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from martlet.options.options import LogOptions
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerHttpOptions(LogOptions):
-    """Which brokers to ask, and how long they may take."""
+    """The brokers to ask, and the timeouts."""
 
     nsqd_http_addresses: tuple[str, ...] = option(
         (),
@@ -48,7 +48,7 @@ class BrokerHttpOptions(LogOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicOptions(BrokerHttpOptions):
-    """Which topic is meant."""
+    """The flag of the topic."""
 
     topic: str = option("", "the topic", section="topic")
 
@@ -61,7 +61,7 @@ class TopicOptions(BrokerHttpOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelOptions(BrokerHttpOptions):
-    """Which channel is meant."""
+    """The flags of the channel."""
 
     topic: str = option("", "the topic", section="channel")
     channel: str = option("", "the channel")
@@ -78,13 +78,13 @@ _MAX_BYTES = 1 << 26
 CALL_PATH = "/call/"
 _NOT_NSQD = ("/channel/peek", "/channel/replay")
 _TEXT_STATUSES = (200, 500)
-"""A broker that is not well says why with status 500."""
+"""An unhealthy broker answers the reason with status 500."""
 _MISSING = {
     "TOPIC_NOT_FOUND": "there is no topic '{topic}'",
     "CHANNEL_NOT_FOUND": "there is no channel '{channel}' of topic '{topic}'",
 }
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
-"""Raised by an answer of another shape."""
+"""The errors of reading an unexpected answer."""
 
 
 Fields = dict[str, Any]
@@ -93,7 +93,7 @@ A = TypeVar("A")
 
 
 class NoHttpAnswer(OSError):
-    """A broker or a lookup daemon did not do what it was asked for; the text says which, and why.
+    """A broker or a lookup daemon refused or failed a request; the text names it and the reason.
 
     Attributes:
         why: the text without the address.
@@ -107,14 +107,14 @@ class NoHttpAnswer(OSError):
 
 
 class NoConnection(NoHttpAnswer):
-    """There is no server at an address, or it cannot be reached."""
+    """No server is reachable at an address."""
 
     def __init__(self, url: str, error: OSError, server: str) -> None:
         super().__init__(f"cannot connect to {url}", unreachable.reason(error, server))
 
 
 class BrokerHttpClient:
-    """Asks the brokers that options name, inside ``async with``."""
+    """Query the brokers that options name, inside ``async with``."""
 
     def __init__(self, options: BrokerHttpOptions) -> None:
         self._options = options
@@ -131,8 +131,8 @@ class BrokerHttpClient:
         await self._session.close()
 
     async def brokers(self, topic: str) -> list[str]:
-        """Return the URLs of the brokers: those named, or those that lookup daemons know to have
-        a topic; without a topic, all that they know.
+        """Return the URLs of the brokers: named ones, or those that lookup daemons know to have a
+        topic; without a topic, all that they know.
 
         Raises:
             NoHttpAnswer: no lookup daemon answered, or none knows a broker.
@@ -154,13 +154,13 @@ class BrokerHttpClient:
         raise NoHttpAnswer(", ".join(daemons), f"no {what} is known there", NOT_FOUND)
 
     def daemons(self) -> list[str]:
-        """Return the URLs of the lookup daemons that are named."""
+        """Return the URLs of the named lookup daemons."""
         return list(dict.fromkeys(map(_url, self._options.lookupd_http_addresses)))
 
     async def each(
         self, urls: Sequence[str], ask: Callable[[str], Awaitable[A]]
     ) -> list[tuple[str, A | NoHttpAnswer]]:
-        """Ask servers at once; return of each its URL and its answer, or why there is none."""
+        """Query servers concurrently; return each URL with its answer, or why there is none."""
 
         async def asked(url: str) -> tuple[str, A | NoHttpAnswer]:
             try:
@@ -173,11 +173,11 @@ class BrokerHttpClient:
     async def in_turn(
         self, topic: str, ask: Callable[[str], Awaitable[A]]
     ) -> AsyncIterator[tuple[str, A]]:
-        """Ask the brokers of a topic one after the other; yield of each its URL and its answer.
+        """Query the brokers of a topic one after the other; yield each URL with its answer.
 
         Raises:
-            NoHttpAnswer: no broker was found, or one did not answer. A broker that does not have
-                what it was asked for (404) is passed over, if another has.
+            NoHttpAnswer: no broker was found, or one did not answer. A broker without the requested
+            object (404) is skipped, if another has it.
         """
         missing: NoHttpAnswer | None = None
         has_found = False
@@ -242,7 +242,7 @@ class BrokerHttpClient:
                 status = response.status
                 if as_text and status in _TEXT_STATUSES:
                     return (await read_answer(response, _MAX_BYTES)).decode(errors="replace")
-                # What only does something says nothing, as nsqd.
+                # An action has an empty answer, as in nsqd.
                 answer = None if response.content_length == 0 else await _json(response)
         except TimeoutError:
             raise NoHttpAnswer(url, "no answer in time") from None

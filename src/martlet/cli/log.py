@@ -1,9 +1,9 @@
-"""``martlet log``: look at the commit log of a data folder, also while a broker runs on it.
+"""``martlet log``: inspect the commit log of a data folder, also while a broker runs on it.
 
-``verify`` reads everything and says whether it holds together; ``dump`` prints records or, of one
-topic, messages.  Nothing is written and nothing locked.
+``verify`` reads everything and checks its integrity; ``dump`` prints records or, of one topic,
+messages. Nothing is written and nothing locked.
 
-Exit codes: 0 when all is well, 1 when the log is damaged, 2 when the command line is wrong.
+Exit codes: 0 if the log is intact, 1 if it is damaged, 2 if the command line is wrong.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from martlet.properties.block import Block
 from martlet.properties.model import Properties
 
 _MAX_SHOWN = 120
-"""The characters of a body or of JSON that are shown without ``--json``."""
+"""The maximum number of characters of a body or of JSON shown without ``--json``."""
 Fields = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the result is the exit code of the process."""
+    """Run the command; return the exit code of the process."""
     given = _parser().parse_args(argv)
     try:
         folder = Folder(Path(given.folder))
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"martlet log: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader has seen enough; nor may the interpreter's last flush fail.
+        # The reader has closed the pipe; the interpreter's last flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
@@ -80,10 +80,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="martlet log", description="Look at the commit log of a data folder."
+        prog="martlet log", description="Inspect the commit log of a data folder."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add = commands.add_parser("verify", help="read everything and say whether it holds together")
+    add = commands.add_parser("verify", help="read everything and check its integrity")
     add.add_argument("folder", metavar="DIR", help="the broker's --data-path")
     add.add_argument("--json", action="store_true", help="for programs")
     add.set_defaults(run=_verify)
@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--limit", type=_natural_number, metavar="N", help="the maximum number to print"
     )
-    add.add_argument("--json", action="store_true", help="a JSON object a line, bodies whole")
+    add.add_argument(
+        "--json", action="store_true", help="a JSON object a line, with complete bodies"
+    )
     add.set_defaults(run=_dump)
     return parser
 
@@ -113,7 +115,7 @@ def _natural_number(text: str) -> int:
 
 
 class TopicNames:
-    """The names behind the topics' numbers, learnt from the journal."""
+    """The names of topics by their numbers, from the journal."""
 
     def __init__(self, folder: Folder) -> None:
         self._names: dict[int, str] = {}
@@ -124,7 +126,7 @@ class TopicNames:
                 self.learn(kind, entry)
 
     def learn(self, kind: int, entry: bytes) -> None:
-        """Learn from a journal entry."""
+        """Read a journal entry."""
         if kind == RecordKind.TOPOLOGY:
             self._learn(decode(RecordKind.TOPOLOGY, entry))
 
@@ -149,7 +151,7 @@ class TopicNames:
         return self._names.get(topic, f"(number {topic})")
 
     def is_deleted(self, topic: int) -> bool:
-        """Whether the journal says that the topic was deleted."""
+        """Return whether the journal says that the topic was deleted."""
         return topic in self._deleted
 
 
@@ -311,7 +313,7 @@ def _messages(
     for header, record in scan(folder.segments(), 0, report):
         if header.kind == RecordKind.TOPOLOGY:
             names.learn(header.kind, bytes(payload(header, record)))
-        # A batch that was moved stands in the log twice while its first place is not yet free.
+        # A moved batch is in the log twice until its first position is free.
         place = (header.topic, header.first_offset)
         if header.kind != RecordKind.BATCH or names[header.topic] != topic or place in seen:
             continue
@@ -321,7 +323,9 @@ def _messages(
 
 
 def _for_later(header: Header) -> Fields:
-    """When a batch is due; or, instead of a time, the number of the channel that alone gets it."""
+    """Return when a batch is due; or, instead of a time, the number of the only channel that gets
+    it.
+    """
     if header.deliver_at_ns < 0:
         return {"only_channel": -header.deliver_at_ns}
     return {"deliver_at": _time(header.deliver_at_ns)} if header.deliver_at_ns else {}

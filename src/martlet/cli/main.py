@@ -1,7 +1,7 @@
-"""The `martlet` command: hands each sub-command to its module, which is imported only then.
+"""The `martlet` command: run each sub-command in its module, which is imported only then.
 
-So `martlet --help` answers at once, `martlet broker` never imports Spark, and a command whose
-extra is not installed hinders no other.
+So `martlet --help` answers at once, `martlet broker` never imports Spark, and a command whose extra
+is not installed affects no other.
 """
 
 import difflib
@@ -22,9 +22,9 @@ class Command(NamedTuple):
     module: str
     help: str
     extra: str | None = None
-    """The extra of the package that brings what the command imports beyond the base."""
+    """The extra of the package with the command's further dependencies."""
     is_in_checkout: bool = False
-    """The module is no part of the package: it is in the repository, beside `src`."""
+    """Whether the module is outside of the package: in the repository, beside `src`."""
 
 
 COMMANDS = {
@@ -35,24 +35,26 @@ COMMANDS = {
     "up": Command("martlet.cli.servers.up", "run brokers and a lookup daemon on this machine"),
     "pub": Command("martlet.cli.nsq_tools.pub", "publish a pipe or files; takes to_nsq's flags"),
     "tail": Command(
-        "martlet.cli.nsq_tools.tail", "show messages as they come; takes nsq_tail's flags"
+        "martlet.cli.nsq_tools.tail", "show messages as they arrive; takes nsq_tail's flags"
     ),
     "to-file": Command(
-        "martlet.cli.nsq_tools.to_file", "topics to files; takes nsq_to_file's flags"
+        "martlet.cli.nsq_tools.to_file", "write topics to files; takes nsq_to_file's flags"
     ),
     "to-http": Command(
-        "martlet.cli.nsq_tools.to_http", "topics to URLs; takes nsq_to_http's flags"
+        "martlet.cli.nsq_tools.to_http", "send topics to URLs; takes nsq_to_http's flags"
     ),
     "relay": Command(
-        "martlet.cli.nsq_tools.relay", "topics to other brokers; takes nsq_to_nsq's flags"
+        "martlet.cli.nsq_tools.relay", "publish topics to other brokers; takes nsq_to_nsq's flags"
     ),
-    "stat": Command("martlet.cli.nsq_tools.stat", "counts as they change; takes nsq_stat's flags"),
+    "stat": Command(
+        "martlet.cli.nsq_tools.stat", "show counts as they change; takes nsq_stat's flags"
+    ),
     "peek": Command(
-        "martlet.cli.admin.peek", "show what a channel has yet to finish, and take nothing"
+        "martlet.cli.admin.peek", "show the unfinished messages of a channel, without consuming any"
     ),
-    "replay": Command("martlet.cli.admin.replay", "set a channel back to an offset or a time"),
+    "replay": Command("martlet.cli.admin.replay", "rewind a channel to an offset or a time"),
     "trace": Command(
-        "martlet.cli.admin.trace", "show where a message has been, by its id or a key"
+        "martlet.cli.admin.trace", "show the history of a message, by its id or a key"
     ),
     "topic": Command(
         "martlet.cli.admin.topic", "list, create, pause, empty, delete or configure topics"
@@ -60,21 +62,19 @@ COMMANDS = {
     "channel": Command(
         "martlet.cli.admin.channel", "list, create, pause, empty, delete or configure channels"
     ),
-    "nodes": Command("martlet.cli.admin.nodes", "which brokers lookup daemons know"),
-    "health": Command("martlet.cli.admin.health", "whether brokers and lookup daemons are well"),
-    "delayed": Command("martlet.cli.admin.delayed", "list or cancel what waits for its time"),
+    "nodes": Command("martlet.cli.admin.nodes", "list the brokers that lookup daemons know"),
+    "health": Command("martlet.cli.admin.health", "check brokers and lookup daemons"),
+    "delayed": Command("martlet.cli.admin.delayed", "list or cancel delayed messages"),
     "dead-letters": Command(
         "martlet.cli.admin.dead_letters",
-        "list, show, bring back or purge what has failed too often",
+        "list, show, redrive or purge dead letters",
     ),
-    "groups": Command(
-        "martlet.cli.admin.groups", "who fetches which queue in a group, and how far they are"
-    ),
+    "groups": Command("martlet.cli.admin.groups", "list, describe or reset consumer groups"),
     "transactions": Command(
         "martlet.cli.admin.transactions", "list, show, commit or roll back transactions"
     ),
     "log": Command("martlet.cli.log", "verify or dump the commit log of a data folder"),
-    "import-nsqd": Command("martlet.cli.import_nsqd", "take a stopped nsqd's data folder over"),
+    "import-nsqd": Command("martlet.cli.import_nsqd", "import a stopped nsqd's data folder"),
     "pipeline": Command("martlet.cli.pipeline", "jobs on topics that run on Spark", "spark"),
     "bench": Command(
         "bench.main", "measure a broker, beside another NSQ server", "cli", is_in_checkout=True
@@ -98,7 +98,7 @@ def usage() -> str:
             "       martlet COMMAND --help",
             "       martlet --version",
             "",
-            "A message broker that every NSQ client uses unchanged, and that forgets nothing",
+            "A message broker that every NSQ client uses unchanged, and that loses nothing",
             "it answered OK.",
             "",
             "commands:",
@@ -108,11 +108,11 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name; the result is the exit code of the process.
+    """Run the command that the arguments name; return the exit code of the process.
 
-    `argv` is `sys.argv[1:]` when not given. A command that does not exist, or none at all, is
-    reported on standard error and gives 2. Where the output is not read to its end, as behind
-    ``| head -1``, the command ends without a word, and the result is 141.
+    `argv` is `sys.argv[1:]` by default. An unknown or missing command is reported on standard error
+    and gives 2. If the output's reader closes the pipe, as in ``| head -1``, the command ends
+    silently, and the result is 141.
     """
     try:
         try:
@@ -155,7 +155,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     try:
         module = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
-        # A module of our own that is missing is a bug, and is reported as one.
+        # A missing module of Martlet itself is a bug, and is reported as one.
         if command.extra is None or error.name is None or error.name.startswith("martlet"):
             raise
         print(
@@ -169,7 +169,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
 
 
 def _add_checkout(module: str) -> bool:
-    """Make the checkout's own modules importable, if this is a checkout that has the module."""
+    """Make the checkout's own modules importable, if this is a checkout with the module."""
     folder = os.path.abspath(__file__)
     for _ in range(4):
         folder = os.path.dirname(folder)

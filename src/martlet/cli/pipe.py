@@ -1,4 +1,4 @@
-"""The pipe behind a command: it may be closed before all is written, as by ``| head -1``."""
+"""The output pipe of a command: its reader may close it early, as ``| head -1`` does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_closed() -> bool:
 
 
 def discard() -> None:
-    """Drop what is written from now on, so that the interpreter's last flush succeeds."""
+    """Discard further output, so that the interpreter's last flush succeeds."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

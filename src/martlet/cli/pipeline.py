@@ -12,17 +12,17 @@ from typing import Any
 from martlet.cli import start, tool
 
 JOBS = {
-    "archive": "topics as a growing table of Parquet files",
+    "archive": "archive topics as a growing table of Parquet files",
     "report": "figures over windows of time, live: a terminal, a page with plots, Parquet, a topic",
-    "replay": "messages of a topic's past or of an archive, sent again, each exactly once",
-    "dead-letters": "dead letters grouped by why they died, brought back or dropped by a condition",
-    "audit": "what became of every message, by the logs of the brokers",
+    "replay": "send messages of a topic's past or of an archive again, each exactly once",
+    "dead-letters": "group dead letters by reason; redrive or drop them by a condition",
+    "audit": "account for every message, from the logs of the brokers",
 }
-"""The jobs, each a module of `martlet.pipeline`, and what ``--help`` says of them."""
+"""The jobs, each a module of `martlet.pipeline`, and their lines of ``--help``."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a job; the result is the exit code of the process."""
+    """Run a job; return the exit code of the process."""
     name, *rest = argv or [""]
     if name in ("--help", "-help", "-h", "help"):
         print(usage())
@@ -53,7 +53,7 @@ def usage() -> str:
             "       martlet pipeline JOB --help",
             "       spark-submit [...] $(martlet pipeline --submit-file) JOB [--FLAG=VALUE ...]",
             "",
-            "The jobs on topics that run on Spark, on this machine or where --master says.",
+            "Jobs on topics that run on Spark, on this machine or on --master.",
             "",
             "jobs:",
             *(f"  {name:<{width}}  {summary}" for name, summary in JOBS.items()),

@@ -1,4 +1,4 @@
-"""The progress of a long command, on standard error: a bar at a terminal, or a line now and then.
+"""The progress of a long command, on standard error: a bar at a terminal, else occasional lines.
 
 The bar needs the package rich, from the extra ``cli``; without it a terminal gets lines too.
 """
@@ -13,18 +13,18 @@ from importlib.util import find_spec
 from typing import TextIO
 
 Advance = Callable[[int], None]
-"""Called with the number of steps that were done."""
+"""Called with the number of further steps done."""
 
 _LINE_EACH_S = 10.0
 
 
 @contextmanager
 def shown(what: str, total: int) -> Iterator[Advance]:
-    """Show how far a command has come.
+    """Show the progress of a command.
 
     Args:
-        what: is done, such as ``importing``.
-        total: of the steps.
+        what: the activity, such as ``importing``.
+        total: the number of steps.
     """
     if sys.stderr.isatty() and find_spec("rich") is not None:
         with _bar(what, total) as advance:
@@ -34,13 +34,13 @@ def shown(what: str, total: int) -> Iterator[Advance]:
 
 
 class Lines:
-    """A line every ten seconds, and none of what is done sooner.
+    """A line every ten seconds, none for a shorter command.
 
     Args:
-        what: is done.
-        total: of the steps.
-        stream: where the lines go.
-        clock: seconds, never going back.
+        what: the activity.
+        total: the number of steps.
+        stream: the output.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Lines:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Advance]:
-    # Not at the top: it may be missing, and takes a while.
+    # Imported here: it may be missing, and takes a while.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft

@@ -1,9 +1,9 @@
-"""Standard output, behind which there may be a pipe that is not read.
+"""Standard output, which may be a pipe without an active reader.
 
-A write to a full pipe waits for its reader, for ever if that is `less` or a stopped process.  So a
-thread writes, which is not waited for once output is stopped, and the event loop goes on meanwhile.
-It writes to the descriptor itself: a file object has a lock, and Python crashes at its end where a
-thread holds that.  The descriptor is not made non-blocking, since it is shared with the shell and
+A write to a full pipe waits for its reader, for ever if that is `less` or a stopped process. So a
+thread writes, while the event loop continues, and once output is stopped nothing waits for the
+thread. It writes to the descriptor itself: a file object has a lock, and Python crashes at exit if
+a thread holds it. The descriptor is not made non-blocking, since it is shared with the shell and
 other commands.
 """
 
@@ -20,13 +20,13 @@ from queue import SimpleQueue
 from threading import Thread
 
 PIECE_BYTES = 1 << 16
-"""The bytes of one write: what a pipe holds, so that it is known how far its reader has come."""
+"""The size of one write: a pipe's capacity, so that the progress of its reader is known."""
 PATIENCE_S = 1.0
-"""How long a write is waited for once output is stopped."""
+"""The maximum wait for a write once output is stopped."""
 
 
 class _Job:
-    """Bytes to write, and how many are written."""
+    """Bytes to write, and the number written."""
 
     __slots__ = ("data", "done", "written_bytes")
 
@@ -37,10 +37,10 @@ class _Job:
 
 
 class StandardOutput:
-    """Writes lines.
+    """Write lines.
 
     Args:
-        descriptor: of the file or pipe; that of `sys.stdout` if not given.
+        descriptor: of the file or pipe; by default that of `sys.stdout`.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -53,14 +53,14 @@ class StandardOutput:
         self._is_given_up = False
 
     async def print(self, lines: Iterable[str]) -> None:
-        """Write lines of text, each with a line's end. Raises OSError."""
+        """Write lines of text, each with a newline. Raises OSError."""
         await self.show([f"{line}\n".encode() for line in lines])
 
     async def show(self, lines: Sequence[bytes]) -> int:
-        """Write lines; return how many were written, which is all unless output was stopped.
+        """Write lines; return the number written, which is all unless output was stopped.
 
         Raises:
-            OSError: they cannot be written, as into a pipe whose reader has gone.
+            OSError: they cannot be written, as to a pipe whose reader is gone.
         """
         async with self._turn:
             if self._is_given_up or not lines:
@@ -74,7 +74,7 @@ class StandardOutput:
             return bisect_right(list(accumulate(map(len, lines))), job.written_bytes)
 
     def stop(self) -> None:
-        """Wait for writes no longer than a moment from now on."""
+        """Stop: wait for writes only for a moment from now on."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(PATIENCE_S, self._give_up)

@@ -1,6 +1,6 @@
 """The start of every command with flags: its options, its log lines, and an event loop.
 
-Log lines are nsqd's, so that what people grep and ship goes on working::
+Log lines have nsqd's form, so that operators' greps and log shippers keep working::
 
     [martlet] 2026/11/21 12:00:00.000000 INFO: TCP: listening on 127.0.0.1:4150
 
@@ -23,16 +23,16 @@ from martlet.options.command_line import ParsedArguments
 
 T = TypeVar("T", bound=LogOptions)
 ROOT = "martlet"
-"""The logger above all others of the package."""
+"""The parent of all loggers of the package."""
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), 127)}
-"""For what a client may have sent to make one line look like two, or like another one."""
+"""Escapes of characters by which a client could fake log lines."""
 WRONG = 2
-"""The exit code where the command line or the config file is wrong: another try would not help."""
+"""The exit code if the command line or the config file is wrong: another try would not help."""
 
 
 def version() -> str:
-    """Return what ``--version`` prints, in the shape of nsqd's."""
+    """Return the text of ``--version``, in nsqd's form."""
     return f"martlet v{__version__} (on python {sys.version.split()[0]})"
 
 
@@ -49,17 +49,17 @@ def options(
     argv: Sequence[str],
     hello: Callable[[T], Iterable[str]] = lambda _options: (),
 ) -> T:
-    """Read the options of a command line and its config file, and set up logging by them.
+    """Read the options of a command line and its config file, and configure logging.
 
     Args:
         command: the command line.
-        kind: which options.
-        argv: the words behind the command's name.
+        kind: the class of options.
+        argv: the words after the command's name.
         hello: the lines to log before any warning.
 
     Raises:
-        SystemExit: after ``--help`` or ``--version``, and with `WRONG` where they are wrong, which
-            is logged then.
+        SystemExit: after ``--help`` or ``--version``, and with `WRONG` after logging invalid
+        options.
     """
     try:
         values, warnings = command.read(argv)
@@ -88,7 +88,7 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as nsqd's logger would, local time to the microsecond."""
+    """Format a record as nsqd's logger does, in local time to the microsecond."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class LineFormatter(logging.Formatter):
         self._shown_second = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and below it the traceback if the record has one."""
+        """Return the line, followed by the traceback if the record has one."""
         second, microseconds = divmod(int(record.created * 1e6), 1_000_000)
         if second != self._second:
             moment = time.localtime(second)
@@ -113,8 +113,8 @@ class LineFormatter(logging.Formatter):
 
 
 def set_up_logging(level: LogLevel, prefix: str, stream: TextIO | None = None) -> logging.Logger:
-    """Send what the package logs to a stream (standard error); return its logger."""
-    # What no line shows is not looked up: that takes a third of the time of a line.
+    """Send the package's log records to a stream (standard error); return its logger."""
+    # Skip lookups of fields that no line shows: they take a third of the time of a line.
     logging._srcfile = None  # as the documentation of logging says
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logger = logging.getLogger(ROOT)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def laid_out(rows: Sequence[tuple[str, ...]], numbers: Collection[int] = ()) -> list[str]:
-    """Lay rows out in columns, those of these numbers to the right; no line for a head alone."""
+    """Format rows in columns, some right-aligned; return no line for a header alone."""
     if len(rows) < 2:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -24,24 +24,24 @@ def laid_out(rows: Sequence[tuple[str, ...]], numbers: Collection[int] = ()) -> 
 
 
 def printable(text: str) -> str:
-    """Escape what would move a terminal's cursor or colour it."""
+    """Escape characters that control a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    """Write an object as a line of JSON."""
+    """Return an object as a line of JSON."""
     return json.dumps(fields, ensure_ascii=False)
 
 
 def body_text(message: Mapping[str, Any]) -> str:
-    """Show the body of a message in a broker's answer, as text where it is text."""
+    """Format the body of a message in a broker's answer, as text if it is text."""
     if message["body"] is None:
         return repr(b64decode(message["body_base64"]))[2:-1]
     return printable(message["body"])
 
 
 def age(seconds: float) -> str:
-    """Write an age in its largest unit of which there are two."""
+    """Format an age in the largest unit of which it has at least two."""
     count = max(0, int(seconds))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if count >= 2 * length:
@@ -50,5 +50,5 @@ def age(seconds: float) -> str:
 
 
 def local_time(time_ms: int, timespec: str = "seconds") -> str:
-    """Write milliseconds since 1970 as a local time with its zone."""
+    """Format milliseconds since 1970 as a local time with its zone."""
     return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(timespec=timespec)

@@ -1,4 +1,4 @@
-"""Run commands that are no servers: read their flags, and end on a signal."""
+"""Run commands that are not servers: read their flags, and end on a signal."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ def options(
     Args:
         command: its name.
         description: the first text of ``--help``.
-        kind: which options.
-        argv: the words behind the command's name.
-        usage: what may stand behind the flags, for ``--help``.
-        operands: flags that may stand without their names, in this order.
+        kind: the class of options.
+        argv: the words after the command's name.
+        usage: the operands after the flags, for ``--help``.
+        operands: flags whose values may stand without their names, in this order.
 
     Raises:
-        SystemExit: after ``--help`` or ``--version``, and where an option is wrong, which is
-            logged then.
+        SystemExit: after ``--help`` or ``--version``, and after logging an invalid option.
     """
     if operands:
         found, others = split(kind, argv)
@@ -76,14 +75,14 @@ async def show(lines: Iterable[str]) -> None:
 def run_at_each(
     work: Callable[[], Awaitable[Iterable[tuple[str, A | OSError]]]], describe: Callable[[A], str]
 ) -> int:
-    """Do something at each of several servers, and show what each has done, or why not.
+    """Run an action at each of several servers, and show each result or error.
 
     Args:
-        work: does it; returns for each server its URL and its answer, or why there is none.
-        describe: gives the text of an answer.
+        work: returns for each server its URL and its answer, or why there is none.
+        describe: returns the text of an answer.
 
     Returns:
-        The exit code of the process; 1 as well where a server has not done it.
+        The exit code of the process; 1 if any server has failed.
     """
     has_failed = False
 
@@ -102,7 +101,7 @@ def run_at_each(
 
 
 def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
-    """Run what has no messages in hand, and is cancelled by SIGTERM or SIGINT; the exit code."""
+    """Run work that holds no messages, cancelled by SIGTERM or SIGINT; return the exit code."""
     running: list[asyncio.Task[object]] = []
 
     async def run_it() -> None:
@@ -116,12 +115,12 @@ def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
 def run(
     work: Callable[[], Awaitable[Any]], stop: Callable[[], object], **on: Callable[[], object]
 ) -> int:
-    """Run a tool until it ends, or SIGTERM or SIGINT stops it; the exit code of the process.
+    """Run a tool until it ends, or SIGTERM or SIGINT stops it; return the exit code of the process.
 
     Args:
         work: the tool's work.
         stop: makes it end cleanly.
-        on: what to do on other signals, by name.
+        on: handlers of other signals, by name.
     """
 
     async def serve() -> int:

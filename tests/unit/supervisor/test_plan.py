@@ -81,7 +81,7 @@ def test_what_is_refused(settings: dict[str, object], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--workers=2", "--", "--data-path=x"], "--data-path after -- is for martlet up to say"),
+        (["--workers=2", "--", "--data-path=x"], "--data-path after -- is a flag of martlet up"),
         (["--", "--config=x"], "name the brokers' config file with --broker-config"),
         (["--", "--max-rdy-count=0"], "--max-rdy-count is 0; it must be"),
         (["--broker-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),

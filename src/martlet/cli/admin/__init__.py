@@ -1,4 +1,4 @@
-"""Commands that look at brokers and change them, over HTTP.
+"""Commands that inspect and change brokers, over HTTP.
 
 May import: `martlet.cli.broker_http`, and `martlet.broker` for names and policies. Start with
 `peek`, a typical one.

@@ -23,7 +23,7 @@ LIST = "list the channels of each broker with their counts, or those of one topi
 
 
 def list_all(argv: Sequence[str]) -> int:
-    """List channels; the result is the exit code of the process."""
+    """List channels; return the exit code of the process."""
     return show_inventory("channel list", "channels", LIST, ListOptions, _list, channel_lines, argv)
 
 
@@ -47,7 +47,7 @@ def _channels(stats: Fields) -> Iterator[Fields]:
 
 
 def channel_lines(found: Iterable[Fields]) -> list[str]:
-    """Lay channels out for people."""
+    """Format channels as text."""
     names = ("depth", "in_flight", "deferred", "clients", "messages")
     head = (name.replace("_", " ").upper() for name in names)
     rows: list[tuple[str, ...]] = [("TOPIC", "CHANNEL", *head, "BROKER")]
@@ -60,7 +60,7 @@ def channel_lines(found: Iterable[Fields]) -> list[str]:
 ACTIONS = {
     "list": ManageAction(list_all, "[TOPIC] [--json]", LIST),
     "create": change(
-        CREATE, ChannelOptions, "create a channel; it gets what is published from then on"
+        CREATE, ChannelOptions, "create a channel, which gets messages published from then on"
     ),
     "pause": change(PAUSE, ChannelOptions, "stop the delivery of a channel; messages wait"),
     "unpause": change(UNPAUSE, ChannelOptions, "let a channel deliver again"),
@@ -77,5 +77,5 @@ ACTIONS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the first word says; the result is the exit code of the process."""
+    """Run the action of the first word; return the exit code of the process."""
     return manage.main("channel", ACTIONS, argv)

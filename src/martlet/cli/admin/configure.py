@@ -1,6 +1,6 @@
 """``martlet topic configure`` and ``martlet channel configure``: set and show policies.
 
-`martlet.broker.policy` says what may be set, and within which limits.
+`martlet.broker.policy` has the fields and their limits.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PLACES = {"topic": TopicOptions, "channel": ChannelOptions}
 
 
 def topic(argv: Sequence[str]) -> int:
-    """Configure a topic; the result is the exit code of the process."""
+    """Configure a topic; return the exit code of the process."""
     return _run("topic", TopicPolicy(), argv, ["topic"])
 
 
 def channel(argv: Sequence[str]) -> int:
-    """Configure a channel; the result is the exit code of the process."""
+    """Configure a channel; return the exit code of the process."""
     return _run("channel", ChannelPolicy(), argv, ["topic", "channel"])
 
 
@@ -50,7 +50,7 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
         " ".join([*(name.upper() for name in names), "[NAME=VALUE ...]"]),
     )
     if stray := named[len(names) :]:
-        _fail(f"what is to become of {stray[0]!r}? Write NAME=VALUE, such as {stray[0]}=default")
+        _fail(f"{stray[0]!r} has no value: write NAME=VALUE, such as {stray[0]}=default")
     try:
         changes = read(policy, settings)
         policy.changed(changes)
@@ -66,12 +66,12 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
 async def configure(
     options: BrokerHttpOptions, place: Mapping[str, str], changes: Mapping[str, object]
 ) -> list[tuple[str, Fields | NoHttpAnswer]]:
-    """Set fields of a policy on each broker; return the policy that it has there then.
+    """Set fields of a policy on each broker; return the resulting policies.
 
     Args:
-        options: which brokers.
+        options: with the brokers.
         place: the names of the topic and, for its policy, of the channel.
-        changes: the fields to set, to None for the default; without any, nothing is set.
+        changes: the fields to set, None for the default; if empty, only show the policy.
 
     Raises:
         NoHttpAnswer: no broker was found.
@@ -122,16 +122,16 @@ def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
 
 
 def _listed(name: str, text: str) -> list[object]:
-    """Read a list in JSON, as calls have it; else its brackets would belong to the words."""
+    """Refuse a list in JSON, whose brackets would become part of the words."""
     try:
         values: list[object] = json.loads(text)
     except ValueError:
-        raise BadPolicy(f"{name}={text}: no list; write its parts with commas, as a,b") from None
+        raise BadPolicy(f"{name}={text}: write a list with commas, as a,b") from None
     return values
 
 
 def _number(name: str, text: str) -> int:
-    """Read a whole number, by the name's ending also a duration such as 72h or a size."""
+    """Read a whole number or, depending on the name, a duration such as 72h or a size."""
     try:
         return int(text)
     except ValueError:
@@ -148,9 +148,9 @@ def _number(name: str, text: str) -> int:
 
 def _description(what: str, policy: Policy) -> str:
     texts = [
-        f"Set what a {what} does beyond NSQ's rules, on each broker named, or on all that a lookup"
-        " daemon knows; without any NAME=VALUE, show what is set. It counts at once, and after a"
-        " restart. The value 'default' takes back what was set. There are",
+        f"Set the policy of a {what} beyond NSQ's rules, on each broker named, or on all that a"
+        " lookup daemon knows; without any NAME=VALUE, show it. It applies at once, and after a"
+        " restart. The value 'default' resets a field. There are",
     ]
     for each in policy.settable():
         choices = each.metadata.get("choices", ())
@@ -166,7 +166,7 @@ def _shown(policy: Mapping[str, object]) -> str:
 
 
 def _written(value: object) -> str:
-    """Write a value as it is typed."""
+    """Format a value as a user types it."""
     if not isinstance(value, list):
         return str(value)
     texts = [str(each) for each in value]

@@ -1,7 +1,7 @@
-"""``martlet dead-letters``: list, show, redrive or purge what channels have given up.
+"""``martlet dead-letters``: list, show, redrive or purge dead letters.
 
-Each broker is asked by calls, page by page (see `martlet.server.rpc.dead_letters`).  Dead
-letters that come meanwhile are left alone: one that fails again at once would go round for ever.
+The command calls each broker, page by page (see `martlet.server.rpc.dead_letters`). New dead
+letters are left alone: one that fails again at once would be redriven for ever.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class DeadLetterOptions(BrokerHttpOptions):
         "redrive to this topic, to all its channels (default: to the channel that they come from,"
         " and to no other)",
     )
-    dry_run: bool = option(False, "only say what would be done")
+    dry_run: bool = option(False, "only show the effect")
     topic: str = option("", "the topic that they come from", section="whose dead letters")
-    channel: str = option("", "the channel that gave them up")
-    dead_letter_topic: str = option("", "where they are (default: where the channel's go)")
+    channel: str = option("", "the channel that they come from")
+    dead_letter_topic: str = option("", "the dead-letter topic (default: the channel's)")
     ids: tuple[str, ...] = option(
         (), "only this one; may be given several times", name="id", section="which of them"
     )
@@ -53,14 +53,17 @@ class DeadLetterOptions(BrokerHttpOptions):
     error: str = option("", "only those whose errors contain this")
     since: str = option(
         "",
-        "only those given up at or after this time: 2026-01-31T12:00:00 in local time, seconds"
+        "only those dead-lettered at or after this time: 2026-01-31T12:00:00 in local time, seconds"
         " since 1970, or how long ago, as 90m",
     )
-    until: str = option("", "only those given up until this time")
+    until: str = option("", "only those dead-lettered until this time")
     limit: int = option(
-        20, "show so many of each broker (0: all of them)", limits=(0, None), section="output"
+        20,
+        "maximum dead letters to show of each broker; 0: no limit",
+        limits=(0, None),
+        section="output",
     )
-    max_body_bytes: Size = option(1024, "show no more of a body", limits=(0, 8 << 20))
+    max_body_bytes: Size = option(1024, "maximum bytes of a body to show", limits=(0, 8 << 20))
     json: bool = option(False, "lines of JSON")
 
     def __post_init__(self) -> None:
@@ -101,7 +104,7 @@ class DeadLetterOptions(BrokerHttpOptions):
         return {name: value for name, value in fields.items() if value}
 
     def which(self, now_ns: int) -> Mapping[str, object]:
-        """Return the fields of a call that choose some of them."""
+        """Return the fields of a call that select some of them."""
         fields: dict[str, object] = {"reason": self.reason, "error": self.error}
         if self.ids:
             fields["ids"] = list(self.ids)
@@ -139,11 +142,11 @@ async def pages(options: DeadLetterOptions) -> AsyncIterator[list[Fields]]:
 async def act(
     options: DeadLetterOptions, unknown: dict[str, None]
 ) -> AsyncIterator[tuple[str, int, Mapping[str, int]]]:
-    """Redrive or purge; yield how many, and how many stay why, some at a time.
+    """Redrive or purge in pages; yield the number done, and the numbers that stay, by reason.
 
     Args:
-        options: which dead letters, and what to do with them.
-        unknown: filled with those of the ids asked for that no broker has.
+        options: the dead letters and the action.
+        unknown: filled with requested ids that no broker has.
 
     Raises:
         NoHttpAnswer: a broker does not answer.
@@ -154,7 +157,7 @@ async def act(
     if options.to_topic:
         fields["to_topic"] = options.to_topic
     async for url, done in _ask(options, options.action, fields):
-        for each in done.get("found", options.ids):  # An older broker does not say.
+        for each in done.get("found", options.ids):  # An older broker does not report it.
             unknown.pop(each, None)
         yield url, done["count"], done["kept"]
 
@@ -178,12 +181,12 @@ async def _ask(
                 except NoHttpAnswer as error:
                     if error.status != NOT_FOUND:
                         raise
-                    break  # Its last dead letter has gone meanwhile.
+                    break  # Its last dead letter is gone.
                 yield url, page
 
 
 def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
-    """Lay dead-letter topics out for people: a line for each channel that has some."""
+    """Format dead-letter topics as text: a line for each channel that has some."""
     rows = [("TOPIC", "CHANNEL", "COUNT", "OLDEST", "REASONS", "DEAD-LETTER TOPIC")]
     for each in topics:
         if not each["count"]:
@@ -202,7 +205,7 @@ def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
 
 
 def letter_lines(letter: Fields, now_ms: int) -> list[str]:
-    """Describe a dead letter for people."""
+    """Format a dead letter as text."""
     origin = f"{letter.get('topic', '?')}/{letter.get('channel', '?')}"
     counts = [
         counted(int(letter[name]), name.removesuffix("s"))
@@ -240,8 +243,8 @@ def _age(now_ms: int, then_ms: int) -> str:
 
 
 DESCRIPTION = (
-    "List, show, bring back (redrive) or throw away (purge) the messages that channels with a retry"
-    " policy have given up. What to do, the topic and the channel may stand without their flags:"
+    "List, show, move back (redrive) or delete (purge) the dead letters of channels with a retry"
+    " policy. The action, the topic and the channel may stand without their flags:"
     " martlet dead-letters show TOPIC CHANNEL. Dead letters are in the topic TOPIC.CHANNEL.dead, or"
     " the one that the policy names, until they are redriven, purged, or finished by a consumer of"
     " its channel dead-letters."
@@ -250,7 +253,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the action says; the result is the exit code of the process."""
+    """Run the action; return the exit code of the process."""
     operands = ("action", "topic", "channel")
     options = tool.options(
         "dead-letters", DESCRIPTION, DeadLetterOptions, argv, "ACTION [TOPIC CHANNEL]", operands
@@ -290,7 +293,7 @@ def main(argv: Sequence[str]) -> int:
         for (url, why), many in kept.items():
             log.error("%s: %d stay where they are: %s", url, many, why)
         for each in unknown:
-            log.error("no dead letter that is meant has the id %s, or had it before", each)
+            log.error("no selected dead letter has the id %s, or had it before", each)
 
     async def run() -> None:
         run_action = {"list": count, "show": show}.get(options.action, move)

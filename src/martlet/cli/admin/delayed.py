@@ -1,4 +1,4 @@
-"""``martlet delayed``: list and cancel the messages that wait for their time."""
+"""``martlet delayed``: list and cancel delayed messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class DelayedOptions(BrokerHttpOptions):
     ids: tuple[str, ...] = option((), "cancel this one; may be given several times", name="id")
     all: bool = option(False, "cancel all of the topic's")
     limit: int = option(
-        20, "list so many of each broker (0: all of them)", limits=(0, None), section="output"
+        20,
+        "maximum messages to list of each broker; 0: no limit",
+        limits=(0, None),
+        section="output",
     )
     json: bool = option(False, "a line of JSON for each message")
 
@@ -40,7 +43,7 @@ class DelayedOptions(BrokerHttpOptions):
         require_ids(self.ids)
         if self.action == "cancel" and bool(self.ids) == self.all:
             raise OptionError(
-                "which ones are meant? Name their ids, as martlet delayed list tells them, or --all"
+                "name the ids to cancel, as martlet delayed list shows them, or give --all"
             )
 
 
@@ -49,7 +52,7 @@ _ALL = 1 << 62
 
 
 async def pages(options: DelayedOptions) -> AsyncIterator[tuple[str, int, list[Fields]]]:
-    """List delayed messages; yield of each broker its URL, how many wait, and the next of them.
+    """List delayed messages; yield each broker's URL, the number that wait, and the next of them.
 
     Raises:
         NoHttpAnswer: a broker does not answer, or none has the topic.
@@ -67,7 +70,7 @@ async def pages(options: DelayedOptions) -> AsyncIterator[tuple[str, int, list[F
 
 
 async def cancel(options: DelayedOptions) -> AsyncIterator[tuple[str, list[str]]]:
-    """Cancel messages; yield of each broker its URL and ids it has cancelled. As `pages`."""
+    """Cancel messages; yield each broker's URL and the cancelled ids. Raises as `pages`."""
     async with BrokerHttpClient(options) as client:
 
         async def cancel_at(url: str, ids: list[str]) -> tuple[str, list[str]]:
@@ -103,7 +106,7 @@ async def _page(client: BrokerHttpClient, url: str, topic: str, start: str, limi
 
 
 def lines(messages: Iterable[Fields]) -> list[str]:
-    """Describe messages for people, a line each."""
+    """Format messages as text, a line each."""
     return [
         f"{message['id']}  due {_time(message['deliver_at_ms'])}  published"
         f" {_time(message['stored_at_ms'])}  {counted(message['size_bytes'], 'byte')}"
@@ -122,16 +125,16 @@ def _properties(message: Fields) -> str:
 
 
 DESCRIPTION = (
-    "List or cancel messages of a topic that were sent to be delivered at a time. What to do, the"
+    "List or cancel messages of a topic that were sent with a delivery time. The action, the"
     " topic and the ids may stand without their flags: martlet delayed list TOPIC, martlet delayed"
-    " cancel TOPIC ID ... An id is told when the message is sent, and by the list. (A message that"
-    " DPUB defers is its channels' as in nsqd, as long as there are few: martlet peek shows those.)"
+    " cancel TOPIC ID ... The answer to a send has the id, and so has the list. (A message that"
+    " DPUB defers belongs to its channels as in nsqd, unless there are many: see martlet peek.)"
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """List or cancel messages; the result is the exit code of the process."""
+    """List or cancel messages; return the exit code of the process."""
     operands = ("action", "topic", *["id"] * len(argv))
     options = tool.options(
         "delayed", DESCRIPTION, DelayedOptions, argv, "ACTION TOPIC [ID ...]", operands
@@ -168,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
         )
         not_waiting.extend(each for each in options.ids if each not in cancelled)
         for each in not_waiting:
-            log.error("%s does not wait: it is unknown, delivered, or cancelled already", each)
+            log.error("%s is not waiting: it is unknown, delivered, or cancelled already", each)
 
     code = tool.run_alone(show if options.action == "list" else give_up)
     return 1 if not_waiting else code

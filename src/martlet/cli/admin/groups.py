@@ -1,6 +1,6 @@
 """``martlet groups``: list, describe and reset the groups whose members fetch from assigned queues.
 
-Each broker is asked by calls (see `martlet.server.rpc.groups`), and has groups of its own.
+The command calls each broker (see `martlet.server.rpc.groups`), which has groups of its own.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class GroupOptions(BrokerHttpOptions):
     action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
     topic: str = option("", "the topic", section="which group")
     group: str = option("", "its name")
-    to_first: bool = option(False, "to all that is there", section="where to reset it")
-    to_last: bool = option(False, "to what comes from now on")
+    to_first: bool = option(False, "to the first stored message", section="where to reset it")
+    to_last: bool = option(False, "to the end: only new messages")
     to_time: str = option(
         "",
-        "to what was published at or after this time: 2026-01-31T12:00:00 in local time, with Z or"
-        " +01:00 in another, seconds since 1970, or how long ago, as 90m",
+        "to the first message published at or after this time: 2026-01-31T12:00:00 in local time,"
+        " with Z or +01:00 in another, seconds since 1970, or how long ago, as 90m",
     )
     to_offset: int = option(
         -1,
@@ -43,7 +43,7 @@ class GroupOptions(BrokerHttpOptions):
     queue: int = option(
         -1, "only this queue of the topic (default: all of them)", limits=(-1, 1023)
     )
-    force: bool = option(False, "though it has members: they have to join again")
+    force: bool = option(False, "even if it has members: they have to join again")
     json: bool = option(False, "lines of JSON", section="output")
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ async def ask(options: GroupOptions) -> list[Fields]:
 
 
 def list_lines(answers: Iterable[Fields]) -> list[str]:
-    """Lay groups out for people, a line each."""
+    """Format groups as text, a line each."""
     rows: list[tuple[str, ...]] = [("TOPIC", "GROUP", "MEMBERS", "QUEUES", "LAG", "BROKER")]
     for answer in answers:
         for group in answer["groups"]:
@@ -117,7 +117,7 @@ def list_lines(answers: Iterable[Fields]) -> list[str]:
 
 
 def describe_lines(answer: Fields, now_ms: int) -> list[str]:
-    """Describe a group for people."""
+    """Format a group as text."""
     paused = ", paused" if answer["paused"] else ""
     who = _follows(answer).strip(" ()") or (
         f"{counted(len(answer['members']), 'member')}, {answer['strategy']}"
@@ -149,14 +149,14 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
 
 
 def _follows(group: Fields) -> str:
-    """Mark a group that stands for a reader with offsets of its own."""
+    """Mark a group that shows an external reader."""
     if group.get("kind") != "follower":
         return ""
     return " (follower, retains)" if group["retain"] else " (follower)"
 
 
 def reset_lines(answer: Fields) -> list[str]:
-    """Describe a reset for people."""
+    """Format a reset as text."""
     names = ("queue", "before", "offset", "lag")
     rows: list[tuple[str, ...]] = [("QUEUE", "WAS AT", "IS AT", "LAG")]
     rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
@@ -164,18 +164,18 @@ def reset_lines(answer: Fields) -> list[str]:
 
 
 DESCRIPTION = (
-    "List the groups whose members fetch from the queues allocated to them, describe one (its"
-    " members, who has which queue, how far each queue is committed and what is left), or reset its"
-    " offsets. What to do, the topic and the group may stand without their flags: martlet groups"
+    "List the groups whose members fetch from assigned queues, describe one (its"
+    " members, and the holder, committed offset and lag of each queue), or reset its"
+    " offsets. The action, the topic and the group may stand without their flags: martlet groups"
     " describe TOPIC GROUP. A reset is refused while the group has members, unless --force is"
-    " given: they have to join again then, which clients do by themselves. A reset forward passes"
-    " over what lies between; deferred messages keep their times, wherever the group is set."
+    " given: they have to join again then, which clients do by themselves. A reset forward skips"
+    " the messages between; deferred messages keep their times, wherever the group is reset."
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """List, describe or reset groups; the result is the exit code of the process."""
+    """List, describe or reset groups; return the exit code of the process."""
     operands = ("action", "topic", "group")
     options = tool.options(
         "groups", DESCRIPTION, GroupOptions, argv, "ACTION [TOPIC GROUP]", operands

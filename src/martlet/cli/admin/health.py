@@ -1,4 +1,4 @@
-"""``martlet health``: whether brokers and lookup daemons are well, by exit code and in words."""
+"""``martlet health``: check brokers and lookup daemons; report by exit code and as text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from martlet.cli.admin.inventory import Inventory, InventoryOptions, show_invent
 from martlet.cli.broker_http import BrokerHttpClient, Fields, NoHttpAnswer
 
 DESCRIPTION = (
-    "Ask each broker that is named, or each lookup daemon and all brokers that it knows, whether"
-    " it is well (/ping), and show what it says. The exit code is 0 where all are well, and 1 where"
+    "Check each broker that is named, or each lookup daemon and all brokers that it knows,"
+    " by /ping, and show the answers. The exit code is 0 if all are healthy, and 1 if"
     " one is not, or does not answer."
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask for health; the result is the exit code of the process."""
+    """Check the servers; return the exit code of the process."""
     return show_inventory(
         "health", "brokers", DESCRIPTION, InventoryOptions, health, health_lines, argv
     )
 
 
 async def health(inventory: Inventory) -> list[Fields]:
-    """Ask each broker, and each lookup daemon that is named, for its health."""
+    """Check each broker, and each named lookup daemon."""
     async with BrokerHttpClient(inventory.options) as client:
 
         async def ask(url: str) -> Fields:

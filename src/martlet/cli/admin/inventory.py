@@ -1,4 +1,4 @@
-"""Inventories: what the commands share that list topics, channels and brokers, and their health."""
+"""The base of commands that list topics, channels and brokers, and their health."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _named(things: Iterable[Fields], key: str, name: str) -> Fields | None:
 
 
 class Inventory:
-    """Asks brokers and lookup daemons what there is.
+    """Query brokers and lookup daemons.
 
     Attributes:
-        options: which brokers or lookup daemons.
+        options: with the brokers or lookup daemons.
         failed: why servers did not answer.
     """
 
@@ -98,7 +98,7 @@ class Inventory:
         return [each for found in answers for each in found]
 
     async def answers(self, urls: Sequence[str], ask: Callable[[str], Awaitable[Any]]) -> list[Any]:
-        """Ask servers at once; return their answers, and add those that gave none to `failed`."""
+        """Query servers concurrently; return their answers, and add failures to `failed`."""
 
         async def asked(url: str) -> Any:
             try:
@@ -106,7 +106,7 @@ class Inventory:
             except NoHttpAnswer as error:
                 return error
             except _UNREADABLE as error:
-                return NoHttpAnswer(url, f"an answer that cannot be understood: {error!r}")
+                return NoHttpAnswer(url, f"an unintelligible answer: {error!r}")
 
         answers = await asyncio.gather(*map(asked, urls))
         self.failed += [each for each in answers if isinstance(each, NoHttpAnswer)]
@@ -114,7 +114,7 @@ class Inventory:
 
 
 def paused_name(each: Fields, kind: str) -> str:
-    """Return the name of a topic or channel, marked where it is paused."""
+    """Return the name of a topic or channel, marked if it is paused."""
     return f"{each[kind]} (paused)" if each["paused"] else str(each[kind])
 
 
@@ -127,7 +127,7 @@ def show_inventory(
     lines: Callable[[list[Fields]], list[str]],
     argv: Sequence[str],
 ) -> int:
-    """Show what there is, such as topics; the exit code is 1 if a server did not answer."""
+    """Show items, such as topics; the exit code is 1 if a server did not answer."""
     names = ["topic"] if "topic" in kind.flags() else []
     options = tool.options(
         command, description, kind, argv, "[TOPIC]" if names else "", operands=names

@@ -1,7 +1,7 @@
 """The actions of ``martlet topic`` and ``martlet channel``: create, pause, empty, delete.
 
-The paths and the answers are nsqd's.  Where lookup daemons are named, a deleted topic is deleted
-there too, and a created channel is registered, so that brokers that get the topic later make it at
+The paths and the answers are nsqd's. If lookup daemons are named, a deleted topic is deleted there
+too, and a created channel is registered, so that brokers that get the topic later create it at
 once.
 """
 
@@ -30,7 +30,7 @@ from martlet.plural import counted
 def _force() -> Any:
     return option(
         False,
-        "do it: messages are lost; without it, what would be lost is shown and nothing is done",
+        "do it: messages are lost; without it, only show what would be lost",
     )
 
 
@@ -53,10 +53,10 @@ class Verb:
     """An action on a topic or a channel.
 
     Attributes:
-        name: as it is typed, and in the path.
+        name: of the command, and in the path.
         done: the state of the topic or channel afterwards.
         drops: whether messages are lost.
-        is_registered: whether it is done at lookup daemons too.
+        is_registered: whether it is repeated at lookup daemons.
     """
 
     name: str
@@ -73,15 +73,15 @@ EMPTY = Verb("empty", "is emptied", drops=True)
 
 
 class ManageRefused(NoHttpAnswer):
-    """Nothing was done at a broker, as messages would be lost and --force is missing."""
+    """Nothing was done at a broker, since messages would be lost and --force is missing."""
 
 
 class Change:
-    """Does one thing to a topic or channel.
+    """Change a topic or channel.
 
     Args:
-        verb: what is done.
-        options: to which, on which brokers.
+        verb: the action.
+        options: the topic or channel, and the brokers.
     """
 
     def __init__(self, verb: Verb, options: TopicOptions | ChannelOptions) -> None:
@@ -99,7 +99,7 @@ class Change:
         return " of ".join(f"{kind} {name!r}" for kind, name in reversed(self._names.items()))
 
     async def run(self) -> list[tuple[str, NoHttpAnswer | None]]:
-        """Do it on each broker, then at each lookup daemon; return what went wrong there.
+        """Do it on each broker, then at each lookup daemon; return the daemons' errors.
 
         Nothing is done at lookup daemons unless all brokers have done it.
 
@@ -118,7 +118,7 @@ class Change:
             return outcomes
 
     async def _brokers(self, client: BrokerHttpClient) -> list[str]:
-        """Find those that have the topic; none where lookup daemons alone know it."""
+        """Return the brokers that have the topic; none if only lookup daemons know it."""
         try:
             return await client.brokers(self._options.topic)
         except NoHttpAnswer as error:
@@ -136,7 +136,7 @@ class Change:
             raise
 
     async def _register(self, client: BrokerHttpClient, url: str) -> None:
-        """Tell a lookup daemon; one that never knew the topic, or forgot it, is fine."""
+        """Repeat it at a lookup daemon; one that does not know the topic is fine."""
         try:
             await self._change(client, url)
         except NoHttpAnswer as error:
@@ -144,7 +144,7 @@ class Change:
                 raise
 
     async def _refuse(self, client: BrokerHttpClient, url: str) -> None:
-        """Raise what would be lost at a broker."""
+        """Raise with the losses at a broker."""
         try:
             stats = await look(client, url, self._options.topic)
             topic = topic_of(stats, self._options.topic)
@@ -158,21 +158,21 @@ class Change:
                     raise NoHttpAnswer(url, f"there is no {self.what}", NOT_FOUND)
                 found = [channel]
         except (KeyError, TypeError, AttributeError) as error:
-            raise NoHttpAnswer(url, f"no /stats that could be understood: {error!r}") from None
+            raise NoHttpAnswer(url, f"an unintelligible answer to /stats: {error!r}") from None
         raise ManageRefused(
             url, f"nothing is done without --force: {self.what} has {_describe(found)} there"
         )
 
 
 def with_way_out(error: NoHttpAnswer, url: str, names: Mapping[str, str]) -> NoHttpAnswer:
-    """Add the command that makes a topic or channel to an error that it is not there."""
+    """Add the command that creates a topic or channel to an error that it is missing."""
     if error.status != NOT_FOUND:
         return error
     words = ["channel", "create", names["topic"], names.get("channel", "")]
     if "there is no topic" in error.why:
         words = ["topic", "create", names["topic"]]
     call = " ".join(["martlet", *words, f"--nsqd-http-address={url.removeprefix('http://')}"])
-    return NoHttpAnswer(url, f"{error.why}; to make it: {call}", error.status)
+    return NoHttpAnswer(url, f"{error.why}; to create it: {call}", error.status)
 
 
 def _describe(found: list[Fields]) -> str:
@@ -190,7 +190,7 @@ def _describe(found: list[Fields]) -> str:
 
 
 class ManageAction(NamedTuple):
-    """An action of ``martlet topic`` or ``martlet channel``: the first word behind it."""
+    """An action of ``martlet topic`` or ``martlet channel``: the word after it."""
 
     run: Callable[[Sequence[str]], int]
     arguments: str
@@ -198,7 +198,7 @@ class ManageAction(NamedTuple):
 
 
 def main(what: str, actions: Mapping[str, ManageAction], argv: Sequence[str]) -> int:
-    """Do what the first word says; the result is the exit code of the process."""
+    """Run the action of the first word; return the exit code of the process."""
     action = actions.get(argv[0]) if argv else None
     if action is not None:
         return action.run(argv[1:])
@@ -221,7 +221,7 @@ def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
             "",
             *(f"  {name:<{width}}  {each.help}" for name, each in actions.items()),
             "",
-            f"martlet {what} WORD --help tells more.",
+            f"See martlet {what} ACTION --help.",
         ]
     )
 
@@ -229,7 +229,7 @@ def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
 def change(
     verb: Verb, kind: type[TopicOptions] | type[ChannelOptions], summary: str
 ) -> ManageAction:
-    """Do one thing to a topic or a channel."""
+    """Make an action that changes a topic or a channel."""
     names = ["topic", "channel"] if issubclass(kind, ChannelOptions) else ["topic"]
     places = " ".join(name.upper() for name in names)
     arguments = f"{places} --force" if verb.drops else places

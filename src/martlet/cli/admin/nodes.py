@@ -1,4 +1,4 @@
-"""``martlet nodes``: list the brokers that lookup daemons know, or those that are named."""
+"""``martlet nodes``: list the brokers that lookup daemons know, or named ones."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from martlet.cli.broker_http import BrokerHttpClient, Fields
 from martlet.cli.text import laid_out
 
 DESCRIPTION = (
-    "List the brokers that lookup daemons know: where they are, how many topics they have, which"
-    " daemons know them, and which of their topics are hidden from those who look them up. With"
-    " --nsqd-http-address, what those brokers say of themselves."
+    "List the brokers that lookup daemons know: their addresses, their numbers of topics, which"
+    " daemons know them, and which of their topics are hidden from lookups. With"
+    " --nsqd-http-address, list those brokers as they describe themselves."
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """List brokers; the result is the exit code of the process."""
+    """List brokers; return the exit code of the process."""
     return show_inventory(
         "nodes", "brokers", DESCRIPTION, InventoryOptions, nodes, node_lines, argv
     )
 
 
 async def nodes(inventory: Inventory) -> list[Fields]:
-    """List the brokers that lookup daemons know, with the daemons that know each; or those named,
+    """Return the brokers that lookup daemons know, with the daemons that know each; or named ones,
     as each describes itself.
     """
     async with BrokerHttpClient(inventory.options) as client:
@@ -60,7 +60,7 @@ def _node(info: Fields, topics: Sequence[str], tombstones: Sequence[bool] = ()) 
 
 
 def node_lines(found: Iterable[Fields]) -> list[str]:
-    """Lay brokers out for people."""
+    """Format brokers as text."""
     rows: list[tuple[str, ...]] = [
         ("ADDRESS", "TCP", "HTTP", "VERSION", "TOPICS", "HOST", "KNOWN TO", "HIDDEN TOPICS")
     ]

@@ -1,6 +1,6 @@
-"""``martlet peek``: show what a channel has yet to finish, and take nothing.
+"""``martlet peek``: show the unfinished messages of a channel, without consuming any.
 
-Each broker is asked page by page, while the channel goes on.
+The command reads each broker page by page, while the channel continues.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class PeekOptions(ChannelOptions):
         0, "begin with the message at this offset, of each queue", limits=(0, None)
     )
     limit: int = option(
-        20, "show so many messages of each broker (0: all of them)", limits=(0, None)
+        20, "maximum messages to show of each broker; 0: no limit", limits=(0, None)
     )
     max_body_bytes: Size = option(
-        1024, "show no more of a body", limits=(0, 8 << 20), section="output"
+        1024, "maximum bytes of a body to show", limits=(0, 8 << 20), section="output"
     )
     json: bool = option(False, "a line of JSON for each message")
 
@@ -57,7 +57,7 @@ _PAGE = 500
 
 
 async def pages(options: PeekOptions) -> AsyncIterator[list[Fields]]:
-    """Yield a channel's messages of each broker, by queue and offset, a few hundred at a time.
+    """Yield a channel's messages at each broker, by queue and offset, a few hundred at a time.
 
     Each has ``broker``, the broker's URL. Raises NoHttpAnswer.
     """
@@ -91,7 +91,7 @@ async def pages(options: PeekOptions) -> AsyncIterator[list[Fields]]:
 
 
 def table(messages: list[Fields]) -> Table:
-    """Lay messages out for people."""
+    """Format messages as text."""
     from rich.table import Table
     from rich.text import Text
 
@@ -145,8 +145,8 @@ def _body(message: Fields) -> str:
 
 
 DESCRIPTION = (
-    "Show the messages that a channel has yet to finish, in flight (with whom, until when),"
-    " deferred, due or waiting, without taking any. The topic and the channel may stand without"
+    "Show the unfinished messages of a channel, in flight (with consumer and deadline),"
+    " deferred, due or waiting, without consuming any. The topic and the channel may stand without"
     " their flags: martlet peek TOPIC CHANNEL."
 )
 PIPE_WIDTH = 240
@@ -154,7 +154,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show messages; the result is the exit code of the process."""
+    """Show messages; return the exit code of the process."""
     operands = ("topic", "channel")
     options = tool.options("peek", DESCRIPTION, PeekOptions, argv, "TOPIC CHANNEL", operands)
     if not options.json and find_spec("rich") is None:
@@ -182,7 +182,7 @@ def _line(message: Fields) -> str:
 
 
 def drawn(messages: list[Fields]) -> str:
-    """Draw messages for people, as wide as the terminal."""
+    """Draw messages as a table as wide as the terminal."""
     from rich.console import Console
 
     console = Console()

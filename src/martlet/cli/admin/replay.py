@@ -1,4 +1,4 @@
-"""``martlet replay``: set a channel back, or makes one that begins in the past."""
+"""``martlet replay``: rewind a channel, or create one that begins in the past."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReplayOptions(ChannelOptions):
 
     to_offset: int = option(
         -1,
-        "the first message that comes again, by its offset; offsets are each broker's own"
+        "the first message to redeliver, by its offset; offsets are each broker's own"
         " (default: not given)",
         limits=(-1, None),
         section="where to",
@@ -31,18 +31,18 @@ class ReplayOptions(ChannelOptions):
     )
     to_time: str = option(
         "",
-        "the first message that comes again, by when it was published: 2026-01-31T12:00:00 in local"
+        "the first message to redeliver, by its publish time: 2026-01-31T12:00:00 in local"
         " time, with Z or +01:00 in another, seconds since 1970, or how long ago, as 90m",
     )
-    beginning: bool = option(False, "everything that the log still has comes again")
-    new_channel: bool = option(False, "make the channel, which must not be there, instead")
+    beginning: bool = option(False, "redeliver everything that the log still has")
+    new_channel: bool = option(False, "create the channel, which must not exist, instead")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.to_offset >= 0) + bool(self.to_time) + self.beginning != 1:
             raise OptionError(
-                "say where to, with one of --to-offset, --to-time and --beginning; up to where the"
-                " past is kept says --help"
+                "give one of --to-offset, --to-time and --beginning; --help says how far back"
+                " the log goes"
             )
         if self.to_offset >= 0 and len(self.nsqd_http_addresses) != 1:
             raise OptionError(
@@ -53,7 +53,7 @@ class ReplayOptions(ChannelOptions):
 
 
 async def rewind(options: ReplayOptions) -> list[tuple[str, Fields | NoHttpAnswer]]:
-    """Set the channel back on each broker; return each one's answer. Raises NoHttpAnswer."""
+    """Rewind the channel on each broker; return each one's answer. Raises NoHttpAnswer."""
     arguments = {
         "topic": options.topic,
         "channel": options.channel,
@@ -77,7 +77,7 @@ async def rewind(options: ReplayOptions) -> list[tuple[str, Fields | NoHttpAnswe
 
 
 def describe(options: ReplayOptions, answer: Fields) -> str:
-    """Describe what a broker has done."""
+    """Format a broker's answer."""
     what = "begins at" if options.new_channel else "is set back to"
     name = f"channel {options.channel} of topic {options.topic} {what}"
     if "queues" not in answer:
@@ -90,18 +90,18 @@ def describe(options: ReplayOptions, answer: Fields) -> str:
 
 
 DESCRIPTION = (
-    "Set a channel back to an offset or a time, or with --new-channel make one that begins there:"
-    " all from there on is delivered (again), with attempts from 1, and what is in flight there is"
-    " taken from its consumers. The topic and the channel may stand without their flags: martlet"
-    " replay TOPIC CHANNEL --to-time=90m. The past is there as far as the log keeps it, and a"
-    " segment of the log (--max-bytes-per-file of martlet broker) goes when every channel has"
-    " passed it. To keep more, set --retention there or retention_ms of the topic's policy (martlet"
-    " topic configure)."
+    "Rewind a channel to an offset or a time, or with --new-channel create one that begins"
+    " there: all messages from there on are delivered (again), with attempts from 1, and those"
+    " in flight are taken from its consumers. The topic and the channel may stand without their"
+    " flags: martlet replay TOPIC CHANNEL --to-time=90m. It can go back as far as the log keeps"
+    " messages: a segment of the log (--max-bytes-per-file of martlet broker) is removed when"
+    " every channel has passed it. To keep more, set --retention there or retention_ms of the"
+    " topic's policy (martlet topic configure)."
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Set the channel back; the result is the exit code of the process."""
+    """Rewind the channel; return the exit code of the process."""
     operands = ("topic", "channel")
     options = tool.options("replay", DESCRIPTION, ReplayOptions, argv, "TOPIC CHANNEL", operands)
     return tool.run_at_each(lambda: rewind(options), lambda answer: describe(options, answer))

@@ -31,16 +31,16 @@ class TopicCreateOptions(TopicOptions):
 
     queues: int | None = option(
         None,
-        "how many queues it has on each broker (default: 1 for a new topic); a topic that is there"
-        " gets more, and never fewer",
+        "the number of queues on each broker (default: 1 for a new topic); an existing topic can"
+        " get more, never fewer",
         limits=(1, MAX_QUEUES),
     )
 
 
 async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoHttpAnswer]]:
-    """Make a topic on each broker; return how many queues it has there. Raises NoHttpAnswer."""
+    """Create a topic on each broker; return its number of queues there. Raises NoHttpAnswer."""
     topic, queues = options.topic, options.queues
-    # Without a number, a topic that has more queues is as good as a new one.
+    # Without --queues, an existing topic with more queues is fine.
     wanted = {} if queues is None else {"queues": str(queues)}
 
     async def create_at(url: str) -> int:
@@ -52,9 +52,9 @@ async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoH
             found = next(each for each in stats["topics"] if each["topic_name"] == topic)
             count = len(found.get("queues", [None]))
         except (StopIteration, KeyError, TypeError):
-            raise NoHttpAnswer(url, f"it does not say what became of topic {topic!r}") from None
+            raise NoHttpAnswer(url, f"it does not report the state of topic {topic!r}") from None
         if count < (queues or 1):
-            raise NoHttpAnswer(url, f"topic {topic!r} has one queue there: nsqd knows no others")
+            raise NoHttpAnswer(url, f"topic {topic!r} has one queue there: nsqd supports no more")
         return count
 
     async with BrokerHttpClient(options) as client:
@@ -62,15 +62,15 @@ async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoH
 
 
 CREATE = (
-    "Make a topic on each broker named, or on all that a lookup daemon knows, with so many queues."
-    " A queue has offsets and an order of its own; NSQ's clients consume all of them as one topic."
-    " A topic that is there gets more queues while it is in use, and can not get fewer. The topic"
+    "Create a topic on each broker named, or on all that a lookup daemon knows, with --queues"
+    " queues. A queue has offsets and an order of its own; NSQ's clients consume all of them as one"
+    " topic. An existing topic can get more queues while it is in use, but never fewer. The topic"
     " may stand without its flag: martlet topic create TOPIC --queues=8."
 )
 
 
 def create(argv: Sequence[str]) -> int:
-    """Make a topic; the result is the exit code of the process."""
+    """Create a topic; return the exit code of the process."""
     options = tool.options("topic create", CREATE, TopicCreateOptions, argv, "TOPIC", ["topic"])
     return tool.run_at_each(
         lambda: create_topic(options),
@@ -82,7 +82,7 @@ LIST = "list the topics of each broker with their counts, or one of them"
 
 
 def list_all(argv: Sequence[str]) -> int:
-    """List topics; the result is the exit code of the process."""
+    """List topics; return the exit code of the process."""
     return show_inventory("topic list", "topics", LIST, ListOptions, _list, topic_lines, argv)
 
 
@@ -103,7 +103,7 @@ def _topics(stats: Fields) -> Iterator[Fields]:
 
 
 def topic_lines(found: Iterable[Fields]) -> list[str]:
-    """Lay topics out for people."""
+    """Format topics as text."""
     rows: list[tuple[str, ...]] = [("TOPIC", "QUEUES", "CHANNELS", "DEPTH", "MESSAGES", "BROKER")]
     for each in found:
         counts = each["queues"], len(each["channels"]), each["depth"], each["messages"]
@@ -117,13 +117,11 @@ ACTIONS = {
     "pause": change(
         PAUSE, TopicOptions, "keep the messages of a topic from its channels; they wait"
     ),
-    "unpause": change(
-        UNPAUSE, TopicOptions, "hand the messages of a topic on to its channels again"
-    ),
+    "unpause": change(UNPAUSE, TopicOptions, "pass the messages of a topic to its channels again"),
     "empty": change(
         EMPTY,
         TopicDropOptions,
-        "drop the messages of a topic that no channel has got; channels keep theirs",
+        "drop the messages of a topic that no channel has received; channels keep theirs",
     ),
     "delete": change(DELETE, TopicDropOptions, "delete a topic with its channels and all messages"),
     "configure": ManageAction(
@@ -133,5 +131,5 @@ ACTIONS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the first word says; the result is the exit code of the process."""
+    """Run the action of the first word; return the exit code of the process."""
     return manage.main("topic", ACTIONS, argv)

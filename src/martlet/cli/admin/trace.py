@@ -1,4 +1,4 @@
-"""``martlet trace``: show where a message has been.
+"""``martlet trace``: show the history of a message.
 
 ::
 
@@ -46,26 +46,26 @@ class TraceOptions(BrokerHttpOptions):
 
     id: str = option("", "the message's id, 16 hexadecimal digits", section="message")
     key: str = option("", "messages with this key, instead of one with an id")
-    topic: str = option("", "look only at this topic")
+    topic: str = option("", "search only this topic")
     since_ns: int = option(
         0,
-        "with --key, look only at what was stored so long ago or later (default: at everything)",
+        "with --key, the maximum age of messages (default: no limit)",
         limits=(0, None),
     )
-    limit: int = option(20, "with --key, show so many messages", limits=(1, 1000))
+    limit: int = option(20, "with --key, the maximum number of messages", limits=(1, 1000))
     data_path: str = option(
         "",
-        "read this data folder instead of asking a broker; one may run on it, or not",
+        "read this data folder instead of asking a broker; a broker may run on it",
         section="search",
     )
     time_limit_ns: int = option(
-        10 * SECOND_NS, "look for so long and no longer", limits=(MILLISECOND_NS, 600 * SECOND_NS)
+        10 * SECOND_NS, "the time limit of the search", limits=(MILLISECOND_NS, 600 * SECOND_NS)
     )
     json: bool = option(False, "a line of JSON for each message", section="output")
 
     def __post_init__(self) -> None:
         if bool(self.id) == bool(self.key):
-            raise OptionError("which message? Give its id or, with --key, a key, and not both")
+            raise OptionError("give either a message's id or, with --key, a key")
         if not self.data_path:
             super().__post_init__()
             return
@@ -77,7 +77,7 @@ class TraceOptions(BrokerHttpOptions):
 
 
 _GRACE_S = 5
-"""The answer may take this much longer than the search."""
+"""The time for the answer beyond the search."""
 Message = Mapping[str, Any]
 _STATES = {
     "waiting": "waits for its first delivery",
@@ -92,8 +92,8 @@ _GROUP_STATES = {
     "done": "committed past it",
 }
 _DELAYED = {
-    "waiting": "it waits for its time; then it is the topic's, and has an id of its own there",
-    "done": "it does not wait any more: it was cancelled, or delivered and has gone since",
+    "waiting": "it waits for its delivery time; then it goes to the topic, with a new id",
+    "done": "it no longer waits: it was cancelled, or delivered and has gone since",
 }
 
 
@@ -101,9 +101,10 @@ async def answers(options: TraceOptions, since_ns: int, errors: list[str]) -> li
     """Find messages at brokers; return the answer of the call ``trace.find`` of each that has any.
 
     Args:
-        options: which messages, and which brokers.
-        since_ns: look only at what was stored then or later, for a search by key.
-        errors: filled with why brokers did not answer and, if none has found any, did not find it.
+        options: the messages and the brokers.
+        since_ns: the earliest publish time, for a search by key.
+        errors: filled with the reasons why brokers did not answer or, if none has found any, did
+            not find it.
     """
     found: list[Fields] = []
     unknown: list[str] = []
@@ -135,7 +136,7 @@ def line(message: Message) -> bytes:
 
 
 def text(message: Message, answer: Mapping[str, Any]) -> bytes:
-    """Describe a message for people."""
+    """Format a message as text."""
     return "\n".join([*_lines(message, answer), ""]).encode()
 
 
@@ -157,10 +158,10 @@ def _lines(message: Message, answer: Mapping[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys([*standing, *(event["channel"] for event in message["events"])]):
         yield from _channel(name, standing.get(name), message, answer)
     if not answer["traced"]:
-        yield "what becomes of this topic's messages is not written down: see --trace of the broker"
+        yield "events of this topic's messages are not recorded: see --trace of the broker"
     elif message["known_since_ns"] > stored_ns:
         since_ns = message["known_since_ns"]
-        yield f"what became of it before {_day(since_ns)} {_clock(since_ns)} is no longer known"
+        yield f"its events before {_day(since_ns)} {_clock(since_ns)} are no longer known"
 
 
 def _channel(
@@ -179,18 +180,18 @@ def _channel(
             [*happened, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0]
         )
     if standing is None:
-        yield f"channel {name}: it is not there any more"
+        yield f"channel {name}: it was deleted"
     elif standing.get("is_group"):
         state = _GROUP_STATES.get(standing["state"], standing["state"])
         if standing["state"] == "done" and answer["traced"] and not happened:
-            state += ": it was made later, or went past it before it was traced"
+            state += ": it was created later, or passed it before it was traced"
         yield f"group {name}: {state}"
     else:
         due_ns = standing["due_ns"]
         due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
         attempts = standing["attempts"]
         if standing["state"] == "done" and answer["traced"] and not happened:
-            due = ": it was made later, or emptied, or went past it before it was traced"
+            due = ": it was created later, or emptied, or passed it before it was traced"
         tried = f", {attempts} attempts" if attempts > 1 else ""
         yield f"channel {name}: {_STATES.get(standing['state'], standing['state'])}{due}{tried}"
     for time_ns, what in happened:
@@ -214,7 +215,7 @@ def _happened(event: Mapping[str, Any]) -> str:
         "committed": f"committed{by or ' by its reader'}",
         "set_back": f"set back{by}, to fetch it again",
         "set_forward": f"set forward past it{by}",
-        "given_up": f"given up after {counted(event['attempt'], 'attempt')}{by}{why}",
+        "given_up": f"not tried again after {counted(event['attempt'], 'attempt')}{by}{why}",
     }.get(event["event"], f"{event['event']}{by}{attempt}{again}{why}")
 
 
@@ -242,7 +243,7 @@ def _clock(time_ns: int) -> str:
 
 
 def _time(time_ns: int, reference_ns: int) -> str:
-    """The time of day, with the day where that is not the one of a reference."""
+    """Return the time of day, with the date if it differs from that of a reference."""
     day = "" if _day(time_ns) == _day(reference_ns) else f"{_day(time_ns)} "
     return day + _clock(time_ns)
 
@@ -258,16 +259,16 @@ def _span(duration_ns: int) -> str:
 
 
 DESCRIPTION = (
-    "Show where a message has been, by its id or a key: stored, delivered to whom, failed why,"
-    " delivered again, finished or given up. The id may stand without its flag: martlet trace ID."
-    " What becomes of messages is written down where the broker is started with --trace, or a"
-    " topic's policy says so, and is kept as long as the segments of the log that it stands in."
+    "Show the history of a message, by its id or a key: stored, delivered to a consumer, failed,"
+    " delivered again, finished or dead-lettered. The id may stand without its flag: martlet trace"
+    " ID. A broker records events if it is started with --trace, or if a topic's"
+    " policy says so, and keeps them as long as the segments of the log that have them."
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show where messages have been; the result is the exit code of the process."""
+    """Show the history of messages; return the exit code of the process."""
     options = tool.options("trace", DESCRIPTION, TraceOptions, argv, "ID", ["id"])
     since_ns = time.time_ns() - options.since_ns if options.since_ns else 0
     errors: list[str] = []

@@ -1,7 +1,7 @@
-"""``martlet transactions``: those that have not ended, listed, shown, committed or rolled back.
+"""``martlet transactions``: list, show, commit or roll back transactions that have not ended.
 
-Each broker is asked by calls (see `martlet.server.rpc.transactions`).  A transaction is at one
-broker; where several are named, those that do not know it are passed over.
+The command calls each broker (see `martlet.server.rpc.transactions`). A transaction is at one
+broker; of several named brokers, those that do not know it are skipped.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class TransactionToolOptions(BrokerHttpOptions):
     group: str = option("", "list only those of this group")
     limit: int = option(
         100,
-        "list so many transactions, or show so many messages, of each broker",
+        "maximum transactions to list, or messages to show, of each broker",
         limits=(1, 1000),
         section="output",
     )
-    max_body_bytes: Size = option(1024, "show no more of a body", limits=(0, 8 << 20))
+    max_body_bytes: Size = option(1024, "maximum bytes of a body to show", limits=(0, 8 << 20))
     json: bool = option(False, "lines of JSON")
 
     def __post_init__(self) -> None:
@@ -56,10 +56,10 @@ class TransactionToolOptions(BrokerHttpOptions):
         if self.state and self.state not in _STATES:
             raise OptionError(f"--state is {self.state!r}; it must be one of {', '.join(_STATES)}")
         if self.action == "list" and self.ids:
-            raise OptionError("'list' takes no --id: 'show' tells of one transaction")
+            raise OptionError("'list' takes no --id: 'show' is for one transaction")
         if self.action != "list" and not self.ids:
             raise OptionError(
-                f"which transaction? martlet transactions {self.action} ID, as 'list' tells it"
+                f"which transaction? martlet transactions {self.action} ID, as 'list' shows it"
             )
 
 
@@ -79,9 +79,9 @@ async def open_transactions(options: TransactionToolOptions) -> list[Fields]:
 
 
 async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | NoHttpAnswer]:
-    """Show or decide the transactions named; yield each broker's answer, or why there is none.
+    """Show or decide the named transactions; yield each broker's answer, or why there is none.
 
-    A transaction is at one broker: those that do not know it are passed over, if another does.
+    A transaction is at one broker: those that do not know it are skipped, if another does.
     """
     fields: Fields = {}
     if options.action == "show":
@@ -106,7 +106,7 @@ async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | NoHttpA
 
 
 def rows(transactions: Iterable[Fields], now_ms: int) -> list[str]:
-    """Lay transactions out for people, a line each."""
+    """Format transactions as text, a line each."""
     table = [("ID", "STATE", "GROUP", "AGE", "CHECKS", "MESSAGES", "TOPICS")]
     for transaction in transactions:
         topics = ", ".join(
@@ -127,7 +127,7 @@ def rows(transactions: Iterable[Fields], now_ms: int) -> list[str]:
 
 
 def shown(transaction: Fields, now_ms: int) -> list[str]:
-    """Describe a transaction for people, with its messages."""
+    """Format a transaction with its messages as text."""
     lines = [f"{printable(transaction['id'])}  {transaction['state']}  at {transaction['broker']}"]
     if "messages" not in transaction:
         return [*lines, f"  ended at {local_time(transaction['ended_at_ms'])}"]
@@ -160,16 +160,16 @@ def _age(transaction: Fields, now_ms: int) -> str:
 
 
 DESCRIPTION = (
-    "List transactions that have not ended, show one with its messages, which nobody has seen yet,"
-    " or decide it: commit has everybody see them, rollback nobody ever. What to do and the"
+    "List transactions that have not ended, show one with its messages, which no consumer sees yet,"
+    " or decide it: commit makes them visible, rollback drops them. The action and the"
     " transaction may stand without their flags: martlet transactions commit ID. Those that are"
-    " set-aside wait for that: no producer could tell what is to become of them."
+    " set-aside wait for that: no producer knew their outcome."
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """List, show or decide transactions; the result is the exit code of the process."""
+    """List, show or decide transactions; return the exit code of the process."""
     options = tool.options(
         "transactions", DESCRIPTION, TransactionToolOptions, argv, "ACTION [ID]", ("action", "id")
     )

@@ -1,8 +1,8 @@
-"""The client that ``--consumer-opt`` and ``--producer-opt`` ask for.
+"""The client options of ``--consumer-opt`` and ``--producer-opt``.
 
-Each is given as ``KEY,VALUE``, under the names that go-nsq's Config has; a key alone means true,
-and ``-`` may stand for ``_``.  What has no meaning here is accepted, and a warning says what
-happens instead.  Where go-nsq's default would be felt, Martlet's own is kept.
+Each is ``KEY,VALUE``, with the names of go-nsq's Config; a key alone means true, and ``-`` may
+replace ``_``. Options without a meaning here are accepted, and a warning says what happens instead.
+If go-nsq's default would noticeably differ, Martlet's own is kept.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class ClientOptions(Options):
 
     separator: ClassVar[str] = "_"
     tls_v1: bool = option(False, "speak TLS")
-    tls_root_ca_file: str = option("", "the authorities to trust, in PEM (default: system's)")
+    tls_root_ca_file: str = option("", "the trusted authorities, in PEM (default: the system's)")
     tls_cert: str = option("", "the certificate to show, in PEM")
     tls_key: str = option("", "its private key")
     tls_insecure_skip_verify: bool = option(False, "trust any certificate, of whatever name")
     tls_min_version: str = option(
         "tls1.2",
-        "the oldest TLS to speak; less than 1.2 is never spoken",
+        "the minimum version of TLS, at least 1.2",
         choices=tuple((name, name) for name in ("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3")),
     )
     snappy: bool = option(False, "compress by snappy")
@@ -49,78 +49,84 @@ class ClientOptions(Options):
     topology_region: str = option("", "where the client is")
     topology_zone: str = option("", "where in the region")
     heartbeat_interval_ns: int = option(
-        30 * SECOND_NS, "how often the broker is to send a heartbeat", limits=(SECOND_NS, _MAX_NS)
+        30 * SECOND_NS, "the interval of the broker's heartbeats", limits=(SECOND_NS, _MAX_NS)
     )
-    sample_rate: int = option(0, "percentage of messages to get, 0 for all", limits=(0, 99))
-    output_buffer_size: int = option(0, "what nsqd gathers, in bytes" + _OWN, limits=(-1, None))
+    sample_rate: int = option(0, "the percentage of messages to get; 0: all", limits=(0, 99))
+    output_buffer_size: int = option(
+        0, "the size of nsqd's output buffer, in bytes" + _OWN, limits=(-1, None)
+    )
     output_buffer_timeout_ns: int = option(
-        25 * MILLISECOND_NS, "how long nsqd holds back what it gathered", limits=(0, _MAX_NS)
+        25 * MILLISECOND_NS,
+        "the maximum time that nsqd holds back buffered output",
+        limits=(0, _MAX_NS),
     )
     msg_timeout_ns: int = option(
-        0, "how long a message may take (default: the broker's)", limits=(0, _MAX_NS)
+        0, "the message timeout (default: the broker's)", limits=(0, _MAX_NS)
     )
     dial_timeout_ns: int = option(
-        5 * SECOND_NS, "how long one attempt to connect may take", limits=(1, _MAX_NS)
+        5 * SECOND_NS, "the timeout of one attempt to connect", limits=(1, _MAX_NS)
     )
     lookupd_poll_interval_ns: int = option(
-        MINUTE_NS, "how often lookup daemons are asked", limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS)
+        MINUTE_NS,
+        "the interval of polls of lookup daemons",
+        limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS),
     )
     backoff_strategy: str = option(
         "exponential",
-        "how long to wait while handlers fail",
+        "the strategy of the backoff while handlers fail",
         choices=(("exponential", "exponential"), ("full_jitter", "full_jitter")),
     )
-    backoff_multiplier_ns: int = option(SECOND_NS, "the unit of that time", limits=(0, HOUR_NS))
+    backoff_multiplier_ns: int = option(SECOND_NS, "the unit of the backoff", limits=(0, HOUR_NS))
     max_backoff_duration_ns: int = option(
-        2 * MINUTE_NS, "and the most of it; 0 never waits", limits=(0, HOUR_NS)
+        2 * MINUTE_NS, "the maximum backoff; 0: no backoff", limits=(0, HOUR_NS)
     )
     low_rdy_idle_timeout_ns: int = option(
         10 * SECOND_NS,
-        "when brokers take turns: a turn's length without messages",
+        "when brokers take turns: the length of a turn without messages",
         limits=(SECOND_NS, 5 * MINUTE_NS),
     )
     low_rdy_timeout_ns: int = option(
         30 * SECOND_NS,
-        "when brokers take turns: a turn's length",
+        "when brokers take turns: the length of a turn",
         limits=(SECOND_NS, 5 * MINUTE_NS),
     )
     rdy_redistribute_interval_ns: int = option(
-        5 * SECOND_NS, "how often turns are looked at", limits=(MILLISECOND_NS, 5 * SECOND_NS)
+        5 * SECOND_NS, "the interval of checks of turns", limits=(MILLISECOND_NS, 5 * SECOND_NS)
     )
     max_attempts: int = option(
         0,
-        "a message that comes for more than so many times is given up: finished, and lost; 0 never",
+        "maximum attempts, after which a message is finished, and lost; 0: no limit",
         limits=(0, 65535),
     )
     default_requeue_delay_ns: int = option(
-        _UNSET, "what failed waits for so long, times its attempts" + _OWN, limits=(_UNSET, HOUR_NS)
+        _UNSET, "the delay of a failed message, times its attempts" + _OWN, limits=(_UNSET, HOUR_NS)
     )
     max_requeue_delay_ns: int = option(
-        _UNSET, "and no longer than this" + _OWN, limits=(_UNSET, HOUR_NS)
+        _UNSET, "the maximum of that delay" + _OWN, limits=(_UNSET, HOUR_NS)
     )
     local_addr: str = option(
         "",
-        "where connections come from",
+        "the local address of connections",
     )
-    # What has no meaning here.
+    # Options without a meaning here.
     max_in_flight: int = option(
         1, "", limits=(0, 2**31 - 1), instead="--max-in-flight says it, as in NSQ's tools"
     )
     read_timeout_ns: int = option(
-        MINUTE_NS, "", instead="a broker is given up after two heartbeat intervals of silence"
+        MINUTE_NS, "", instead="a broker counts as lost after two heartbeat intervals of silence"
     )
     write_timeout_ns: int = option(
-        SECOND_NS, "", instead="a broker is given up after two heartbeat intervals of silence"
+        SECOND_NS, "", instead="a broker counts as lost after two heartbeat intervals of silence"
     )
     lookupd_poll_jitter: float = option(
-        0.3, "", instead="up to 30 percent of the interval is left to chance"
+        0.3, "", instead="up to 30 percent of the interval is random"
     )
     lookupd_poll_timeout_ns: int = option(
         MINUTE_NS, "", instead="a lookup daemon has 5 s to answer"
     )
     max_msg_size: Size = option(0, "", instead="a frame may have 64 MiB")
     skip_lookupd_authorization: bool = option(
-        True, "", instead="lookup daemons are not told the secret"
+        True, "", instead="lookup daemons do not get the secret"
     )
 
     def __post_init__(self) -> None:
@@ -144,7 +150,7 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
     """Read the values of ``--consumer-opt`` or ``--producer-opt``.
 
     Args:
-        flag: which of them, for errors.
+        flag: the flag's name, for errors.
         texts: each ``KEY,VALUE`` or ``KEY``; the last of a key counts.
 
     Raises:
@@ -156,7 +162,7 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
         name, comma, value = text.partition(",")
         key = known.get(name.replace("-", "_"))
         if key is None:
-            # Not the value: it may be a secret under a name that was mistyped.
+            # Without the value, which may be a secret under a mistyped name.
             raise OptionError(f"--{flag}: {name!r} is none of {', '.join(known)}")
         if not comma and key.kind is not FlagKind.BOOL:
             raise OptionError(f"--{flag}={name} needs a value: --{flag}={name},VALUE")
@@ -173,12 +179,12 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
 def without_effect(
     flag: str, options: ClientOptions, also: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[Flag, object]]:
-    """List options without effect as `Options` does, named as they are given.
+    """List options without effect as `Options` does, under the flag's names.
 
     Args:
         flag: ``consumer-opt`` or ``producer-opt``.
-        options: what it says.
-        also: keys that have no effect in this tool, and what happens instead.
+        options: its values.
+        also: keys without effect in this tool, and what happens instead.
     """
     known = ClientOptions.flags()
     found = options.without_effect() + [
@@ -230,7 +236,7 @@ def producer_settings(options: ClientOptions) -> dict[str, Any]:
 
 
 def retry(options: ClientOptions) -> Delay:
-    """Return the delay of failed messages, as in NSQ's client where its options are given."""
+    """Return the delay of failed messages, by go-nsq's options if given."""
     seconds = _seconds_of(options)
     step_s, max_s = seconds["default_requeue_delay"], seconds["max_requeue_delay"]
     if step_s < 0 and max_s < 0:

@@ -1,4 +1,4 @@
-"""Several destinations: which of them is next, and how long each takes.
+"""Choose among several destinations, and log their request times.
 
 ===============  ==============================================================================
 round-robin      each in its turn, whether it works or not
@@ -8,7 +8,7 @@ epsilon-greedy   the same, but those that answer quickly are taken more often: n
                  of ten at random, with weights of 1 / seconds, else each in its turn
 ===============  ==============================================================================
 
-Where none works, all are tried again: the sender has no other choice.
+If none works, all are tried again: the sender has no other choice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODES = {
 
 
 def mode_option(of: str, *, multicast: bool = False) -> Any:
-    """``--mode``: which of several gets a message."""
+    """``--mode``: how to choose among several."""
     modes = [name for name in _MODES if multicast or name != "multicast"]
     meanings = "; ".join(f"{name}, {_MODES[name]}" for name in modes)
     choices = tuple((name, name) for name in modes)
@@ -39,7 +39,7 @@ def mode_option(of: str, *, multicast: bool = False) -> Any:
 
 
 def status_option(description: str) -> Any:
-    """``--status-every``: after how many messages it is logged how long they take."""
+    """``--status-every``: the number of messages between log lines of request times."""
     return option(250, description, limits=(0, 10**6))
 
 
@@ -57,17 +57,17 @@ class _Host:
     dead_until_s: float = 0.0
     delay_s: float = 0.0
     seconds: float = _MIN_S
-    """The mean time of a request, the latest weighing most."""
+    """Return the mean time of a request, the latest weighted most."""
 
 
 class HostPool:
     """Hosts to choose from.
 
     Args:
-        names: theirs.
+        names: of the hosts.
         mode: one of `MODES`.
-        clock: seconds.
-        dice: for epsilon-greedy.
+        clock: returns seconds.
+        dice: the random numbers of epsilon-greedy.
     """
 
     def __init__(
@@ -98,20 +98,20 @@ class HostPool:
         return [first.name, *(host.name for host in turn if host is not first)]
 
     def pick(self) -> str:
-        """The next one."""
+        """Return the next host."""
         return self.order()[0]
 
     def succeeded(self, name: str, seconds: float) -> None:
-        """Note that a host succeeded, and how long it took."""
+        """Record a success of a host, with its time."""
         host = self._host(name)
         host.dead_until_s = host.delay_s = 0.0
         host.seconds += (max(seconds, _MIN_S) - host.seconds) * _LATEST_WEIGHS
 
     def failed(self, name: str) -> None:
-        """Note that a host failed: leave it alone for a while."""
+        """Record a failure of a host, which is not tried for a while."""
         host = self._host(name)
         now_s = self._clock()
-        if host.dead_until_s <= now_s:  # what fails at once fails once
+        if host.dead_until_s <= now_s:  # concurrent failures count once
             host.delay_s = min(max(FIRST_DELAY_S, 2 * host.delay_s), MAX_DELAY_S)
             host.dead_until_s = now_s + host.delay_s
 
@@ -123,11 +123,11 @@ log = logging.getLogger(__name__)
 
 
 class Timing:
-    """Gathers the times of requests.
+    """Collect the times of requests.
 
     Args:
-        every: after how many to log; 0 for never.
-        prefix: what a log line begins with.
+        every: the number of requests between log lines; 0 for never.
+        prefix: of log lines.
     """
 
     def __init__(self, every: int, prefix: str) -> None:
@@ -136,7 +136,7 @@ class Timing:
         self._seconds: list[float] = []
 
     def note(self, seconds: float, count: int = 1) -> None:
-        """Note how long requests took, each."""
+        """Record the time of requests."""
         if not self._every:
             return
         while count:
@@ -164,7 +164,7 @@ class Timings:
     """The times of several hosts, and of all together.
 
     Args:
-        every: after how many requests to log; 0 for never.
+        every: the number of requests between log lines; 0 for never.
         hosts: the hosts; several have log lines of their own.
     """
 
@@ -174,9 +174,9 @@ class Timings:
         self._all = Timing(every, "[aggregate]:")
 
     def note_host(self, host: str, seconds: float, count: int = 1) -> None:
-        """Note requests that one host has done."""
+        """Record requests of one host."""
         self._each[host].note(seconds, count)
 
     def note(self, seconds: float, count: int = 1) -> None:
-        """Note requests for the log line of all hosts."""
+        """Record requests for the log line of all hosts."""
         self._all.note(seconds, count)

@@ -1,15 +1,15 @@
-"""The output file: where a topic's messages are written, and under which name.
+"""The output files of a topic's messages: names, rotation and compression.
 
-A file's name is made from the topic, the host and the time; when that makes another name, when the
-file is old or large enough, the next one is begun.  ``<REV>`` counts files that would have the
-same name, so none is ever written over.  Files may be written in one folder and moved to another
-when they are complete.
+A file's name consists of the topic, the host and the time; when that gives another name, or the
+file is old or large enough, the next file begins. ``<REV>`` numbers files that would have the same
+name, so none is ever overwritten. Files may be written in one folder and moved to another when
+complete.
 
-A compressed file is a row of gzip members, or of zstd frames, and each is closed before its
-messages are finished: what is finished can be read, however the writer ended.  Where
-one cannot be written, as on a full disk, what there is of it is cut off again, since readers stop
-at what is torn.  So it is with lines of a plain file that has no other writer.  Any other that is
-gone on with, and ends within a line, gets the line's end first.
+A compressed file is a sequence of gzip members, or of zstd frames, and each is closed before its
+messages are finished: finished messages are readable, however the writer ended. If a write fails,
+as on a full disk, the partial member is truncated, since readers stop at a torn one. The same holds
+for lines of a plain file without another writer. Any other file that is continued, and ends within
+a line, gets a newline first.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class OutputOptions(Options):
     """How files are named, rotated and compressed."""
 
     output_dir: str = option("/tmp", "the folder of finished files", section="files")
-    work_dir: str = option(
-        "", "the folder of files that are being written (default: the output folder)"
-    )
+    work_dir: str = option("", "the folder of incomplete files (default: the output folder)")
     filename_format: str = option(
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
         "names of files; <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are replaced",
@@ -50,27 +48,23 @@ class OutputOptions(Options):
     datetime_format: str = option("%Y-%m-%d_%H", "strftime's format for <DATETIME>")
     host_identifier: str = option(
         "",
-        "what <HOST> stands for; <SHORT_HOST> and <HOSTNAME> in it are replaced"
+        "the value of <HOST>; <SHORT_HOST> and <HOSTNAME> in it are replaced"
         " (default: the host's short name)",
     )
     gzip: bool = option(False, "compress the files with gzip")
     gzip_level: int = option(6, "from 1, the fastest, to 9, the smallest", limits=(1, 9))
     zstd: bool = option(False, "compress the files with zstd")
     zstd_level: int = option(3, "from 1, the fastest, to 19, the smallest", limits=(1, 19))
-    rotate_size: Size = option(
-        0, "begin a file when one has more bytes (0: never for that)", limits=(0, None)
-    )
-    rotate_interval_ns: int = option(
-        0, "begin a file when one is older (0: never for that)", limits=(0, None)
-    )
+    rotate_size: Size = option(0, "maximum bytes of a file; 0: no limit", limits=(0, None))
+    rotate_interval_ns: int = option(0, "maximum age of a file; 0: no limit", limits=(0, None))
     sync_interval_ns: int = option(
         30 * SECOND_NS,
-        "how often files are exchanged whose time is over (--rotate-interval, --datetime-format)"
-        " while no message comes; messages are flushed to disk and finished at once, batch by"
-        " batch, and wait for no interval",
+        "the interval of checks for due rotations (--rotate-interval, --datetime-format)"
+        " while no messages arrive; messages are flushed to disk and finished at once, batch by"
+        " batch, without waiting for an interval",
         limits=(1, None),
     )
-    skip_empty_files: bool = option(False, "begin a file only when there is a message for it")
+    skip_empty_files: bool = option(False, "create a file only when there is a message for it")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,9 @@
-"""``martlet pub``: publish what comes from a pipe or files, a message for each line.
+"""``martlet pub``: publish a pipe or files, a message for each line.
 
-Each of the brokers named gets every message, as from to_nsq.
+Each named broker gets every message, as from to_nsq.
 
-What has been read is published in batches, as much as there is at a time; reading waits while the
-broker has more than a few of them to answer.  It ends when everything is stored.
+Input is published in batches of all that is available; reading waits while the broker has more than
+a few batches unanswered. The command ends when everything is stored.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class PublishOptions(LogOptions):
         "<addr>:<port> of a broker; may be given several times: each gets every message",
         name="nsqd-tcp-address",
     )
-    delimiter: str = option("\n", "one character, which ends each message of the input")
+    delimiter: str = option("\n", "the character that ends each message of the input")
     dead_letters: bool = option(
         False,
-        "the input is what an earlier version kept of a full disk in --dead-letter-path:"
+        "read the files that an earlier version wrote to --dead-letter-path on a full disk:"
         " lines of JSON",
     )
     timeout_ns: int = option(
-        10 * SECOND_NS, "how long a broker may be out of reach", limits=(1, None)
+        10 * SECOND_NS, "the maximum time for which a broker may be unreachable", limits=(1, None)
     )
-    rate: int = option(0, "at most so many messages a second (0: no limit)", limits=(0, None))
+    rate: int = option(0, "maximum messages a second; 0: no limit", limits=(0, None))
     producer_opts: tuple[str, ...] = option(
         (),
         "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
@@ -79,9 +79,9 @@ class PublishOptions(LogOptions):
         super().__post_init__()
         _ = self.client
         if not self.topic:
-            raise OptionError("--topic is missing: where are the messages to go?")
+            raise OptionError("--topic is missing: name the topic to publish to")
         if not self.nsqd_tcp_addresses:
-            raise OptionError("--nsqd-tcp-address is missing: which broker is to have them?")
+            raise OptionError("--nsqd-tcp-address is missing: name the broker to publish to")
         require_names("topic", [self.topic])
         require_addresses("nsqd-tcp-address", self.nsqd_tcp_addresses)
         if len(self.delimiter.encode()) != 1:
@@ -98,15 +98,15 @@ def body_of(line: bytes) -> bytes:
 
 _READ_BYTES = 1 << 18
 _FLYING = 8
-"""The most batches in flight."""
+"""The maximum number of batches in flight."""
 
 
 class PublishTool:
-    """Publishes files.
+    """Publish files.
 
     Args:
-        on_stored: called with how many more bytes of the input are stored.
-        clock: seconds.
+        on_stored: called with the number of further bytes of the input that are stored.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class PublishTool:
         self._clock = clock
         self._delimiter = b"\n" if options.dead_letters else options.delimiter.encode()
         self.count = 0
-        """How many messages are stored."""
+        """The number of messages stored."""
 
     async def run(self, files: Iterable[FileIO]) -> int:
-        """Publish what the files hold, and return how many messages that was.
+        """Publish the content of files, and return the number of messages.
 
         Raises:
-            ClientError: the broker does not take it, or is not there.
+            ClientError: the broker refuses it, or is unreachable.
         """
         check_name(self._options.topic, "topic")
         flying = asyncio.Semaphore(_FLYING)
@@ -156,7 +156,7 @@ class PublishTool:
         self._on_stored(sum(map(len, bodies)) + len(bodies) * len(self._delimiter))
 
     async def _paced(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
-        """The messages, no faster than is allowed."""
+        """Yield messages at the allowed rate."""
         rate = self._options.rate
         sent, began_s = 0, self._clock()
         async for bodies in self._messages(files):
@@ -171,7 +171,7 @@ class PublishTool:
                 yield some
 
     async def _messages(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
-        """Cut what is read into messages; empty ones are left out, as they cannot be published."""
+        """Split input into messages; skip empty ones, which NSQ does not have."""
         unpack: Callable[[bytes], bytes] = body_of if self._options.dead_letters else bytes
         for file in files:
             rest = b""
@@ -184,10 +184,10 @@ class PublishTool:
 
 
 async def _pieces(file: FileIO) -> AsyncIterator[bytes]:
-    """Yield what is read, piece by piece.
+    """Yield input, piece by piece.
 
-    A thread reads, which is never waited for: a pipe may stay silent for ever.  The file has no
-    buffer: the thread would hold its lock, with which Python crashes at its end.
+    A thread reads, and nothing waits for its end: a pipe may stay silent for ever. The file is
+    unbuffered: the thread would hold the buffer's lock, and Python crashes at exit if it is held.
     """
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
@@ -212,14 +212,14 @@ async def _pieces(file: FileIO) -> AsyncIterator[bytes]:
 
 
 DESCRIPTION = (
-    "Publish standard input, or the files named behind the flags, a message for each line, and show"
-    " how far files have come; takes the flags of to_nsq."
+    "Publish standard input, or the files named after the flags, a message for each line, and show"
+    " the progress of files; takes the flags of to_nsq."
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Publish; the result is the exit code of the process."""
+    """Publish; return the exit code of the process."""
     found, paths = tool.split(PublishOptions, argv)
     options = tool.options("pub", DESCRIPTION, PublishOptions, found, "[FILE ...]")
     with ExitStack() as opened:
@@ -241,7 +241,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(publish: PublishTool, files: list[FileIO]) -> int:
-    """1 as well where it was stopped: not all of the input is published."""
+    """Return 1 also if it was stopped: not all of the input is published."""
     stopped = False
 
     async def work() -> None:

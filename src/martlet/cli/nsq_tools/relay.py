@@ -1,9 +1,9 @@
-"""``martlet relay``: pass the messages of topics on to other brokers.
+"""``martlet relay``: publish the messages of topics to other brokers.
 
-Messages go as they come, many in one command.  Where a destination does not take them the next one
-that works is tried; where none does they are requeued, for longer with each attempt, and the
-consumer backs off.  A message that a destination refuses for itself, as one that is too large for
-it, does not hold up the others that came with it: then each is published alone.
+Messages are published in batches. If a destination fails, the next working one is tried; if none
+works, the messages are requeued, with a delay that grows with each attempt, and the consumer backs
+off. If a destination refuses a message itself, such as one that is too large, the messages of its
+batch are published one by one, so that it does not hold up the others.
 """
 
 from __future__ import annotations
@@ -61,18 +61,16 @@ class RelayOptions(SourceOptions):
     producer_opts: tuple[str, ...] = option(
         (), "KEY,VALUE for the destinations, as --consumer-opt", name="producer-opt"
     )
-    status_every: int = status_option(
-        "log how long publishing takes after so many messages (0: never)"
-    )
+    status_every: int = status_option("log publish times every N messages; 0: never")
     require_json_field: str = option(
         "",
-        "pass only JSON objects with this field; others are finished and left out",
+        "publish only JSON objects with this field; others are finished and skipped",
         section="filter",
     )
-    require_json_value: str = option("", "and only where it has this value, a text or a number")
+    require_json_value: str = option("", "the required value of that field, a text or a number")
     whitelist_json_fields: tuple[str, ...] = option(
         (),
-        "pass only this field of JSON objects; may be given several times",
+        "publish only this field of JSON objects; may be given several times",
         name="whitelist-json-field",
     )
 
@@ -94,19 +92,21 @@ class RelayOptions(SourceOptions):
         super().__post_init__()
         _ = self.producer
         if not self.topics or not self.channel:
-            raise OptionError("--topic and --channel are needed: which messages are to be passed?")
+            raise OptionError("--topic and --channel are needed: name the messages to relay")
         if not self.destination_addresses:
-            raise OptionError("--destination-nsqd-tcp-address is missing: where are they to go?")
+            raise OptionError(
+                "--destination-nsqd-tcp-address is missing: name the broker to publish to"
+            )
         require_names("destination-topic", filter(None, [self.destination_topic]))
         require_addresses("destination-nsqd-tcp-address", self.destination_addresses)
         if self.require_json_value and not self.require_json_field:
-            raise OptionError("--require-json-value needs a --require-json-field: of which field?")
+            raise OptionError("--require-json-value needs a --require-json-field")
         same_topic = not self.destination_topic or self.destination_topic in self.topics
         circle = set(self.nsqd_tcp_addresses) & set(self.destination_addresses)
         if circle and same_topic:
             raise OptionError(
-                f"messages would go round in a circle: {min(circle)} is where they come from and"
-                " where they go; give another --destination-topic"
+                f"messages would go round in a circle: {min(circle)} is their source and"
+                " their destination; give another --destination-topic"
             )
 
 
@@ -114,9 +114,9 @@ class JsonFilter:
     """A filter.
 
     Args:
-        field: must be there; empty for none.
-        value: and have this value; empty for any.
-        fields: what passes of an object; all of it where there are none.
+        field: the required field; empty for none.
+        value: its required value; empty for any.
+        fields: the fields to keep; empty for all.
     """
 
     def __init__(self, field: str = "", value: str = "", fields: Sequence[str] = ()) -> None:
@@ -126,10 +126,10 @@ class JsonFilter:
         self._number = _number(value)
 
     def passes(self, body: bytes) -> bytes | None:
-        """Return what passes of a message; None where nothing does.
+        """Return the filtered message; None to skip it.
 
         Raises:
-            ValueError: it is no JSON object.
+            ValueError: it is not a JSON object.
         """
         found = _read(body)
         if self._field and not (self._field in found and self._fits(found[self._field])):
@@ -151,7 +151,7 @@ def _read(body: bytes) -> dict[str, Any]:
         found = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    if found is None:  # nsq_to_nsq takes it for an object without fields
+    if found is None:  # nsq_to_nsq treats it as an object without fields
         return {}
     if not isinstance(found, dict):
         raise ValueError("it is not an object")
@@ -177,23 +177,23 @@ def _number(text: str) -> float | None:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""The time that a destination has to store messages, connecting included."""
+"""The time limit for a destination to store messages, connecting included."""
 _MAX_AT_ONCE = 2000
 _OWN_FAULT = ("E_BAD_MESSAGE", "E_BAD_BODY")
-"""Refusals of a message itself, by a destination that may well store others."""
+"""Refusals of a message itself, by a destination that may store others."""
 
 
 class Destination:
-    """A broker to publish to, which is connected when it is first needed."""
+    """A broker to publish to, connected at first use."""
 
     def __init__(self, address: str, options: RelayOptions) -> None:
         self._address = address
         self._options = options
         self._connecting: asyncio.Task[Producer] | None = None
-        """One attempt for all that wait for it."""
+        """One attempt to connect, shared by all that wait for it."""
 
     async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Return when everything is stored. Raises ClientError."""
+        """Publish, and wait until everything is stored. Raises ClientError."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         connecting = self._connecting
@@ -223,7 +223,7 @@ class Destination:
 
 
 class Relay:
-    """Passes messages on."""
+    """Relay messages."""
 
     def __init__(self, options: RelayOptions) -> None:
         self._options = options
@@ -245,10 +245,10 @@ class Relay:
         }
 
     async def run(self) -> None:
-        """Pass messages on until stopped.
+        """Relay messages until stopped.
 
         Raises:
-            ClientError: a broker, or a destination, will not have it.
+            ClientError: a broker or a destination refuses the client.
         """
         async with AsyncExitStack() as opened:
             self._destinations = {
@@ -262,7 +262,7 @@ class Relay:
                     group.create_task(self._follow(topic, source), name=name)
 
     def stop(self) -> None:
-        """Take no more messages; those in hand are stored and finished."""
+        """Take no more messages; those received are stored and finished."""
         for each in self._consumers.values():
             each.stop()
 
@@ -289,7 +289,7 @@ class Relay:
             await batch.requeue(delay_ms, backoff=True)
 
     def _filtered(self, batch: Batch) -> tuple[list[int], list[bytes]]:
-        """Return the bodies that pass the filter, and their places in the batch."""
+        """Return the bodies that pass the filter, and their indexes in the batch."""
         if not self._options.filters:
             return list(range(len(batch))), batch.bodies
         places: list[int] = []
@@ -306,7 +306,7 @@ class Relay:
         return places, bodies
 
     async def _publish(self, topic: str, bodies: list[bytes]) -> list[bool]:
-        """Publish to the first destination that takes messages; return which of them are stored."""
+        """Publish to the first destination that works; return which messages are stored."""
         for address in self._pool.order():
             began_s = time.monotonic()
             try:
@@ -314,7 +314,7 @@ class Relay:
             except (PublishRefused, BadBody) as error:
                 code = error.code if isinstance(error, PublishRefused) else _OWN_FAULT[0]
                 if code == "E_UNAUTHORIZED":
-                    raise  # It will be said of the others too.
+                    raise  # The others fail with the same error.
                 if code in _OWN_FAULT and len(bodies) > 1:
                     alone = await asyncio.gather(*(self._publish(topic, [body]) for body in bodies))
                     return [stored for each in alone for stored in each]
@@ -343,7 +343,7 @@ DESCRIPTION = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Pass messages on; the result is the exit code of the process."""
+    """Relay messages; return the exit code of the process."""
     options = tool.options("relay", DESCRIPTION, RelayOptions, argv)
     relay = Relay(options)
     return tool.run(relay.run, relay.stop)

@@ -1,4 +1,4 @@
-"""The source of a tool's messages: its flags, and the consumer that they ask for."""
+"""The source of a tool's messages: its flags, and its consumer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SourceOptions(LogOptions):
     """The source of a tool's messages.
 
     Attributes:
-        gives_up: whether ``max_attempts`` of ``--consumer-opt`` makes the tool give messages up.
+        gives_up: whether the tool supports ``max_attempts`` of ``--consumer-opt``.
 
     Raises:
         OptionError: no broker is named, or no topic.
@@ -42,9 +42,7 @@ class SourceOptions(LogOptions):
         "<addr>:<port> of a lookup daemon; may be given several times",
         name="lookupd-http-address",
     )
-    max_in_flight: int = option(
-        200, "how many messages may be here and not be answered", limits=(1, 2**31 - 1)
-    )
+    max_in_flight: int = option(200, "maximum messages in flight", limits=(1, 2**31 - 1))
     consumer_opts: tuple[str, ...] = option(
         (),
         "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
@@ -67,7 +65,7 @@ class SourceOptions(LogOptions):
         _ = self.client
         if bool(self.nsqd_tcp_addresses) == bool(self.lookupd_http_addresses):
             raise OptionError(
-                "say where the messages are, either with --nsqd-tcp-address or with"
+                "name the source of the messages, either with --nsqd-tcp-address or with"
                 " --lookupd-http-address"
             )
         require_names("topic", self.topics)
@@ -82,7 +80,7 @@ def consumer(
 
     Args:
         options: the brokers and the client's settings.
-        topic, channel: what to consume.
+        topic, channel: to consume.
         max_in_flight: the prefetch, if not that of the options.
     """
     return Consumer(

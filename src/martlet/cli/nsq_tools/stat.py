@@ -1,4 +1,4 @@
-"""``martlet stat``: what brokers count, as it changes.
+"""``martlet stat``: show brokers' counts as they change.
 
 ::
 
@@ -6,8 +6,8 @@
     ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients
         512     498 |     140       0     140    20     0 |       3       1        90214       4
 
-A line is laid out as nsq_stat's, for scripts; a person at a terminal gets a table of all channels.
-What comes in and goes out is shown per second.
+A line has nsq_stat's layout, for scripts; a terminal gets a table of all channels. Messages in and
+out are shown per second.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class StatOptions(BrokerHttpOptions):
     topic: str = option("", "only this topic (default: every topic)", section="what")
     channel: str = option("", "only this channel of it (default: every channel)")
     interval_ns: int = option(
-        2 * SECOND_NS, "how often the brokers are asked", limits=(1, None), section="output"
+        2 * SECOND_NS, "the interval of requests to the brokers", limits=(1, None), section="output"
     )
-    count: int = option(0, "print so many lines and end (0: until it is stopped)", limits=(0, None))
+    count: int = option(0, "print this many lines and exit; 0: no limit", limits=(0, None))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,8 +90,8 @@ class Look:
     """The counts of all brokers at one moment.
 
     Attributes:
-        at_s: when, in seconds of some clock.
-        channels: by topic and channel; of a topic itself the channel is empty.
+        at_s: the time, in seconds of any clock.
+        channels: by topic and channel; the channel of a topic itself is empty.
         paused: those of them that are paused at some broker.
         failed: the brokers that did not answer, and why.
     """
@@ -103,10 +103,10 @@ class Look:
 
 
 async def looks(options: StatOptions) -> AsyncGenerator[Look]:
-    """Ask brokers for their counts; yield a look each interval.
+    """Request brokers' counts; yield them each interval.
 
     Raises:
-        NoHttpAnswer: no broker was found or answered at the first look; later ones say so.
+        NoHttpAnswer: no broker was found or answered at first; later failures are in the counts.
     """
     async with BrokerHttpClient(options) as client:
         next_s = time.monotonic()
@@ -180,7 +180,7 @@ def line(before: StatCounts, after: StatCounts, seconds: float) -> str:
 
 
 def table(before: Look | None, now: Look) -> Table:
-    """All channels, for people."""
+    """Format all channels as a table."""
     from rich.table import Table
 
     shown = Table(box=None, header_style="bold", pad_edge=False)
@@ -216,15 +216,15 @@ def table(before: Look | None, now: Look) -> Table:
 
 
 DESCRIPTION = (
-    "Show what brokers count, added up, and how it changes: at a terminal a table of all channels;"
-    " with --count, or into a pipe, a line each --interval of one channel, as nsq_stat prints it."
+    "Show the counts of brokers, added up, as they change: at a terminal a table of all channels;"
+    " with --count, or into a pipe, a line each --interval of one channel, in nsq_stat's layout."
     " Takes the flags of nsq_stat."
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show counts; the result is the exit code of the process."""
+    """Show counts; return the exit code of the process."""
     options = tool.options("stat", DESCRIPTION, StatOptions, argv)
     if options.count or not sys.stdout.isatty() or find_spec("rich") is None:
         if not options.channel:

@@ -1,8 +1,8 @@
-"""``martlet tail``: show the messages of topics as they come.
+"""``martlet tail``: show the messages of topics as they arrive.
 
-Without ``--channel`` it makes an ephemeral one, which goes when it ends: it sees what is published
-from now on, and takes nothing from other consumers.  Messages are finished once they are written;
-what the pipe behind it did not take before the end is requeued.
+Without ``--channel`` it creates an ephemeral one, which is deleted at the end: it gets messages
+published from now on, and takes none from other consumers. Messages are finished once they are
+written; those that the pipe did not accept before the end are requeued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TailOptions(SourceOptions):
     channel: str = option("", "the channel (default: an ephemeral one of its own)")
     count: int = option(
         0,
-        "show so many messages and end (0: until it is stopped)",
+        "show this many messages and exit; 0: no limit",
         name="n",
         limits=(0, None),
         section="output",
@@ -40,14 +40,14 @@ class TailOptions(SourceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.topics:
-            raise OptionError("--topic is missing: which topics are to be shown?")
+            raise OptionError("--topic is missing: name the topics to show")
 
 
 class Tail:
-    """Shows messages.
+    """Show messages.
 
     Args:
-        descriptor: of the file or pipe in which they are shown.
+        descriptor: of the output file or pipe.
     """
 
     def __init__(self, options: TailOptions, descriptor: int) -> None:
@@ -62,17 +62,17 @@ class Tail:
 
     @staticmethod
     def _share(options: TailOptions) -> int:
-        """Fetch no more than will be shown, so that the rest stays in its channel."""
+        """Limit the prefetch to the messages left to show; the rest stays in its channel."""
         return min(options.max_in_flight, options.count or options.max_in_flight)
 
     async def run(self) -> None:
-        """Show messages until there were enough, or it is stopped."""
+        """Show messages up to the maximum, or until stopped."""
         async with asyncio.TaskGroup() as group:
             for topic, source in self._consumers.items():
                 group.create_task(self._follow(topic, source), name=f"martlet tail {topic}")
 
     def stop(self) -> None:
-        """Show no more."""
+        """Stop showing."""
         self._output.stop()
         self._take_no_more()
 
@@ -84,7 +84,7 @@ class Tail:
         head = f"{topic} ".encode() if self._options.print_topic else b""
         async with source:
             async for batch in source.batches():
-                # Other topics are followed meanwhile, and share what is left.
+                # Other topics are consumed meanwhile, and share the rest of the maximum.
                 wanted = min(self._left, len(batch))
                 self._left -= wanted
                 lines = [head + body + b"\n" for body in self._shown(batch, wanted)]
@@ -97,7 +97,7 @@ class Tail:
                     self._take_no_more()
 
     def _shown(self, batch: Batch, count: int) -> list[bytes]:
-        """Return the first bodies of a batch, behind their properties where those are wanted."""
+        """Return the first bodies of a batch, after their properties if wanted."""
         bodies = batch.bodies[:count]
         if not self._options.print_properties:
             return bodies
@@ -105,11 +105,11 @@ class Tail:
         return [each.encode() + b" " + body for each, body in zip(texts, bodies, strict=True)]
 
 
-DESCRIPTION = "Show the messages of topics as they come; takes the flags of nsq_tail."
+DESCRIPTION = "Show the messages of topics as they arrive; takes the flags of nsq_tail."
 
 
 def main(argv: Sequence[str]) -> int:
-    """Show messages; the result is the exit code of the process."""
+    """Show messages; return the exit code of the process."""
     options = tool.options("tail", DESCRIPTION, TailOptions, argv)
     tail = Tail(options, sys.stdout.fileno())
     return tool.run(tail.run, tail.stop)

@@ -1,8 +1,7 @@
-"""``martlet to-file``: write the messages of topics into files.
+"""``martlet to-file``: write the messages of topics to files.
 
-Messages are finished after they were flushed to disk: when as many are in hand as may be, or when
-no more come for a moment.  So none is lost whenever this or the broker ends; one may be written
-twice.
+Messages are finished after they were flushed to disk: at the maximum in flight, or when no more
+arrive for a moment. So none is lost whenever this or the broker ends; one may be written twice.
 """
 
 from __future__ import annotations
@@ -26,24 +25,25 @@ from martlet.options.network import connect_timeout, request_timeout
 
 @dataclass(frozen=True, kw_only=True)
 class _TopicsOptions(SourceOptions):
-    """Which topics ``martlet to-file`` writes."""
+    """The topics of ``martlet to-file``."""
 
     channel: str = option("nsq_to_file", "the channel")
     topic_pattern: str = option(
-        "", "a regular expression: every topic that lookup daemons know and whose name holds it"
+        "",
+        "a regular expression: every topic that lookup daemons know and whose name holds a match",
     )
     topic_refresh_ns: int = option(
-        MINUTE_NS, "how often lookup daemons are asked for topics", limits=(1, None)
+        MINUTE_NS, "the interval of polls of lookup daemons for topics", limits=(1, None)
     )
-    connect_timeout_ns: int = connect_timeout("how long connecting to a lookup daemon may take")
+    connect_timeout_ns: int = connect_timeout("the timeout of connecting to a lookup daemon")
     request_timeout_ns: int = request_timeout(
-        "how long a lookup daemon may take to tell its topics"
+        "the timeout of a request to a lookup daemon for topics"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.topics and not self.topic_pattern:
-            raise OptionError("say which topics, with --topic or --topic-pattern")
+            raise OptionError("name topics with --topic or --topic-pattern")
         if self.topic_pattern and not self.lookupd_http_addresses:
             raise OptionError("--topic-pattern needs a --lookupd-http-address")
         try:
@@ -62,14 +62,14 @@ class FileOptions(OutputOptions, _TopicsOptions):
 log = logging.getLogger(__name__)
 
 _STARVED_MS = 100
-"""Messages wait for others for so long, before they are flushed and finished."""
+"""The time that messages wait for others before they are flushed and finished."""
 
 
 class TopicWriter:
-    """Writes one topic.
+    """Write one topic.
 
     Args:
-        topic: which.
+        topic: the topic's name.
     """
 
     def __init__(self, options: FileOptions, topic: str) -> None:
@@ -78,10 +78,10 @@ class TopicWriter:
         self._output = Output(options, topic, log=lambda text: log.info("%s %s", self._where, text))
         self._consumer = consumer(options, topic, options.channel)
         self._lock = asyncio.Lock()
-        """The file is written, flushed or exchanged, one after the other."""
+        """Serialises writes, flushes and rotations of the file."""
 
     async def run(self) -> None:
-        """Write until stopped. Raises OSError where a file cannot be written."""
+        """Write until stopped. Raises OSError if a file cannot be written."""
         batches = self._consumer.batches(
             max_messages=self._options.max_in_flight, max_wait_ms=_STARVED_MS
         )
@@ -95,11 +95,11 @@ class TopicWriter:
             self._output.close()
 
     def stop(self) -> None:
-        """Take no more messages; what is in hand is written and finished."""
+        """Take no more messages; those received are written and finished."""
         self._consumer.stop()
 
     async def reopen(self) -> None:
-        """End the file, as on SIGHUP."""
+        """Close the file, as on SIGHUP."""
         async with self._lock:
             self._output.close()
 
@@ -112,8 +112,8 @@ class TopicWriter:
         await batch.finish()
 
     async def _sync(self) -> None:
-        """Flush the file in a thread, which is waited for whatever happens: who is cancelled
-        closes the file next.
+        """Flush the file in a thread, and wait for it even if cancelled, since the file is closed
+        next.
         """
         syncing = asyncio.create_task(asyncio.to_thread(self._output.sync))
         try:
@@ -123,7 +123,7 @@ class TopicWriter:
             raise
 
     async def _tick(self) -> None:
-        """End files in time though no message comes."""
+        """Rotate files in time even if no message arrives."""
         while True:
             await asyncio.sleep(self._options.sync_interval_ns / 1e9)
             async with self._lock:
@@ -135,7 +135,7 @@ class TopicWriter:
 
 
 class Writers:
-    """Writes all topics that are asked for, those too that come later."""
+    """Write all topics, including later ones."""
 
     def __init__(self, options: FileOptions) -> None:
         self._options = options
@@ -143,7 +143,7 @@ class Writers:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Write until stopped. Raises OSError where a file cannot be written."""
+        """Write until stopped. Raises OSError if a file cannot be written."""
         async with asyncio.TaskGroup() as group:
             for topic in dict.fromkeys(self._options.topics):
                 self._begin(group, topic)
@@ -151,13 +151,13 @@ class Writers:
                 group.create_task(self._discover(group))
 
     def stop(self) -> None:
-        """Take no more messages; `run` returns when what is in hand is done with."""
+        """Take no more messages; `run` returns when those received are done."""
         self._stopping.set()
         for writer in self._writers.values():
             writer.stop()
 
     async def reopen(self) -> None:
-        """End all files and begin others with the next messages."""
+        """Close all files, and begin others with the next messages."""
         await asyncio.gather(*(writer.reopen() for writer in self._writers.values()))
 
     def _begin(self, group: asyncio.TaskGroup, topic: str) -> None:
@@ -176,7 +176,7 @@ class Writers:
             began_s = time.monotonic()
             topics = await known.look()
             if self._stopping.is_set():
-                return  # Nobody would stop what is begun now.
+                return  # Nothing would stop a writer that is started now.
             for topic in topics:
                 if pattern.search(topic) and topic not in self._writers:
                     self._begin(group, topic)
@@ -189,13 +189,13 @@ class Writers:
 
 
 DESCRIPTION = (
-    "Write the messages of topics into files, a line each, and finish them once they are on disk;"
-    " takes the flags of nsq_to_file. SIGHUP ends the files; others are begun."
+    "Write the messages of topics to files, a line each, and finish them once they are on disk;"
+    " takes the flags of nsq_to_file. SIGHUP closes the files and begins others."
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write files; the result is the exit code of the process."""
+    """Write files; return the exit code of the process."""
     options = tool.options("to-file", DESCRIPTION, FileOptions, argv)
     writers = Writers(options)
     reopening: set[asyncio.Task[None]] = set()

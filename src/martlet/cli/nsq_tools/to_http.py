@@ -4,8 +4,8 @@ After another status, no answer in time or no connection, the message is requeue
 grows with its attempts, and the consumer backs off (see
 `martlet.client.consumer.handling.backoff`).  A message may be sent twice, and none is lost.
 
-Redirects are followed, but for those that make a GET without a body of a POST (301, 302 and 303):
-whatever a URL answers that, it has not got the message.
+Redirects are followed, except those that turn a POST into a GET without a body (301, 302 and 303):
+the URL behind them would not get the message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ToHttpOptions(SourceOptions):
 
     gives_up: ClassVar[bool] = True
     channel: str = option("nsq_to_http", "the channel")
-    sample: float = option(1.0, "the part of the messages to send, from 0 to 1")
+    sample: float = option(1.0, "the fraction of messages to send, from 0 to 1")
     post_urls: tuple[str, ...] = option(
         (),
         "a URL to POST each message to; may be given several times",
@@ -52,33 +52,31 @@ class ToHttpOptions(SourceOptions):
     )
     get_urls: tuple[str, ...] = option(
         (),
-        "a URL to GET, with %s where the message is to stand; may be given several times",
+        "a URL to GET, with %s in place of the message; may be given several times",
         name="get",
     )
     mode: str = mode_option("URLs", multicast=True)
-    publishers: int = option(
-        100, "how many messages are on their way at once", name="n", limits=(1, 100_000)
-    )
+    publishers: int = option(100, "maximum concurrent requests", name="n", limits=(1, 100_000))
     content_type: str = option(DEFAULT_CONTENT_TYPE, "the Content-Type of a POST")
     headers: tuple[str, ...] = option(
         (), "NAME:VALUE of each request; may be given several times", name="header"
     )
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout(seconds=20)
-    status_every: int = status_option("log how long requests take after so many (0: never)")
+    status_every: int = status_option("log request times every N requests; 0: never")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.topics or not self.channel:
-            raise OptionError("--topic and --channel are needed: which messages are to be sent?")
+            raise OptionError("--topic and --channel are needed: name the messages to send")
         if bool(self.post_urls) == bool(self.get_urls):
-            raise OptionError("say where to send messages, either with --post or with --get")
+            raise OptionError("name the URL to send to, either with --post or with --get")
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise OptionError(f"{url!r} is no URL; write http://HOST/PATH or https://HOST/PATH")
         for url in self.get_urls:
             if url.count("%s") != 1:
-                raise OptionError(f"--get={url} needs %s once, where the message is to stand")
+                raise OptionError(f"--get={url} needs %s once, in place of the message")
         if not self.content_type:
             raise OptionError("--content-type needs a value")
         if self.content_type != DEFAULT_CONTENT_TYPE and not self.post_urls:
@@ -89,7 +87,7 @@ class ToHttpOptions(SourceOptions):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs that get messages."""
+        """The URLs to send to."""
         return tuple(dict.fromkeys(self.post_urls or self.get_urls))
 
     @property
@@ -105,7 +103,9 @@ class ToHttpOptions(SourceOptions):
 
 
 MAX_ANSWERS = 100
-"""To one request, with the interim ones: a server that is slow may say 102 each second or so."""
+"""The maximum number of answers to one request, interim ones included: a slow server may send 102
+every second.
+"""
 
 
 class BoundedAnswers(ResponseHandler):
@@ -120,12 +120,12 @@ class BoundedAnswers(ResponseHandler):
         self._answer_count = 0
 
     def set_response_params(self, **params: Any) -> None:
-        """Begin a request: what comes from now on answers it."""
+        """Begin a request: later input answers it."""
         self._answer_count = 0
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Count one more answer, of which at least the head has come."""
+        """Count an answer whose head has arrived."""
         self._answer_count += 1
         if self._answer_count <= MAX_ANSWERS:
             super().feed_data(data, size)
@@ -137,7 +137,7 @@ class BoundedAnswers(ResponseHandler):
 
 
 class BoundedConnector(aiohttp.TCPConnector):
-    """Connects to HTTP servers whose answers are counted, with any number of connections."""
+    """Connect to HTTP servers and count their answers, with any number of connections."""
 
     def __init__(self) -> None:
         super().__init__(limit=0)
@@ -148,19 +148,19 @@ class BoundedConnector(aiohttp.TCPConnector):
 log = logging.getLogger(__name__)
 
 _MAX_DRAINED_BYTES = 1 << 20
-"""The bytes of an answer that are read to keep the connection; after more it is closed."""
+"""The maximum bytes of an answer read to keep the connection; after more it is closed."""
 _DROPS_BODY = frozenset({301, 302, 303})
-"""Redirects after which a POST is made a GET, as browsers do."""
-_MAX_TOLD = 200
-"""The characters of an error that are logged: it may quote an answer."""
+"""Redirects that turn a POST into a GET, as in browsers."""
+_MAX_SHOWN = 200
+"""The maximum number of characters of an error in a log line: it may quote an answer."""
 
 
 class NotTaken(Exception):
-    """A URL did not take a message; the text names it and says why."""
+    """A URL did not accept a message; the text names it and the reason."""
 
 
 class _Unreachable(NotTaken):
-    """There is no connection to a URL: no message is to blame."""
+    """There is no connection to a URL, which is no fault of the message."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(f"{url}: {why}")
@@ -169,26 +169,26 @@ class _Unreachable(NotTaken):
 
 
 class _MessageDropped(Exception):
-    """A redirect leads to where the message would not be; the text says which."""
+    """A redirect would drop the message; the text names it."""
 
 
 async def _keep_the_message(
     request: aiohttp.ClientRequest, ask: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Make a request, the first or one that a redirect leads to. Raises _MessageDropped."""
+    """Make a request, the first or a redirected one. Raises _MessageDropped."""
     response = await ask(request)
     if request.method == "POST" and response.status in _DROPS_BODY:
         to = response.headers.get("Location", "")
         response.release()
         raise _MessageDropped(
-            f"status {response.status} to {to!r:.{_MAX_TOLD}}, which would get no message: name"
-            " the URL that takes it, or answer 307 or 308"
+            f"status {response.status} to {to!r:.{_MAX_SHOWN}}, which would get no message: name"
+            " the final URL, or answer 307 or 308"
         )
     return response
 
 
 class ToHttp:
-    """Sends the messages of topics.
+    """Send the messages of topics.
 
     Args:
         dice: for sampling, and for the choice of URLs.
@@ -215,7 +215,7 @@ class ToHttp:
         }
 
     async def run(self) -> None:
-        """Send until stopped. Raises ClientError where a broker will not have it."""
+        """Send until stopped. Raises ClientError if a broker refuses the client."""
         options = self._options
         timeout = aiohttp.ClientTimeout(
             total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
@@ -234,7 +234,7 @@ class ToHttp:
                 group.create_task(self._follow(source), name=f"martlet to-http {topic}")
 
     def stop(self) -> None:
-        """Take no more messages; those on their way are waited for."""
+        """Take no more messages; wait for open requests."""
         for each in self._consumers.values():
             each.stop()
 
@@ -243,7 +243,7 @@ class ToHttp:
             await source.run(self._handle, concurrency=self._options.publishers)
 
     async def _handle(self, message: Message) -> None:
-        """Send a message, or leave it out where only a part is wanted."""
+        """Send a message, or skip it by --sample."""
         if self._options.sample < 1 and self._dice.random() >= self._options.sample:
             return
         began_s = time.monotonic()
@@ -278,7 +278,7 @@ class ToHttp:
         self._timings.note_host(url, seconds)
 
     async def _send(self, url: str, body: bytes) -> float:
-        """Send a message to a URL; how many seconds that took.
+        """Send a message to a URL; return the seconds that it took.
 
         Raises:
             NotTaken: the answer was not 2xx, or there was none.
@@ -297,12 +297,12 @@ class ToHttp:
         except TimeoutError:
             raise NotTaken(f"{method} {url}: no answer in time") from None
         except aiohttp.ServerDisconnectedError:
-            raise NotTaken(f"{method} {url}: it hung up without a whole answer") from None
+            raise NotTaken(f"{method} {url}: it hung up without a complete answer") from None
         except aiohttp.ClientConnectorError as error:
             raise _Unreachable(url, unreachable.reason(error.os_error, "server")) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
-            raise NotTaken(f"{method} {url}: {reason:.{_MAX_TOLD}}") from None
+            raise NotTaken(f"{method} {url}: {reason:.{_MAX_SHOWN}}") from None
         self._outages[url].over()
         if not 200 <= status < 300:
             raise NotTaken(f"{method} {url}: status {status}")
@@ -316,7 +316,7 @@ DESCRIPTION = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Send messages; the result is the exit code of the process."""
+    """Send messages; return the exit code of the process."""
     options = tool.options("to-http", DESCRIPTION, ToHttpOptions, argv)
     sender = ToHttp(options)
     return tool.run(sender.run, sender.stop)

@@ -21,8 +21,9 @@ from martlet.options.command_line import ParsedArguments
 log = logging.getLogger(start.ROOT)
 
 _COLLECT_AFTER = 50_000
-"""New objects before the garbage collector looks at them: a broker makes few cycles, and most of
-what it makes is gone within the turn."""
+"""The number of new objects between garbage collections: a broker makes few cycles, and most of its
+objects are freed within the turn.
+"""
 
 DESCRIPTION = (
     "Run a broker that NSQ's clients use unchanged. Takes the flags and the config file of nsqd."
@@ -35,7 +36,7 @@ def arguments() -> ParsedArguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a broker with the flags given; the result is the exit code of the process."""
+    """Run a broker with the given flags; return the exit code of the process."""
     options = start.options(arguments(), BrokerOptions, argv, _hello)
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))
@@ -53,7 +54,7 @@ async def _serve(options: BrokerOptions) -> int:
 
     def stop(number: signal.Signals) -> None:
         if stopping.is_set():
-            log.warning("%s again: stopping at once; the log is whole all the same", number.name)
+            log.warning("%s again: stopping at once; the log stays intact", number.name)
             os._exit(1)
         log.info("%s: stopping", number.name)
         stopping.set()
@@ -66,7 +67,7 @@ async def _serve(options: BrokerOptions) -> int:
     except OSError as error:
         log.critical("%s", error)
         return 1
-    # What a start leaves behind lives as long as the process: no collection need look at it.
+    # Objects of the start live as long as the process: exclude them from collections.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     service.notify(service.READY)

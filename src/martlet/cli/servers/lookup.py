@@ -18,13 +18,13 @@ from martlet.options import LookupOptions
 log = logging.getLogger(start.ROOT)
 
 DESCRIPTION = (
-    "Run a lookup daemon: brokers tell it what they have, consumers ask it. Takes the flags and"
+    "Run a lookup daemon: brokers register there, consumers ask it. Takes the flags and"
     " the config file of nsqlookupd, and serves NSQ's brokers and clients."
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a lookup daemon with the flags given; the result is the exit code of the process."""
+    """Run a lookup daemon with the given flags; return the exit code of the process."""
     command = start.arguments("lookup", DESCRIPTION, LookupOptions)
     options = start.options(command, LookupOptions, argv, lambda _options: [start.version()])
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:

@@ -1,8 +1,8 @@
 """Notify the service manager that started a server of its state.
 
-systemd starts what needs a server once that has said it is ready (``Type=notify``), and so does
-``martlet up``.  A notification is a datagram to the Unix socket that ``NOTIFY_SOCKET`` names; a
-name that begins with ``@`` has no file.  Without the variable there is no service manager.
+systemd starts dependent services once a server has reported that it is ready (``Type=notify``), and
+so does ``martlet up``.  A notification is a datagram to the Unix socket that ``NOTIFY_SOCKET``
+names; a name that begins with ``@`` has no file.  Without the variable there is no service manager.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "NOTIFY_SOCKET"
 
 
 def notify(state: str) -> None:
-    """Send a state to the service manager, if there is one; a server runs on without."""
+    """Send a state to the service manager, if there is one; failures are ignored."""
     address = os.environ.get(VARIABLE, "")
     if not address.startswith(("/", "@")):
         return

@@ -4,18 +4,17 @@
 
     python -m martlet.cli.servers.supervised PARENT_ID COMMAND [ARGUMENTS]
 
-The kernel sends the command a SIGTERM when its parent ends (``PR_SET_PDEATHSIG``, Linux alone), so
-that a broker whose supervisor was killed stops cleanly, and does not hold its ports and its folder
-against the next one.
+The kernel sends the command a SIGTERM when its parent ends (``PR_SET_PDEATHSIG``, only Linux), so
+that a broker whose supervisor was killed stops cleanly, and releases its ports and its folder for
+the next one.
 
-A supervisor may be stopped (Ctrl-Z, SIGSTOP), and then does not read what the command logs.  A pipe
-holds some hundred lines; after that an ordinary write would wait, and with it the event loop of the
-server.  `LogPipe` waits a moment for a slow reader, then drops lines until there is room again, and
-says how many::
+A stopped supervisor (Ctrl-Z, SIGSTOP) does not read the command's log lines. A pipe holds some
+hundred lines; after that an ordinary write would block, and with it the server's event loop.
+`LogPipe` waits a moment for a slow reader, then drops lines until the pipe has space again, and
+reports their number::
 
-    [martlet] ... INFO: ...
-    (431 lines were dropped here, as nobody read them)
-    [martlet] ... INFO: ...
+    [martlet] ... INFO: ... (431 lines were dropped here, since the pipe was full) [martlet] ...
+    INFO: ...
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from typing import TextIO, cast
 from martlet.cli import main as martlet
 
 PATIENCE_S = 0.5
-"""The time that a line waits for room before it is dropped."""
+"""The time that a line waits for space before it is dropped."""
 CAPACITY_BYTES = 1 << 20
 """The capacity of the pipe, if allowed: Linux's maximum for ordinary users."""
 
@@ -68,10 +67,10 @@ class LogPipe(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write, or drop what there is no room for."""
+        """Write, or drop a line that does not fit."""
         notice = ""
         if self._dropped_lines:
-            notice = f"({self._dropped_lines} lines were dropped here, as nobody read them)\n"
+            notice = f"({self._dropped_lines} lines were dropped here, since the pipe was full)\n"
         data = (notice + text).encode(errors="backslashreplace")
         if self._written(data):
             self._dropped_lines = 0
@@ -80,7 +79,7 @@ class LogPipe(io.TextIOBase):
         return len(text)
 
     def _written(self, data: bytes) -> bool:
-        """Write the rest of the line before, and then this one or nothing of it."""
+        """Write the rest of the previous line, then all of this one or none."""
         may_wait = not self._dropped_lines
         rest, self._rest = self._rest, b""
         if rest:
@@ -94,7 +93,7 @@ class LogPipe(io.TextIOBase):
         return True
 
     def _left(self, data: bytes, may_wait: bool) -> bytes:
-        """Write; return the rest that there was no room for."""
+        """Write; return the rest that did not fit."""
         view = memoryview(data)
         try:
             while view:
@@ -114,7 +113,7 @@ class LogPipe(io.TextIOBase):
 
 
 def set_up() -> None:
-    """Keep standard error and output from blocking, where they are pipes."""
+    """Keep standard error and output from blocking, if they are pipes."""
     descriptor = sys.stderr.fileno()
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -125,7 +124,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command as the child of that process; the result is its exit code."""
+    """Run a command as the child of that process; return its exit code."""
     parent_id = int(argv[0])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

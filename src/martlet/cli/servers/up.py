@@ -23,18 +23,18 @@ from martlet.supervisor.plan import Planned, ServerPlan, plan
 from martlet.supervisor.supervisor import Supervisor
 
 DESCRIPTION = (
-    "Run brokers and a lookup daemon on this machine, start again what dies, and stop all with one"
+    "Run brokers and a lookup daemon on this machine, restart any that die, and stop all with one"
     " Ctrl-C. What follows -- are flags for every broker:"
     " martlet up --workers=2 --data-path=data -- --max-msg-size=4MiB"
 )
 _OURS = ("data-path", "tcp-address", "http-address", "https-address", "broadcast-address")
-"""The flags of a broker that this command sets, and that must not stand behind ``--``."""
+"""The flags of a broker that this command sets, and that must not follow ``--``."""
 
 _log = logging.getLogger(start.ROOT)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the servers; the result is the exit code of the process."""
+    """Run the servers; return the exit code of the process."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
     try:
@@ -71,7 +71,7 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
             sys.stderr.buffer.write(f"{name:<{width}} | ".encode() + line + b"\n")
             sys.stderr.buffer.flush()
         except OSError:
-            # The log has no reader any more. The servers must not wait for one.
+            # The log has lost its reader. The servers must not wait for one.
             return
 
     def child(server: Planned) -> Child:
@@ -100,7 +100,7 @@ def _print_ready(found: ServerPlan) -> None:
     try:
         print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
     except OSError as error:
-        _log.warning("nobody reads where the servers are: %s", error)
+        _log.warning("the servers' addresses could not be printed: %s", error)
     service.notify(service.READY)
 
 
@@ -108,14 +108,14 @@ def _check(found: ServerPlan, added: Sequence[str]) -> None:
     """Check the servers' arguments before any is started.
 
     Raises:
-        OptionError: they will not.
+        OptionError: they are invalid.
     """
     if any(each.startswith("-") and _name_of(each) == "config" for each in added):
         raise OptionError("--config after --: name the brokers' config file with --broker-config")
     values, _ = broker.arguments().read(added)
     for name in _OURS:
         if BrokerOptions.flags()[name].field in values:
-            raise OptionError(f"--{name} after -- is for martlet up to say: put it before the --")
+            raise OptionError(f"--{name} after -- is a flag of martlet up: put it before the --")
     for server in found.brokers:
         values, _ = broker.arguments().read(server.arguments[1:])
         BrokerOptions(**values)
@@ -130,7 +130,7 @@ def _name_of(argument: str) -> str:
 
 
 def _not_served(folder: Path, found: ServerPlan) -> list[Path]:
-    """Find folders with the log of a broker that is not started."""
+    """Return folders with the log of a broker that is not started."""
     served = {server.folder for server in found.brokers}
     folders = [folder, *sorted(folder.glob("broker-*"))]
     return [each for each in folders if each not in served and (each / "log").is_dir()]

@@ -1,4 +1,4 @@
-"""The jobs for spark-submit, which wants a file: ``spark-submit martlet_pipeline.py NAME ...``.
+"""The jobs for spark-submit, which needs a file: ``spark-submit martlet_pipeline.py NAME ...``.
 
 ``martlet pipeline --submit-file`` prints its path.
 """

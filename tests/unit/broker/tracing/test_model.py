@@ -281,7 +281,7 @@ def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: Di
     assert told == ("t", -1, due_ns, 4, "waiting")
     text = "\n".join(lines(fields_of(core.search().by_id(late))))
     assert f"message {late} of topic t: 4 bytes" in text
-    assert "it waits for its time" in text
+    assert "it waits for its delivery time" in text
     core.broker.delays.cancel(core.broker.topic("t"), [cancelled.encode()])
     assert only(core.search("t").by_id(cancelled.upper())).delayed == "done"
     core.checkpoint()
@@ -320,7 +320,7 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
         assert told("k1") == told("k1", "t") == [(ids[1], "t", -1, "waiting")]
         assert told("k2") == [(ids[2], "t", -1, "done")]
         assert sorted(each[3] for each in told("k")) == ["", "done", "waiting", "waiting"]
-    assert "it waits for its time" in lines(fields_of(core.search().by_key("k0")))[0]
+    assert "it waits for its delivery time" in lines(fields_of(core.search().by_key("k0")))[0]
     with pytest.raises(TraceNotFound, match="'k1'"):
         core.search("other").by_key("k1")
     core.wait(5 * SECOND_NS)

@@ -16,10 +16,10 @@ from martlet.options.flag import OptionError
         ({"action": "list"}, "which topic is it?"),
         ({"topic": "t"}, "what to do is one of list, cancel: none is given"),
         ({"action": "forget", "topic": "t"}, "list, cancel: 'forget' is none of them"),
-        ({"action": "cancel", "topic": "t"}, "which ones are meant?"),
+        ({"action": "cancel", "topic": "t"}, "name the ids to cancel"),
         (
             {"action": "cancel", "topic": "t", "ids": ("0" * 16,), "all": True},
-            "which ones are meant?",
+            "name the ids to cancel",
         ),
         ({"action": "cancel", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
         ({"action": "list", "topic": "a b"}, "a b"),

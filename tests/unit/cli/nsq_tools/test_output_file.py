@@ -164,7 +164,7 @@ def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
     ("changes", "text"),
     [
         ({"topics": ()}, "--topic or --topic-pattern"),
-        ({"nsqd_tcp_addresses": ()}, "say where the messages are"),
+        ({"nsqd_tcp_addresses": ()}, "name the source of the messages"),
         ({"gzip": True, "filename_format": "x"}, "needs a <REV>"),
         ({"rotate_size": 1, "filename_format": "x"}, "needs a <REV>"),
         ({"topic_pattern": "a"}, "needs a --lookupd-http-address"),

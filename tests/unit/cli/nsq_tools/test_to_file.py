@@ -75,7 +75,7 @@ async def test_messages_do_not_wait_for_the_sync_interval(tmp_path: Path) -> Non
         some.stop()
         await running
     help = FileOptions.flags()["sync-interval"].help
-    assert "wait for no interval" in help
+    assert "without waiting for an interval" in help
 
 
 async def test_a_file_is_not_closed_while_it_is_flushed(

@@ -57,7 +57,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
     assert 0 < len(whole) < count
     assert whole == lines[: len(whole)], "none is torn"
     dropped = count - len(whole) + tries - 1
-    assert found[-2] == f"({dropped} lines were dropped here, as nobody read them)"
+    assert found[-2] == f"({dropped} lines were dropped here, since the pipe was full)"
     assert drained(reading) == "and again\n"
 
 
