@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from martlet.options import Flag, FlagKind, OptionError, Options, parse_bool
+from martlet.options.flag import Removed
 
 _METAVARS = {
     FlagKind.STRING: "TEXT",
@@ -231,7 +232,9 @@ def _means_true(flag: Flag) -> bool:
 
 def _metavar(flag: Flag) -> str:
     if flag.kind is FlagKind.CHOICE:
-        return "|".join(text for text, _ in flag.choices if len(text) > 1)
+        return "|".join(
+            text for text, value in flag.choices if len(text) > 1 and not isinstance(value, Removed)
+        )
     return _METAVARS[flag.kind]
 
 

@@ -144,6 +144,12 @@ _KINDS = {
 _DURATION_SUFFIX = "_ns"
 
 
+class Removed(str):
+    """The value of a choice that is still accepted, but no longer shown in the help."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flag:
     """One option: its names, its kind, its limits and its help.

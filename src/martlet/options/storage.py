@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.durations import MILLISECOND_NS, SECOND_NS
-from martlet.options.flag import Size, option
+from martlet.options.flag import Removed, Size, option
 from martlet.options.options import Options
 
 MIB = 1024 * 1024
@@ -66,11 +66,11 @@ class StorageOptions(Options):
         "refuse",
         "what to do when --max-disk-bytes or --min-free-bytes leaves no room: 'refuse' to publish;"
         " 'drop-oldest': the oldest segment goes, and what is unfinished in it is lost to all"
-        " channels ('dead-letter', which kept it in files first, is 'refuse' now)",
+        " channels",
         choices=(
             ("refuse", "refuse"),
             ("drop-oldest", "drop-oldest"),
-            ("dead-letter", "dead-letter"),
+            ("dead-letter", Removed("dead-letter")),
         ),
     )
     dead_letter_path: str = option(
