@@ -89,6 +89,7 @@ class GroupCommit:
         self._waiting.append((receipt, future))
         self.ticks.heard()
         if self._sync:
+            # After the end of this tick, so that the flush covers its commit.
             self._loop.call_soon(self.flusher.flush)
         await future
 
@@ -124,12 +125,13 @@ class GroupCommit:
             staged, self._staged = self._staged, {}
             if self._sync:
                 self._awaiting.update(staged)
-                self._answer_durable()
+                self._answer_durable()  # Refusals need no flush.
             else:
                 for connection in staged:
                     connection.settle(None)
         if not self._sync:
             unflushed = self._broker.stored_count - self._flushed_count
+            # No client waits for this flush, so it leaves the disk most of the time to others.
             if unflushed >= self._sync_every and self.flusher.rested:
                 self.flush_if_idle()
         if self._waiting:

@@ -40,7 +40,7 @@ from martlet.protocol.nsq.message_run import MessageRun
 _MAX_RUN_LENGTH = 1024
 """The maximum number of messages reported as started at once."""
 _PATIENCE = 1 / 8
-"""The part of the message timeout that a suspect waits, and that others wait for it."""
+"""The fraction of the message timeout that a suspect waits, and that others wait for it."""
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class Rotation:
 
 @dataclass(slots=True)
 class _Part:
-    """The part of a connection.
+    """A connection's part of ``max_in_flight``.
 
     Attributes:
         count: the last ready count sent.
@@ -229,6 +229,8 @@ class RdyDistributor(Generic[C]):
             self._owing_since_s = None
             return []
         patience_s = self._rotation.rdy_redistribute_interval_s
+        # Messages in flight at a lowered connection still count, or the sum would exceed it.
+        # A trial after failures (the cap) does not wait for them: they may never be answered.
         is_patient = self._cap is None and (
             self._owing_since_s is None or now_s - self._owing_since_s < patience_s
         )

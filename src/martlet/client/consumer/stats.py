@@ -13,7 +13,7 @@ from martlet.plural import counted
 logger = logging.getLogger("martlet.client")
 
 STARVED_PART = 0.85
-"""The part of its ready count in flight from which on a connection is starved."""
+"""The fraction of its ready count in flight from which on a connection is starved."""
 
 
 @dataclass(frozen=True, slots=True)

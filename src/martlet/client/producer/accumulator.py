@@ -311,6 +311,7 @@ class Accumulator:
         broker.size_bytes += batch.size_bytes
         broker.batches.append(batch)
         packed.append(batch)
+        # If it ends the connection, batches after it would lose a try, and their answers.
         if broker.is_on_trial or batch.pendings[0].is_suspect:
             broker.is_held = True
 
@@ -360,6 +361,7 @@ class Accumulator:
         pendings = batch.pendings
         # Messages not completed here stay in flight, and are put back when the connection is lost.
         if len(pendings) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
+            # The answer does not name the message at fault, so each is tried alone.
             batch.is_split = True
             for pending in pendings:
                 pending.is_alone = True
@@ -411,7 +413,7 @@ class Accumulator:
         ordered: list[PendingPublish] = []
         count = 0
         is_blamed = isinstance(error.__cause__, Refused)
-        """Handle refused messages: the broker has not tried those after them."""
+        """Whether refused messages ended the connection: those after them were not tried."""
         for batch in broker.take_batches():
             if not batch.is_refused:
                 broker.lost_count += batch.message_count

@@ -295,7 +295,10 @@ class InFlightQueue:
         self.on_answer: Callable[[], None] = lambda: None
 
     def has_room(self, pending: PendingPublish) -> bool:
-        """Return whether this may be sent now; with nothing in flight, everything may."""
+        """Return whether this may be sent now.
+
+        With nothing in flight everything may, or messages above a limit would wait for ever.
+        """
         size_bytes = self.size_bytes
         limits = self._limits
         return not size_bytes or (
@@ -311,6 +314,7 @@ class InFlightQueue:
         """Return whether this needs no number, or may have one now."""
         if pending.fields is None:
             return True
+        # Retries have lower numbers: a new number could push theirs out of the broker's memory.
         oldest = next(iter(self._numbered), self.sequence + 1)
         return not self.retries and self.sequence + 1 - oldest < MAX_UNANSWERED
 

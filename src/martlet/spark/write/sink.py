@@ -159,11 +159,13 @@ def _commit(options: WriteOptions, messages: Messages) -> None:
     filled = [each for each in staged if each.message_count or each.is_repeated]
     if not filled:
         return
+    # One commit must publish all rows: with a second transaction readers could see half a batch.
     if len({(each.transaction, each.batch_id) for each in filled}) > 1:
         raise WriteFailed("tasks have staged in several transactions: start the query again")
     transaction, batch_id = filled[0].transaction, filled[0].batch_id
     branches = branches_of(filled)
     with _stage(options, transaction, batch_id) as stage:
+        # After a change of the addresses this broker may not know the last batch, and another does.
         elsewhere = _published_elsewhere(options, stage, transaction, batch_id)
         if elsewhere:
             stage.roll_back()

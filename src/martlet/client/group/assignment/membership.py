@@ -170,6 +170,7 @@ class BrokerMembership(PullSession):
             self._planner.wake()
         ours = {int(each["queue"]): each for each in assignment["queues"]}
         revoked = set(assignment["revoked"])
+        # Another `since` is a new assignment: another member may have had the queue in between.
         gone = [
             held
             for number, held in self.held.items()
@@ -195,6 +196,7 @@ class BrokerMembership(PullSession):
             for number, each in ours.items()
             if number not in self.held and number not in self._releasing
         }
+        # Assigned and revoked at once: release at once, since the next holder waits for it.
         if unused := {number: fresh.pop(number) for number in revoked & fresh.keys()}:
             await self._release(connection, unused)
         taken = await self._take(connection, fresh)
@@ -206,6 +208,7 @@ class BrokerMembership(PullSession):
             fields = ours[held.place.queue]
             self._since[held.place.queue] = fields["since"]
             held.end_offset = int(fields["end_offset"])
+        # Fetching begins after the application was notified, since it may move to other offsets.
         await self.settings.listener.assigned([held.place for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
