@@ -20,7 +20,23 @@ FACES = "client/sync/"
 SEVERAL = {"InvalidName", "Broker", "Consumer", "Connection", "Batch"}
 """Names of the client's and the test kit's that users know, and of the core's or the log's."""
 
-BANNED = re.compile(r"_?(MOST|LONGEST|LEAST)(_\w+)?|_?(most|longest|around|tell_\w+)")
+BANNED = re.compile(
+    r"_?(MOST|LONGEST|LEAST)(_\w+)?|_?(most|longest|around|told|whole|tell_\w+|told_\w+)"
+)
+PLAIN = (
+    "cli",
+    "client",
+    "lookup",
+    "options",
+    "pipeline",
+    "server",
+    "spark",
+    "supervisor",
+    "testing",
+)
+"""The packages whose sentences the tests below check."""
+NO_OPENING = re.compile(r"(What|Who|Whoever|Whose|That|The part of)\b")
+"""A docstring says what a function does, or what a thing is, and not \"What ...\"."""
 
 
 def modules() -> Iterator[Path]:
@@ -72,6 +88,30 @@ def test_banned_words() -> None:
         for path in modules()
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         if token.type == tokenize.NAME and BANNED.fullmatch(token.string)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_docstrings_begin_plainly() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{token.start[0]}: {token.string[:60]}"
+        for package in PLAIN
+        for path in sorted((PACKAGE / package).rglob("*.py"))
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        if token.type == tokenize.STRING
+        and token.string.startswith('"""')
+        and NO_OPENING.match(token.string[3:])
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_limit_is_a_maximum_and_not_so_many() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for package in PLAIN
+        for path in sorted((PACKAGE / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "so many" in line
     ]
     assert not found, "\n".join(found)
 

@@ -255,7 +255,7 @@ class NsqdFolder:
         topic and channel, after nsqd.dat.
         """
         try:
-            told_ns = (self.path / "nsqd.dat").stat().st_mtime_ns
+            reported_ns = (self.path / "nsqd.dat").stat().st_mtime_ns
         except FileNotFoundError:
             return
         missing, older = [], []
@@ -264,7 +264,7 @@ class NsqdFolder:
                 meta = self._meta_path(topic.name, channel)
                 if not meta.exists():
                     missing.append(meta.name)
-                elif meta.stat().st_mtime_ns < told_ns:
+                elif meta.stat().st_mtime_ns < reported_ns:
                     older.append(meta.name)
         if missing or older:
             why = f"there is no {missing[0]}" if missing else f"{older[0]} is older than nsqd.dat"

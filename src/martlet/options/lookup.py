@@ -21,7 +21,7 @@ class LookupOptions(LogOptions):
     )
     inactive_producer_timeout_ns: int = option(
         5 * MINUTE_NS,
-        "a broker that was silent for so long is not told of",
+        "the time of silence after which a broker is no longer named",
         limits=(0, None),
         section="brokers",
     )

@@ -92,20 +92,20 @@ class StorageOptions(Options):
     )
     disk_clean_percent: int = option(
         75,
-        "above so many percent of --max-disk-bytes, or without that of the file system, finished"
+        "above this percentage of --max-disk-bytes, or without that of the file system, finished"
         " messages past their retention make room at once, though others of their segments have to"
         " be copied for that (0: never)",
         limits=(0, 100),
     )
     disk_force_percent: int = option(
         85,
-        "above so many percent, finished messages go before their retention ends, the oldest first"
+        "above this percentage, finished messages go before their retention ends, the oldest first"
         " (0: only where no room is left)",
         limits=(0, 100),
     )
     disk_refuse_percent: int = option(
         0,
-        "above so many percent, no segment is begun for new messages: publishing is refused"
+        "above this percentage, no segment is begun for new messages: publishing is refused"
         " (0: it is refused where --min-free-bytes or --max-disk-bytes leaves no room)",
         limits=(0, 100),
     )

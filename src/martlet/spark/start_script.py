@@ -55,7 +55,7 @@ def _cache_folder() -> Path:
 
 
 def _is_ours(file: Path, content: str) -> bool:
-    """Whether the file has this content, is executable, and nobody else may change it."""
+    """Return whether the file has this content, is executable, and only this user may write it."""
     try:
         status = file.stat()
         return (

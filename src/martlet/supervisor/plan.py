@@ -44,7 +44,7 @@ class ServerPlan:
 
 
 def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
-    """What is to be run.
+    """Plan the servers to run.
 
     Args:
         options: where.
@@ -122,7 +122,7 @@ class _Ports:
         else:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             sock = self._held.enter_context(socket.socket(family))
-            # As the server will: what it leaves in TIME_WAIT must not stand in its way.
+            # As the server does, so that ports in TIME_WAIT can be bound.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, 0))
             port = sock.getsockname()[1]

@@ -12,11 +12,11 @@ from martlet.supervisor.child import Child
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 10.0
-"""After how long it is told what is waited for, and how often."""
+"""The interval of log lines that name the servers still awaited."""
 
 
 class Supervisor:
-    """Runs servers until it is told to stop, or one of them cannot be kept running.
+    """Run servers until stopped, or until one of them cannot be kept running.
 
     Args:
         groups: those of a group start together, once the groups before are ready.
@@ -69,9 +69,7 @@ class Supervisor:
             log.info("stopping")
             self._stopping.set()
             return
-        log.warning(
-            "told to stop again: what still runs is killed; the logs are whole all the same"
-        )
+        log.warning("second signal: servers that still run are killed; their logs stay intact")
         for child in self._tasks:
             child.kill()
 

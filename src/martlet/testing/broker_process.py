@@ -93,7 +93,7 @@ class BrokerProcess:
 
     @property
     def command(self) -> list[str]:
-        """What is run."""
+        """The arguments of the process."""
         return [
             *(sys.executable, "-m", "martlet", "broker"),
             f"--tcp-address={self.tcp_address}",
@@ -158,7 +158,7 @@ class BrokerProcess:
         self.start()
 
     def log(self) -> str:
-        """What the processes have written so far."""
+        """Return the output of the processes so far."""
         if self._log is None:
             return ""
         descriptor = self._log.fileno()

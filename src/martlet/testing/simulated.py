@@ -148,7 +148,7 @@ def _lay(file: bytearray, at: int, data: bytes) -> None:
 
 
 def _beside(write: Write, at: int, data: bytes) -> list[Write]:
-    """What of an older write a later one, of some data at a place, leaves as it is."""
+    """Return the pieces of an older write that a later one leaves as they are."""
     begin, old = write
     end, stop = begin + len(old), at + len(data)
     pieces = [(begin, old[: max(0, at - begin)]), (max(begin, stop), old[max(0, stop - begin) :])]
@@ -382,7 +382,7 @@ class SimulatedStorage:
             self._spares.append(gone)
 
     def allow_spares(self, more: int) -> None:
-        """Keep up to so many spares more than usual."""
+        """Keep up to a number of spares more than usual."""
         self.check_alive()
         self._max_spares = self._usual_spares + more
         del self._spares[: max(0, len(self._spares) - self._max_spares)]

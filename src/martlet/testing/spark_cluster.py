@@ -95,7 +95,7 @@ class SparkCluster:
         )
 
     def status(self) -> dict[str, Any]:
-        """What the master says of itself, as its web page has it.
+        """Return the master's state, as on its web page.
 
         Raises:
             OSError: it does not answer.

@@ -156,7 +156,7 @@ class Output:
         self._opened_at_s = 0.0
         self._length_bytes = 0
         self._member: OutputMember | None = None
-        self._whole_bytes = 0
+        self._intact_bytes = 0
         self._is_torn = False
         self._is_alone = bool(options.compresses or options.rotate_interval_ns)
         """Its files have no other writer."""
@@ -211,7 +211,7 @@ class Output:
                 _write_all(self._file, member.flush(), self._path)
             with _naming(self._path):
                 os.fsync(self._file)
-        self._whole_bytes = os.lseek(self._file, 0, os.SEEK_CUR)
+        self._intact_bytes = os.lseek(self._file, 0, os.SEEK_CUR)
 
     @contextmanager
     def _cut_where_torn(self) -> Iterator[None]:
@@ -223,8 +223,8 @@ class Output:
             if self._is_alone:
                 assert self._file is not None
                 self._is_torn = True
-                os.ftruncate(self._file, self._whole_bytes)
-                os.lseek(self._file, self._whole_bytes, os.SEEK_SET)
+                os.ftruncate(self._file, self._intact_bytes)
+                os.lseek(self._file, self._intact_bytes, os.SEEK_SET)
                 self._is_torn = False
             raise
 
@@ -261,7 +261,7 @@ class Output:
         if length_bytes and os.pread(file, 1, length_bytes - 1) != b"\n":
             _write_all(file, b"\n", path)
         self._file, self._path, self._length_bytes = file, path, length_bytes
-        self._whole_bytes, self._is_torn = 0, False
+        self._intact_bytes, self._is_torn = 0, False
         self._log(f"opening {path}")
         return True
 

@@ -23,7 +23,7 @@ import pyarrow.types as kinds
 from martlet.pipeline.archive.json_value import Misfit, fitted
 
 _MAX_UNHALVED = 64
-"""A rejected block of at most so many messages is parsed one by one."""
+"""The maximum size of a rejected block whose messages are parsed one by one."""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class Encoder:
                 raise ValueError(f"column 'partition' has {int(exact.min())}: queues count from 0")
             if int(exact.max()) >= _MAX_QUEUES:
                 raise ValueError(
-                    f"column 'partition' has {int(exact.max())}: no topic has so many queues"
+                    f"column 'partition' has {int(exact.max())}: no topic has that many queues"
                 )
             queues = np.where(np.asarray(column.is_valid()), exact, queues)
         return queues

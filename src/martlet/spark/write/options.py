@@ -1,4 +1,4 @@
-"""What a user may say with ``.option(...)`` of a query that writes, checked before it does.
+"""The options of a writing query, checked before it writes.
 
 ===================== ================ ===========================================================
 option                default          meaning
@@ -21,7 +21,7 @@ tlsCaFile             none             the file of the authority that brokers' c
 tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
 tlsKeyFile
 tlsVerify             true             false: take any certificate
-authSecret            none             what brokers with AUTH are told
+authSecret            none             the secret for brokers with AUTH
 ===================== ================ ===========================================================
 """
 
@@ -49,7 +49,7 @@ _NAMES = (
     "authSecret",
 )
 _SPARKS = frozenset({"checkpointlocation", "queryname"})
-"""What Spark itself reads, and hands on."""
+"""The options that Spark itself reads, and passes on."""
 _DAY_MS = 24 * 3600 * 1000
 _MAX_APPLICATION_ID_LENGTH = 255
 _MAX_NUMBER = 2**63 - 1
@@ -61,9 +61,9 @@ class WriteOptions:
 
     Attributes:
         addresses: as given, the HTTP or TCP doors of brokers.
-        topic: where all rows go; None where each tells.
+        topic: of all rows; None if each row names its own.
         application_id: None for the query's id.
-        batch_id: of a batch query; None for one that nobody repeats.
+        batch_id: of a batch query; None if it is never repeated.
     """
 
     addresses: tuple[str, ...]
