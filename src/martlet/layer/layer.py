@@ -184,13 +184,12 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     # passing bytes up
 
-    def hand_up(self) -> int:
-        """Hand up a piece of what there is, though the transport below is closed; count its bytes.
+    def pass_up(self) -> int:
+        """Pass up some bytes that were received before the transport below was closed.
 
-        Raises:
-            BrokenLayer: what came is wrong.
+        Returns how many; 0 where none are left.  Raises BrokenLayer: the input is invalid.
         """
-        count = self._give(cast(memoryview, self._upper.get_buffer(-1)))
+        count = self._fill(cast(memoryview, self._upper.get_buffer(-1)))
         if count:
             self._upper.buffer_updated(count)
         return count
@@ -228,8 +227,8 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _pause_lower(self) -> None:
         """Pause reading below until the buffered bytes have been passed up."""
-        if not self.lower_paused and not self.is_closing():
-            self.lower_paused = True
+        if not self._lower_paused and not self.is_closing():
+            self._lower_paused = True
             self.lower.pause_reading()
 
     def _resume_lower(self) -> None:

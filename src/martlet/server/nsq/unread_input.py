@@ -86,7 +86,7 @@ def handle_unread(connection: LostConnection) -> None:
                 connection.go_on()
             if connection.held_up:
                 return
-            if any(layer.hand_up() for layer in layers):
+            if any(layer.pass_up() for layer in layers):
                 continue
             count = os.readv(sock.fileno(), [lowest.get_buffer(-1)])
             if not count:
