@@ -65,7 +65,10 @@ def test_what_fails_is_told_with_the_flag_and_a_way_out(address: str, told: str)
     ("error", "told"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "there is no such host"),
-        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "no name server knows the host"),
+        (
+            socket.gaierror(socket.EAI_AGAIN, "Temporary failure"),
+            "no name server knows the host's address",
+        ),
     ],
 )
 def test_a_name_that_is_not_known_is_told_as_that(
