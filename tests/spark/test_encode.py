@@ -227,7 +227,10 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
         ({"topic": pa.array(["one", None])}, "'topic' is null in 1 of 2 rows"),
         ({"topic": pa.array(["one", "no name!"])}, "'no name!', which is not a topic name"),
         ({"partition": pa.array([0, -1])}, "'partition' has -1: queues count from 0"),
-        ({"partition": pa.array([0, 2**63 - 1])}, "has 9223372036854775807: no topic has so many"),
+        (
+            {"partition": pa.array([0, 2**63 - 1])},
+            "has 9223372036854775807: no topic has that many queues",
+        ),
         ({"delay": pa.array([0, -1])}, "'delay' is below 0"),
         ({"key": pa.array([b"\xff", b"x"])}, "a key that is not UTF-8"),
         ({"key": pa.array(["x" * 1025, "x"])}, "a key of 1025 bytes, the most is 1024"),
