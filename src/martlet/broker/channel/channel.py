@@ -319,9 +319,14 @@ class Channel(ChannelState):
 
     # operations
 
+    @property
+    def _reads_deferred(self) -> bool:
+        """Whether deferred messages are read at once, like all others: by a follower."""
+        return isinstance(self.group, ExternalReader)
+
     def schedule(self, first: int, end: int) -> None:
         """Schedule the deferred messages from an offset up to another."""
-        if isinstance(self.group, ExternalReader):
+        if self._reads_deferred:
             return
         # The members of a group fetch the batches for the group alone.
         number = self.id if self.group is None else 0
@@ -419,13 +424,17 @@ class Channel(ChannelState):
 
     def unfinished(self, gone: Sequence[Stretch]) -> Offsets:
         """Return the unfinished offsets in some ranges, rising, including those beyond a pause."""
-        cursor, source = self.cursor, self.source
+        cursor, source, index = self.cursor, self.source, self.cursor.queue.index
         parts = [inside(gone, self._pending_offsets())]
         for first, end in gone:
             parts.append(cursor.window.held_offsets(first, end))
             for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):
                 # Scheduled deferred messages are pending, or finished.
-                shown = cursor.queue.index.deferred(begin, min(stop, source.limit), self.own_mark)
+                shown = (
+                    ()
+                    if self._reads_deferred
+                    else index.deferred(begin, min(stop, source.limit), self.own_mark)
+                )
                 parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
         return distinct(parts)
 
@@ -435,8 +444,9 @@ class Channel(ChannelState):
         index = cursor.queue.index
         self._drop(gone)
         for first, end in gone:
-            ahead = source.stretches(max(first, cursor.next), min(end, source.limit))
-            cursor.deferred_ahead -= sum(index.count_deferred(*part) for part in ahead)
+            if not self._reads_deferred:
+                ahead = source.stretches(max(first, cursor.next), min(end, source.limit))
+                cursor.deferred_ahead -= sum(index.count_deferred(*part) for part in ahead)
             if first <= cursor.next < end:
                 cursor.skip_to(end, cursor.deferred_ahead)
 

@@ -13,6 +13,7 @@ from martlet.broker.errors import NotInFlight
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.retention.eviction import Evicted, Eviction
+from martlet.broker.topic.follow import follow
 from martlet.log.record import HEADER_BYTES
 from martlet.log.storage import DiskStorage
 from martlet.testing import SimulatedClock
@@ -69,6 +70,17 @@ def test_publishing_goes_on_and_the_newest_are_kept() -> None:
     assert consumed(core, "t") == bodies[lost:]
     assert core.broker.health == "OK"
     assert core.storage.used_bytes <= SEGMENTS * SEGMENT_BYTES
+
+
+def test_deferred_messages_that_a_follower_has_yet_to_read_may_be_dropped() -> None:
+    core = SmallCore()
+    topic = core.broker.topic("t")
+    core.publish("t", b"at once", b"later")
+    follow(topic, "spark", {0: 1}, retain=True)
+    core.publish("t", b"later", delay_ns=3600 * SECOND_NS)
+    bodies = core.overflow("t")
+    assert topic.channels["spark"].depth == topic.message_count - 1 - core.dropped()
+    assert core.publish("t", bodies[-1]).error is None
 
 
 def test_a_segment_that_nobody_needs_goes_first_and_nothing_is_lost() -> None:
