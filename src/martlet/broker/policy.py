@@ -214,7 +214,7 @@ class ChannelPolicy(Policy):
     def configured(self, changes: Mapping[str, object]) -> ChannelPolicy:
         """Return the policy with values changed by an operator. Raises BadPolicy."""
         left = tuple(name for name in self.from_consumers if name not in changes)
-        return replace(self.changed(changes), from_consumers=left)
+        return replace(self.changed(changes), from_consumers=left, from_lookup=False)
 
 
 def check_dead_letter_topic(name: str, topic: str) -> None:
