@@ -187,8 +187,11 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
     def pass_up(self) -> int:
         """Pass up some bytes that were received before the transport below was closed.
 
-        Returns how many; 0 where none are left.  Raises BrokenLayer: the input is invalid.
+        Returns how many; 0 where none are left.  Raises BrokenLayer: the input is invalid, or was.
         """
+        if self._error is not None:
+            # Behind invalid bytes there may be valid ones, which belong to nothing any more.
+            raise BrokenLayer(str(self._error))
         count = self._fill(cast(memoryview, self._upper.get_buffer(-1)))
         if count:
             self._upper.buffer_updated(count)

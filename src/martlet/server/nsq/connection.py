@@ -171,7 +171,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def held_up(self) -> bool:
         """Whether reading of the client's commands is paused."""
-        return self._waits or self._output.full
+        return self._waits or self._output.full or self._upgrade is not None
 
     @property
     def trace_name(self) -> str:
@@ -232,12 +232,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.heartbeat.stop()
         for waiting in self.calls:
             waiting.cancel()
-        for leave in list(self.when_gone.values()):
-            leave()
-        self.when_gone.clear()
-        if self.guard is not None:
-            self.guard.close()
-        self._output.close()
+        leaving, self.when_gone = list(self.when_gone.values()), {}
+        with ExitStack() as stack:  # As in `connection_lost`.
+            stack.callback(self._unsubscribe)
+            stack.callback(self._output.close)
+            if self.guard is not None:
+                stack.callback(self.guard.close)
+            for leave in reversed(leaving):
+                stack.callback(leave)
+
+    def _unsubscribe(self) -> None:
+        """Requeue the client's messages in flight."""
         if self.consumer is not None and self.channel is not None and self.topic is not None:
             consumer, self.consumer = self.consumer, None
             self.channel.remove_consumer(cast(Any, consumer))
@@ -356,7 +361,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _read_on(self) -> None:
         """Resume reading, unless another reason still holds it up."""
-        if not (self.held_up or self._upgrade or self.transport.is_closing()):
+        if not (self.held_up or self.transport.is_closing()):
             self.transport.resume_reading()
 
     def eof_received(self) -> bool:
@@ -424,7 +429,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _begin_upgrade(self) -> None:
         """Switch to TLS or compression, once all earlier answers are sent."""
-        if self._upgrade is not None and not self.replies:
+        if self._upgrade is not None and not self.replies and not self.transport.is_closing():
             (upgrade, early), self._upgrade = self._upgrade, None
             self.heartbeat.stop()
             self.transport.resume_reading()

@@ -16,6 +16,10 @@ from typing import Any, Protocol, cast
 from martlet.layer.layer import Layer
 
 
+MAX_UNREAD_BYTES = 1 << 20
+"""The FINs of 2,500 messages, nsqd's maximum in flight, are 52,500 bytes."""
+
+
 class LostConnection(Protocol):
     """A connection whose transport is closed, which can still handle input."""
 
@@ -68,7 +72,8 @@ class _LostTransport(asyncio.Transport):
 def handle_unread(connection: LostConnection) -> None:
     """Handle the input that a client sent before its connection was lost.
 
-    The kernel's receive buffer bounds it, since a reset connection receives nothing more.
+    At most `MAX_UNREAD_BYTES` of it, decoded, since it is handled at once: no other connection has
+    its turn in between, and a few compressed bytes may become very many.
     """
     sock = connection.transport.get_extra_info("socket")
     if sock is None:
@@ -80,17 +85,19 @@ def handle_unread(connection: LostConnection) -> None:
         layers.append(transport)
         lowest, transport = transport, transport.lower
     connection.transport = cast(asyncio.Transport, _LostTransport())
+    left = MAX_UNREAD_BYTES
     try:
-        while True:
+        while left > 0:
             while connection.has_turn_ahead:
                 connection.go_on()
             if connection.held_up:
                 return
-            if any(layer.pass_up() for layer in layers):
-                continue
-            count = os.readv(sock.fileno(), [lowest.get_buffer(-1)])
-            if not count:
-                return
-            lowest.buffer_updated(count)
+            passed = next((count for layer in layers if (count := layer.pass_up())), 0)
+            if not passed:
+                passed = os.readv(sock.fileno(), [lowest.get_buffer(-1)])
+                if not passed:
+                    return
+                lowest.buffer_updated(passed)
+            left -= passed
     except OSError:
         return  # The kernel has nothing more, or a layer cannot read it.

@@ -19,8 +19,10 @@ from tests.unit.client.scripted_broker import eventually
 from martlet.broker.channel.channel import Channel
 from martlet.broker.topic.topic import Topic
 from martlet.protocol.compression.deflate import Deflate
+from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
 from martlet.server import time_slice as pace
+from martlet.server.nsq.unread_input import MAX_UNREAD_BYTES
 from martlet.testing import Broker
 
 MANY = 100
@@ -193,3 +195,39 @@ async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
         wire.close()
         await eventually(lambda: not broker.server.connections)
     assert "on purpose" in caplog.text
+
+
+async def test_nothing_behind_a_corrupt_chunk_is_a_command() -> None:
+    async with asyncio.timeout(10), Broker() as broker:
+        client = Client(broker.tcp_address)
+        await client.identify(snappy=True)
+        codec = Snappy()
+        good, corrupt, behind = (
+            codec.encode([pub(topic, b"x" * 100)]) for topic in ("good", "corrupt", "behind")
+        )
+        broken = bytearray(corrupt)
+        broken[-1] ^= 1
+        client.send(good)
+        await eventually(lambda: "good" in broker.server.broker.topics)
+        client.send(broken + behind)
+        await eventually(lambda: not broker.server.connections)
+        client.socket.close()
+        assert list(broker.server.broker.topics) == ["good"]
+
+
+async def test_unread_input_is_handled_up_to_a_limit() -> None:
+    async with asyncio.timeout(30), Broker() as broker:
+        client = Client(broker.tcp_address)
+        await client.identify(deflate=True)
+        client.inflate()
+        await client.receive(len(v2.OK))
+        (connection,) = broker.server.connections
+        lost = asyncio.Event()
+        connection.when_gone[lost] = lost.set
+        count = 4 * MAX_UNREAD_BYTES // len(pub("t", b"x" * 1000))
+        client.send(pub("t", b"x" * 1000) * count)
+        client.socket.close()
+        connection.beat()
+        await lost.wait()
+        stored = broker.server.broker.topics["t"].message_count
+        assert 0 < stored * 1000 <= 2 * MAX_UNREAD_BYTES
