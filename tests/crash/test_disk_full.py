@@ -115,7 +115,7 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     assert error.startswith("E_MPUB_FAILED MPUB failed the disk is full: ")
     assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}" in error
     assert f"{KEPT_FREE_BYTES} must stay free (--min-free-bytes)" in error
-    assert "messages are taken again when consuming what is stored has freed segments" in error
+    assert "messages are accepted again when consuming what is stored has freed segments" in error
     assert len(publisher.answered) * BODY_BYTES > (DISK_BYTES - KEPT_FREE_BYTES) * 0.8
     disk = os.statvfs(small_disk)
     assert disk.f_bavail * disk.f_frsize >= KEPT_FREE_BYTES - 2 * MIB

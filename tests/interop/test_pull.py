@@ -655,9 +655,9 @@ async def test_what_a_broker_will_not_have_is_told(broker: Broker) -> None:
         ({"strategy": "by-config"}, "by-config needs the queues"),
         ({"queues": [1]}, "no other strategy takes any"),
         ({"strategy": "by-config", "queues": [1], "rooms": object()}, "by-config goes by no rooms"),
-        ({"start": -1}, "0 is the least"),
+        ({"start": -1}, "must be at least 0"),
         ({"max_messages": 0}, "max_messages=0"),
-        ({"fetch_bytes": 1 << 30}, "is the most"),
+        ({"fetch_bytes": 1 << 30}, "must be at most"),
     ):
         with pytest.raises(ValueError, match=text):
             PullConsumer("t", "g", **settings)

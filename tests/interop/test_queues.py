@@ -185,7 +185,7 @@ async def test_what_no_topic_can_have_is_refused_with_the_way_out(reader: Reader
     await create(reader, 8)
     status, body = await create(reader, 4)
     assert status == 409
-    assert b"has 8 queues and can not have 4" in body
+    assert b"has 8 queues and cannot have 4" in body
     assert len(await queues_of(reader)) == 8
 
 

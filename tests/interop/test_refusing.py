@@ -54,7 +54,7 @@ async def test_refusing_is_told_and_counted_and_ends_once_consumers_have_finishe
         errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
         (told,) = [error for error in errors if error.startswith("LOG: messages are refused: ")]
         assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}: " in told
-        assert f"may take {MAX_DISK_BYTES} (--max-disk-bytes); messages are taken again" in told
+        assert f"may take {MAX_DISK_BYTES} (--max-disk-bytes); messages are accepted again" in told
         assert told.endswith(
             "when consuming what is stored has freed segments, or when the limit is raised"
         )

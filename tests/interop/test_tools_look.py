@@ -138,10 +138,10 @@ def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: To
     assert "TOPIC(spread): has 3 queues now" in broker.log()
     said = tool("topic", "create", "spread", "--queues=2", where)
     assert said.code == 1
-    assert "topic 'spread' has 3 queues and can not have 2: queues can only be added" in said.err
+    assert "topic 'spread' has 3 queues and cannot have 2: queues can only be added" in said.err
     said = tool("topic", "create", "spread", "--queues=1", where)
     assert said.code == 1
-    assert "topic 'spread' has 3 queues and can not have 1: queues can only be added" in said.err
+    assert "topic 'spread' has 3 queues and cannot have 1: queues can only be added" in said.err
     assert "'spread' has 3 queues" in tool("topic", "create", "spread", where).out
     ask(broker.http_address, "/channel/create?topic=spread&channel=c", "POST")
     for number in range(6):

@@ -99,7 +99,7 @@ def test_a_message_that_failed_twice_and_was_finished(
     assert f"message {id} of topic orders, offset 0: 3 bytes, key order-17, tag eu" in text
     assert "channel billing: done" in text
     assert "requeued by till-3 127.0.0.1:" in text
-    assert ", to come again in 10 ms" in text
+    assert ", redelivery in 10 ms" in text
     assert "attempt 3" in text
 
     broker.kill()

@@ -233,11 +233,11 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
         ),
         ({"delay": pa.array([0, -1])}, "'delay' is below 0"),
         ({"key": pa.array([b"\xff", b"x"])}, "a key that is not UTF-8"),
-        ({"key": pa.array(["x" * 1025, "x"])}, "a key of 1025 bytes, the most is 1024"),
+        ({"key": pa.array(["x" * 1025, "x"])}, "a key of 1025 bytes, the maximum is 1024"),
         ({"tag": pa.array(["a", "a|b"])}, r"the tag 'a\|b'"),
         ({"keys": pa.array([["a", ""], []])}, "a key that is null or empty"),
         ({"keys": pa.array([["a", None], []])}, "a key that is null or empty"),
-        ({"keys": pa.array([["a"] * 65, []])}, "keys has 65 of a row, the most is 64"),
+        ({"keys": pa.array([["a"] * 65, []])}, "keys has 65 of a row, the maximum is 64"),
         (
             {"headers": pa.array([[{"key": "", "value": b""}], None], HEADERS)},
             "a header's name takes 0 bytes",
@@ -252,7 +252,7 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
         ),
         (
             {"headers": pa.array([[{"key": "x", "value": b"y" * 33_000}], None], HEADERS)},
-            "of a row take 33005 bytes, the most is 32768",
+            "of a row take 33005 bytes, the maximum is 32768",
         ),
     ],
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
 
 _AT_ONCE = 32
-"""The maximum of cursors in one write: the loop is blocked only for that long."""
+"""The maximum number of cursors in one write: the loop is blocked only for that long."""
 _MAX_BYTES = 1 << 14
 """The maximum size of one write, unless a single cursor is larger."""
 

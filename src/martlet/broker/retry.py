@@ -70,7 +70,7 @@ class RetryPolicy:
     """A channel's policy, ready to be applied.
 
     Attributes:
-        max_attempts: the maximum of failures; 0 for no limit.
+        max_attempts: the maximum number of failures; 0 for no limit.
         delays_ns: after the first failure, the second, and so on; the last applies to all others.
     """
 

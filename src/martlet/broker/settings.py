@@ -15,7 +15,7 @@ class BrokerSettings(RetentionSettings):
 
     Attributes:
         max_topics: maximum for the creation of topics; existing ones stay. 0 for no limit.
-        max_delayed: maximum of waiting delayed messages; 0 for no limit.
+        max_delayed: maximum number of waiting delayed messages; 0 for no limit.
         transactions: the limits of transactions.
         on_put_off: called with a channel that cannot read its messages at the moment: topic,
             channel, reason.

@@ -104,7 +104,7 @@ class ConnectionOptions(TypedDict, total=False):
 def check_at_least(name: str, value: float, min_value: float, hint: str = "") -> None:
     """Check a setting with a minimum; the hint names the alternative. Raises ValueError."""
     if not value >= min_value:
-        raise ValueError(f"{name}={value}: {min_value} is the least{hint and f'; {hint}'}")
+        raise ValueError(f"{name}={value}: must be at least {min_value}{hint and f'; {hint}'}")
 
 
 def check_above_zero(name: str, value: float) -> None:

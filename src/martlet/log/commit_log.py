@@ -115,7 +115,7 @@ class CommitLog:
         """Called when a segment begins, to write the full journal at its head."""
         self.on_full: Callable[[], bool] = lambda: False
         """Called when no segment can be allocated for a batch. Returns whether it freed space. It
-        may retire segments, and appends nothing. May raise StorageFull with a more specific text.
+        may retire segments, and appends nothing. May raise StorageFull, which counts as False.
         """
         self.on_refused: Callable[[str], None] = lambda reason: None
         """Called when a write is refused."""
@@ -326,8 +326,8 @@ class CommitLog:
                 is_limit = error.errno == errno.EDQUOT
                 way_out = "the limit is raised" if is_limit else "room is made on the disk"
                 self.full = (
-                    f"the disk is full: {error.strerror}; messages are taken again when consuming"
-                    f" what is stored has freed segments, or when {way_out}"
+                    f"the disk is full: {error.strerror}; messages are accepted again when"
+                    f" consuming what is stored has freed segments, or when {way_out}"
                 )
                 raise self._refuse(self.full) from error
             except OSError as error:

@@ -238,7 +238,7 @@ class Index:
         if self._mapped is None:
             data = self._storage.map(self.name)
             if data is None or len(data) < self.stored * ENTRY.itemsize:
-                raise OSError(f"the index file {self.name} was cut or removed behind our back")
+                raise OSError(f"the index file {self.name} was cut or removed by another process")
             self._mapped = np.frombuffer(data, ENTRY, self.stored)
         return self._mapped
 

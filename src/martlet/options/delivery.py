@@ -9,7 +9,7 @@ from martlet.options.flag import Size, option
 from martlet.options.options import Options
 
 MIB = 1024 * 1024
-_NO_BUFFER = "a client's wish is checked and answered, but messages are always sent at once"
+_NO_BUFFER = "a client's request is checked and answered, but messages are always sent at once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,71 +18,70 @@ class DeliveryOptions(Options):
 
     msg_timeout_ns: int = option(
         MINUTE_NS,
-        "how long a consumer has for a message, unless it asked for another time",
+        "the time that a consumer has for a message, unless it requests another",
         limits=(MILLISECOND_NS, None),
         section="messages",
     )
     max_msg_timeout_ns: int = option(
         15 * MINUTE_NS,
-        "the longest that a consumer may have a message, touching it included",
+        "maximum time that a consumer may have a message, with any number of touches",
         limits=(MILLISECOND_NS, None),
     )
     max_req_timeout_ns: int = option(
-        HOUR_NS, "the longest delay for a message, requeued or published", limits=(0, None)
+        HOUR_NS, "maximum delay of a requeued or published message", limits=(0, None)
     )
     max_delay_ns: int = option(
         40 * 24 * HOUR_NS,
-        "the longest time until a message that is sent to be delivered at a time",
+        "maximum time ahead of a message that is sent to be delivered at a time",
         limits=(0, 400 * 24 * HOUR_NS),
     )
     max_delayed_messages: int = option(
         10_000_000,
-        "the most messages that wait for their time, beyond those deferred in memory; more are"
-        " refused (0: no limit)",
+        "maximum delayed messages, beyond those deferred in memory; more are refused (0: no limit)",
         limits=(0, None),
     )
-    max_msg_size: Size = option(MIB, "the most bytes of one message", limits=(1, 2**30))
-    max_body_size: Size = option(5 * MIB, "the most bytes of one command", limits=(1, 2**30))
+    max_msg_size: Size = option(MIB, "maximum bytes of one message", limits=(1, 2**30))
+    max_body_size: Size = option(5 * MIB, "maximum bytes of one command", limits=(1, 2**30))
     client_timeout_ns: int = MINUTE_NS
     """A client that does not ask for heartbeats of its own gets one each half of this."""
     max_heartbeat_interval_ns: int = option(
         MINUTE_NS,
-        "the longest time between heartbeats that a client may ask for",
+        "maximum heartbeat interval that a client may request",
         limits=(MILLISECOND_NS, None),
         section="clients",
     )
-    max_rdy_count: int = option(2500, "the highest RDY of a consumer", limits=(1, 2**31 - 1))
+    max_rdy_count: int = option(2500, "maximum RDY of a consumer", limits=(1, 2**31 - 1))
     max_channel_consumers: int = option(
-        0, "the most consumers of one channel (0: no limit)", limits=(0, None)
+        0, "maximum consumers of one channel (0: no limit)", limits=(0, None)
     )
     max_topics: int = option(
-        0, "the most topics; who would make one more is refused (0: no limit)", limits=(0, None)
+        0, "maximum topics; creating more is refused (0: no limit)", limits=(0, None)
     )
     max_channels_per_topic: int = option(
         0,
-        "the most channels of one topic; who would make one more is refused (0: no limit)",
+        "maximum channels of one topic; creating more is refused (0: no limit)",
         limits=(0, None),
     )
     max_output_buffer_size: Size = option(
-        64 * 1024, "the largest output buffer that a client may ask for", instead=_NO_BUFFER
+        64 * 1024, "maximum output buffer that a client may request", instead=_NO_BUFFER
     )
     max_output_buffer_timeout_ns: int = option(
         30 * SECOND_NS,
-        "the longest time between writes that a client may ask for",
+        "maximum time between writes that a client may request",
         instead=_NO_BUFFER,
     )
     min_output_buffer_timeout_ns: int = option(
         25 * MILLISECOND_NS,
-        "the shortest time between writes that a client may ask for",
+        "minimum time between writes that a client may request",
         instead=_NO_BUFFER,
     )
     output_buffer_timeout_ns: int = option(
         250 * MILLISECOND_NS,
-        "the time between writes to a client that asks for none",
+        "the time between writes to a client that requests none",
         instead=_NO_BUFFER,
     )
-    deflate: bool = option(True, "let clients ask for deflate")
+    deflate: bool = option(True, "allow deflate")
     max_deflate_level: int = option(
-        6, "the highest level of deflate that a client may ask for", limits=(1, 9)
+        6, "maximum deflate level that a client may request", limits=(1, 9)
     )
-    snappy: bool = option(True, "let clients ask for snappy")
+    snappy: bool = option(True, "allow snappy")

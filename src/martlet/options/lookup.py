@@ -30,6 +30,6 @@ class LookupOptions(LogOptions):
     )
     max_connections: int = option(
         10_000,
-        "the most brokers that may be connected at a time (0: as many as the system allows)",
+        "maximum connected brokers (0: limited by the system only)",
         limits=(0, None),
     )

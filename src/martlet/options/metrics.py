@@ -32,14 +32,14 @@ class ReportOptions(LogOptions):
     statsd_address: str = option("", "<addr>:<port> of a statsd server")
     statsd_prefix: str = option("nsq.%s", "the prefix of statsd keys, %s being the host")
     statsd_interval_ns: int = option(
-        MINUTE_NS, "how often metrics go to statsd", limits=(MILLISECOND_NS, None)
+        MINUTE_NS, "the interval of metrics sent to statsd", limits=(MILLISECOND_NS, None)
     )
-    statsd_mem_stats: bool = option(True, "whether statsd gets metrics of memory")
+    statsd_mem_stats: bool = option(True, "send metrics of memory to statsd")
     statsd_udp_packet_size: int = option(
-        508, "the most bytes of a packet to statsd", limits=(64, 65507)
+        508, "maximum bytes of a packet to statsd", limits=(64, 65507)
     )
     statsd_exclude_ephemeral: bool = option(
-        False, "leave ephemeral topics and channels out of what statsd gets"
+        False, "send no metrics of ephemeral topics and channels to statsd"
     )
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
         (),
@@ -48,12 +48,12 @@ class ReportOptions(LogOptions):
         config_key="e2e_processing_latency_percentiles",
     )
     e2e_processing_latency_window_time_ns: int = option(
-        10 * MINUTE_NS, "over how long those percentiles are taken", limits=(MILLISECOND_NS, None)
+        10 * MINUTE_NS, "the time window of those percentiles", limits=(MILLISECOND_NS, None)
     )
     metrics_max_channels: int = option(
         1000,
-        "how many topics, and how many channels, /metrics tells of one by one, the oldest first;"
-        " the others are added up under the topic (other)",
+        "maximum topics, and maximum channels, that /metrics lists one by one, the oldest first;"
+        " the others are summed under the topic (other)",
         limits=(0, None),
     )
     experiments: tuple[str, ...] = option(

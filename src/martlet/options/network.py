@@ -12,7 +12,7 @@ from martlet.options.options import Options
 
 
 def connect_timeout(
-    description: str = "how long connecting over HTTP may take", min_value: int = 1
+    description: str = "maximum time of connecting over HTTP", min_value: int = 1
 ) -> Any:
     """``--http-client-connect-timeout``, two seconds by default."""
     name = "http-client-connect-timeout"
@@ -20,7 +20,7 @@ def connect_timeout(
 
 
 def request_timeout(
-    description: str = "how long an HTTP request may take", seconds: int = 5, min_value: int = 1
+    description: str = "maximum time of an HTTP request", seconds: int = 5, min_value: int = 1
 ) -> Any:
     """``--http-client-request-timeout``, with a default in seconds."""
     name = "http-client-request-timeout"
@@ -64,11 +64,11 @@ class NetworkOptions(Options):
         config_key="nsqlookupd_tcp_addresses",
     )
     http_client_connect_timeout_ns: int = connect_timeout(
-        "how long a connection to another server over HTTP may take to open (0: no limit)",
+        "maximum time to connect to another server over HTTP (0: no limit)",
         min_value=0,
     )
     http_client_request_timeout_ns: int = request_timeout(
-        "how long a request to another server over HTTP may take (0: no limit)", min_value=0
+        "maximum time of a request to another server over HTTP (0: no limit)", min_value=0
     )
     topology_region: str = option(
         "", "the region that this broker runs in; see --enable-experiment"
@@ -77,5 +77,5 @@ class NetworkOptions(Options):
         "", "the zone, in its region, that this broker runs in; see --enable-experiment"
     )
     max_connections: int = option(
-        0, "the most TCP connections at a time (0: as many as the system allows)", limits=(0, None)
+        0, "maximum TCP connections (0: limited by the system only)", limits=(0, None)
     )

@@ -50,13 +50,11 @@ class SecurityOptions(Options):
 
     tls_cert: str = option("", "the file of the certificate", section="TLS")
     tls_key: str = option("", "the file of the certificate's key")
-    tls_root_ca_file: str = option(
-        "", "the file of the authority that clients' certificates are checked with"
-    )
+    tls_root_ca_file: str = option("", "the file of the authority that signs clients' certificates")
     tls_client_auth_policy: str = option(
         "",
-        "what is asked of clients' certificates: 'require' takes any, 'require-verify' those that"
-        " --tls-root-ca-file verifies; makes TLS required",
+        "require certificates of clients: 'require': any certificate; 'require-verify': one that"
+        " --tls-root-ca-file verifies; both make TLS required",
     )
     tls_required: TlsRequired = option(
         TlsRequired.NO,
@@ -65,20 +63,20 @@ class SecurityOptions(Options):
     )
     tls_min_version: TlsVersion = option(
         TlsVersion.TLS1_0,
-        "the oldest TLS to speak: tls1.0, tls1.1, tls1.2 or tls1.3",
+        "the oldest TLS version to accept: tls1.0, tls1.1, tls1.2 or tls1.3",
         choices=_TLS_VERSIONS,
     )
     auth_http_addresses: tuple[str, ...] = option(
         (),
-        "<addr>:<port> or URL of a server that is asked over HTTP what a client may do, with the"
-        " secret that it sends in AUTH; may be given several times, and one that answers is enough",
+        "<addr>:<port> or URL of an auth server: it is asked over HTTP what a client may do, with"
+        " the secret that the client sends in AUTH; may be given several times: one is enough",
         name="auth-http-address",
         config_key="auth_http_addresses",
         section="authorization",
     )
     auth_http_request_method: str = option(
         "get",
-        "how the auth server is asked: get or post",
+        "the HTTP method of requests to the auth server: get or post",
         choices=(("get", "get"), ("post", "post")),
     )
 

@@ -17,56 +17,56 @@ class TransactionOptions(Options):
 
     transaction_check_after_ns: int = option(
         6 * SECOND_NS,
-        "how long a transaction may be silent before its producers are asked about it, unless it"
-        " asked for another time",
+        "the time after which the producers of a silent transaction are asked about its outcome,"
+        " unless it requests another",
         limits=(MILLISECOND_NS, None),
         section="transactions",
     )
     transaction_check_interval_ns: int = option(
         30 * SECOND_NS,
-        "how long to wait for their answer before they are asked again",
+        "the time between two such checks",
         limits=(MILLISECOND_NS, None),
     )
     transaction_checks: int = option(
         15,
-        "how often they are asked before the transaction is set aside for a person",
+        "maximum checks; then the transaction is set aside for an operator",
         limits=(1, 10_000),
     )
     transaction_aside_topic: str = option(
         "transactions-set-aside",
-        "the topic where the messages of a transaction that is set aside can be seen",
+        "the topic that shows the messages of transactions that are set aside",
     )
     transaction_memory_ns: int = option(
         72 * HOUR_NS,
-        "how long an outcome is remembered, and how long a transaction waits for producers to ask",
+        "how long an outcome is remembered, and how long a transaction waits for a producer that"
+        " can be asked",
         limits=(SECOND_NS, None),
     )
     transaction_outcomes: int = option(
         100_000,
-        "how many outcomes are remembered, the newest ones, and no more than one for each KiB of"
-        " --max-bytes-per-file",
+        "maximum remembered outcomes, the newest; at most one for each KiB of --max-bytes-per-file",
         limits=(1, 10**6),
     )
     transaction_series: int = option(
         10_000,
-        "of how many series of numbered transactions, such as a Spark query's, the last number is"
-        " remembered; those longest without a commit go first, and none within"
-        " --transaction-memory; no more than one for each 4 KiB of --max-bytes-per-file",
+        "maximum series of numbered transactions, such as those of a Spark query, whose last number"
+        " is remembered; the series that is longest without a commit is forgotten first, but none"
+        " within --transaction-memory; at most one for each 4 KiB of --max-bytes-per-file",
         limits=(1, 10**6),
     )
     max_transactions: int = option(
         10_000,
-        "how many transactions may be open at a time, those set aside among them, and no more than"
-        " one for each KiB of --max-bytes-per-file",
+        "maximum open transactions, with those set aside; at most one for each KiB of"
+        " --max-bytes-per-file",
         limits=(1, 10**6),
     )
     max_transaction_bytes: Size = option(
         256 * MIB,
-        "the most bytes of one transaction; they are made visible in one go",
+        "maximum bytes of one transaction, whose messages become visible at once",
         limits=(1, 2**31),
     )
     max_transaction_sends: int = option(
         10_000,
-        "how often messages may be added to one transaction, one or many at a time",
+        "maximum commands that add messages to one transaction, each one or many",
         limits=(1, 10**6),
     )

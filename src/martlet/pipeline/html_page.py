@@ -26,7 +26,7 @@ MAX_PLOT_SERIES = 20
 """Series of one plot that are drawn; the legend says how many more there are."""
 _INCHES = (9.0, 3.2)
 _LONE_TIME_MARGIN = timedelta(minutes=30)
-"""The margin of the axis on either side of a plot's only time, as a fraction."""
+"""The time that is shown on either side of a plot's only time."""
 _STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _MAX_NAME_LENGTH = 32

@@ -32,7 +32,7 @@ _HEAD_BYTES = 4
 _FEW = 16
 """Up to this many messages are checked faster one by one."""
 _MAX_FIELDS = 32
-"""The maximum of fields of a message here; one with more is left to the check of single entries."""
+"""The maximum number of fields of a message here; one with more is checked by itself."""
 
 
 class Packed(Sequence[Entry]):

@@ -221,9 +221,9 @@ class Flusher:
                 await asyncio.sleep(0)
         except WritesRefused as error:
             self._log.warning(
-                "LOG: a segment stays, since its needed records fit nowhere else: %s."
-                " Free some of the disk, let less of it stay free for a while"
-                " (--min-free-bytes), or let the log take more (--max-disk-bytes)",
+                "LOG: a segment could not be cleaned, since its needed records fit nowhere else:"
+                " %s. Free disk space, lower --min-free-bytes for a while, or raise"
+                " --max-disk-bytes",
                 error,
             )
         self._on_durable()

@@ -18,9 +18,8 @@ async def warn(options: BrokerOptions, log: logging.Logger) -> None:
         )
     if options.disk_full_policy == "dead-letter" or options.dead_letter_path:
         log.warning(
-            "LOG: a full disk moves nothing to files of dead letters any more (--disk-full-policy="
-            "dead-letter, --dead-letter-path): publishing is refused then, unless"
-            " --disk-full-policy=drop-oldest is given"
+            "LOG: --disk-full-policy=dead-letter and --dead-letter-path have no effect: on a full"
+            " disk publishing is refused, unless --disk-full-policy=drop-oldest is given"
         )
     name = options.broadcast_address
     if not options.lookupd_tcp_addresses and name == socket.gethostname():

@@ -370,7 +370,7 @@ def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> Non
 
 def test_a_topic_never_gets_fewer_queues_and_none_has_too_many() -> None:
     core = four()
-    with pytest.raises(QueuesRefused, match="'t' has 4 queues and can not have 3"):
+    with pytest.raises(QueuesRefused, match="'t' has 4 queues and cannot have 3"):
         core.broker.set_queues("t", 3)
     for count in (0, -1, MAX_QUEUES + 1):
         with pytest.raises(QueuesRefused, match=f"1 to 1024 queues, not {count}"):

@@ -81,7 +81,7 @@ async def test_consumers_take_settings_and_keywords() -> None:
         (
             lambda: Consumer("t", "c", max_in_flight=0),
             ValueError,
-            "max_in_flight=0: 1 is the least",
+            "max_in_flight=0: must be at least 1",
         ),
         (lambda: Consumer("t", "c", order="up"), ValueError, "order='up' must be 'key' or 'queue'"),  # type: ignore[arg-type]
         (lambda: Consumer("t", "c", stall_after_s=-1), ValueError, "stall_after_s=-1: 0 is the"),

@@ -28,7 +28,7 @@ _PUT_OFF_NS = 1_000_000_000
 _LOOK_ON_NS = 100_000
 """The delay before a filter searches the next batches."""
 _lease = partial(tuple.__new__, Lease)
-"""Makes an index entry of a tuple, without a call in Python."""
+"""Makes a `Lease` of a tuple, without a call in Python."""
 
 
 class Order(Protocol):

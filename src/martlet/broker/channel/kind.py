@@ -17,12 +17,14 @@ def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
     """Check that a channel may change to a policy. Raises BadPolicy."""
     what = f"{channel.name!r} of topic {channel.topic!r}"
     if policy.retain == "off" and policy.kind != "follower":
-        raise BadPolicy(f"retain: {what} is no follower, and what it has yet to finish is kept")
+        raise BadPolicy(
+            f"retain: {what} is no follower, and its unfinished messages are always kept"
+        )
     if policy.kind == channel.policy.kind == "shared":
         return
     if "follower" in (policy.kind, channel.policy.kind) and policy.kind != channel.policy.kind:
         raise BadPolicy(
-            f"kind: {what} is {_KINDS[channel.policy.kind]} and can not become"
+            f"kind: {what} is {_KINDS[channel.policy.kind]} and cannot become"
             f" {_KINDS[policy.kind]}; take another name"
         )
     if policy.kind == "shared":
@@ -35,6 +37,6 @@ def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
     if policy.order != "none":
         raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
     if channel.ephemeral:
-        raise BadPolicy(f"kind: {what} is ephemeral, and a group is there to keep its offsets")
+        raise BadPolicy(f"kind: {what} is ephemeral, and a group keeps its offsets")
     if channel.group is None and channel.all_queues.consumers:
         raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")

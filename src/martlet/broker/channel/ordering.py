@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from martlet.broker.queue.consumer import ChannelConsumer
 
 MAX_PARKED = 1000
-"""The maximum of parked messages; then the cursor waits."""
+"""The maximum number of parked messages; then the cursor waits."""
 _MAX_AT_ONCE = 1000
 """Messages examined in one turn of the loop."""
 _ANY = b"\0"

@@ -176,7 +176,7 @@ class MessageMover:
         frame = cursor.frame(offset, transfer.attempts)
         if frame is None:
             channel.aside.finish(offset)
-            transfer.on_end(WritesRefused("it can not be read any more"))
+            transfer.on_end(WritesRefused("the message cannot be read any more"))
             return 0
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)

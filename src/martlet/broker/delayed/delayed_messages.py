@@ -35,8 +35,8 @@ WIDTHS_NS = ((HOUR_NS, 10 * MINUTE_NS), (DAY_NS, HOUR_NS))
 day's.
 """
 MAX_IN_CHANNELS = 100_000
-"""The maximum of deferred messages kept as pending messages, counted in each channel of their
-topic.
+"""The maximum number of deferred messages that are kept as pending messages, counted in each
+channel of their topic.
 """
 _COUNTED_AGAIN = 1000
 _PIECE_ROWS = 1 << 15
@@ -61,7 +61,7 @@ class DelayedMessages:
 
     Args:
         registry: all topics of the broker.
-        max_count: maximum of waiting messages; 0 for no limit.
+        max_count: maximum number of waiting messages; 0 for no limit.
     """
 
     def __init__(self, registry: TopicRegistry, max_count: int) -> None:

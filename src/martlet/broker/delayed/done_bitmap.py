@@ -22,7 +22,7 @@ _KIND = struct.Struct("<II")
 _FIRST = struct.Struct("<Q")
 _OFFSETS, _BITS = 0, 1
 OLDEST = 1024
-"""The maximum of unmarked offsets kept one by one."""
+"""The maximum number of unmarked offsets kept one by one."""
 _PIECE = 1 << 16
 _NONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 

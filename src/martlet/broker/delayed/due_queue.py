@@ -38,7 +38,7 @@ _BEFORE_NS = AHEAD_NS // 2
 """How long before its rows are due a scan begins."""
 _PIECE_ROWS = 1 << 15
 MAX_FRESH = 1 << 14
-"""The maximum of rows in the heap; each takes a hundred bytes and more there."""
+"""The maximum number of rows in the heap; each takes a hundred bytes and more there."""
 _NEVER = 1 << 62
 _BEFORE_ALL = (-1, -1)
 

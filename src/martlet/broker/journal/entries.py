@@ -49,7 +49,7 @@ from martlet.log.recovery import LogDamage
 HALF = "%half"
 """The name of the topic that holds half messages."""
 _MAX_PASSED = 1000
-"""The maximum of damaged ranges in the note of a start; of more, the last ones."""
+"""The maximum number of damaged ranges in the note of a start; of more, the last ones."""
 Stretches = tuple[tuple[int, int], ...]
 """Ranges as (first, end), rising and separate."""
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from martlet.broker.retry import RetryPolicy
 
 MAX_CHARGES = 10_000
-"""The maximum of charges of one group in one queue; those with the lowest offsets are kept."""
+"""The maximum number of charges of a group in one queue; those with the lowest offsets stay."""
 MAX_RUNS = 1024
 MAX_STARTED = 100_000
-"""The maximum of runs, and of messages, that one member may have started in one queue."""
+"""The maximum number of runs, and of messages, that one member may have started in one queue."""
 
 
 @dataclass(slots=True)

@@ -353,7 +353,7 @@ def end_some(broker: RetentionContext, job: CheckpointJob) -> Iterator[None]:
         except BadRecord as error:
             # Delivery reports the loss to each channel; the segment stays until nothing needs it.
             broker.not_cleanable.add(job.to_clean.base)
-            broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
+            broker.lost("", "", 0, 0, f"a segment cannot be cleaned: {error}")
 
 
 def forget(broker: RetentionContext, segment: Segment) -> None:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from martlet.log.index import IndexEntry
 
 MAX_HOLES = 1000
-"""The maximum of gaps reported; earlier ones are left out."""
+"""The maximum number of gaps reported; earlier ones are left out."""
 _ROWS_AT_ONCE = 1 << 16
 _FLAGS = slice(14, 16)
-"""The offset of a field in a record's header."""
+"""The place of the flags in a record's header."""
 
 
 def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:

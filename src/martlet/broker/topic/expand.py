@@ -43,7 +43,7 @@ def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
     """
     if count < len(topic.parts):
         raise QueuesRefused(
-            f"topic {topic.name!r} has {len(topic.parts)} queues and can not have {count}: queues"
+            f"topic {topic.name!r} has {len(topic.parts)} queues and cannot have {count}: queues"
             " can only be added, as what is stored in one stays there until it is consumed; make a"
             " topic of another name"
         )

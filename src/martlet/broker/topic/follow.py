@@ -41,7 +41,7 @@ def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool)
     channel = topic.channels.get(name)
     if channel is None:
         if is_ephemeral(name):
-            raise BadPolicy(f"a follower is there to be seen later, and {name!r} is ephemeral")
+            raise BadPolicy(f"an ephemeral channel cannot be a follower: {name!r}")
         starts = {part.number: part.queue.start_offset for part in topic.parts}
         channel = topic.channel(name, starts, policy=wanted)
     elif channel.policy.kind != "follower":

@@ -52,7 +52,7 @@ def begin_group(
     if channel is None:
         # Refuse an invalid policy before the channel is created.
         if is_ephemeral(name):
-            raise BadPolicy(f"a group is there to keep its offsets, and {name!r} is ephemeral")
+            raise BadPolicy(f"a group keeps its offsets, so it cannot be ephemeral: {name!r}")
         wanted = ChannelPolicy(from_consumers=tuple(policy))
         wanted = wanted.changed({"kind": "offsets", **policy})
         if start == "last":

@@ -57,7 +57,7 @@ def offset_at(topic: Topic, time_ns: int) -> int:
     if start and (first is None or time_ns < first.stored_at_ns):
         since = " of them" if first is None else f" up to {start}"
         raise OutOfReach(
-            f"what {_describe(topic)} got at that time may have gone: all{since} was let go",
+            f"messages of {_describe(topic)} of that time may have been deleted: all{since} were",
             gone=True,
             queue=topic.number,
         )

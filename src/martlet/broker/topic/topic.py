@@ -92,7 +92,7 @@ class Topic(SingleQueueTopic):
         self.policy = TopicPolicy()
         self._context = context
         self.awaiting: dict[Waiting, None] = {}
-        """The channels to wake when messages arrive."""
+        """The waiting fetches to wake when messages arrive."""
 
     @property
     def target(self) -> Topic:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
 
 MAX_AT_ONCE = 1024
-"""The maximum of channels in one record."""
+"""The maximum number of channels in one record."""
 _HEAD = struct.Struct("<II")
 _CHANNEL = struct.Struct("<IIII")
 _SHIFT = 56
@@ -164,4 +164,4 @@ def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:
             counts[numbers[known]] = (packed & np.uint64(_MAX))[known]
             yield ChannelCounters(topic, channel, counts)
     except (struct.error, ValueError) as error:
-        raise BadRecord(f"accounts that can not be read: {error}") from error
+        raise BadRecord(f"accounts that cannot be read: {error}") from error

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from martlet.broker.policy import TopicPolicy
 
 MAX_EVENTS = 1 << 14
-"""The maximum of events in one piece; then another piece begins."""
+"""The maximum number of events in one piece; then another piece begins."""
 MAX_PIECES = 8
-"""The maximum of pieces waiting to be written; then the oldest is dropped."""
+"""The maximum number of pieces waiting to be written; then the oldest is dropped."""
 BUCKET_NS = 1_000_000
 """Steps within this time may become one row."""
 
@@ -305,7 +305,7 @@ class TraceChunk:
             self._consumers: list[str] = table["consumers"]
             self._reasons: list[str] = table["reasons"]
         except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise BadRecord(f"a trail that can not be read: {error}") from error
+            raise BadRecord(f"a trail that cannot be read: {error}") from error
 
     @property
     def consumers(self) -> list[str]:

@@ -181,5 +181,5 @@ class CheckBack:
         if not transaction.group:
             return "it has no group that could be asked, and was not heard of"
         if now_ns - transaction.begun_at_ns >= limits.remembered_ns:
-            return f"nobody of group {transaction.group!r} could be asked for too long"
+            return f"no producer of group {transaction.group!r} could be asked for too long"
         return ""

@@ -63,7 +63,7 @@ class CommitSequences:
     """The series of one broker.
 
     Args:
-        max_count: the maximum of remembered series.
+        max_count: the maximum number of remembered series.
         kept_ns: the minimum time for which one is remembered.
     """
 

@@ -345,11 +345,11 @@ class TransactionLimits:
         check_every_ns: the interval of check-backs.
         max_checks: the number of check-backs before it is set aside.
         aside_topic: the topic that then shows its messages.
-        max_open: the maximum of open transactions.
+        max_open: the maximum number of open transactions.
         max_bytes: the maximum size of one.
-        max_batches: the maximum of batches of one.
-        max_outcomes: the maximum of remembered outcomes.
-        max_series: the maximum of remembered series.
+        max_batches: the maximum number of batches of one.
+        max_outcomes: the maximum number of remembered outcomes.
+        max_series: the maximum number of remembered series.
         remembered_ns: for how long; also how long a transaction waits if its producers cannot be
             asked.
     """

@@ -200,7 +200,7 @@ def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
             origin = group["topic"] or "(unknown)", group["channel"] or "(unknown)"
             rows.append((*origin, count, age, reasons, place))
         if each["count"] > seen:
-            rows.append(("", "", f"{each['count'] - seen}", "", "more, not looked at", place))
+            rows.append(("", "", f"{each['count'] - seen}", "", "more, not examined", place))
     return laid_out(rows, (2, 3))
 
 

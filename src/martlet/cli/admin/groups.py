@@ -133,7 +133,7 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     for queue in answer["queues"]:
         holder = printable(queue["member"] or "-")
         if queue["revoked"]:
-            holder += " (to let go of it)"
+            holder += " (releasing)"
         count = [str(queue[name]) for name in ("offset", "end_offset", "lag", "deferred")]
         rows.append((str(queue["queue"]), holder, *count))
     lines += ["", *laid_out(rows, (0, 2, 3, 4, 5))]

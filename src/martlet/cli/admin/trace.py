@@ -203,7 +203,7 @@ def _happened(event: Mapping[str, Any]) -> str:
     attempt = f", attempt {event['attempt']}" if event["attempt"] > 1 else ""
     why = f": {event['reason']}" if event["reason"] else ""
     delay_ms = event["delay_ms"]
-    again = f", to come again in {_span(delay_ms * 1_000_000)}" if delay_ms else ""
+    again = f", redelivery in {_span(delay_ms * 1_000_000)}" if delay_ms else ""
     by = f" by {who}" if who else ""
     return {
         "delivered": f"delivered to {who}{attempt}",
@@ -286,8 +286,8 @@ def main(argv: Sequence[str]) -> int:
             await output.show(list(shown))
             if not answer["complete"]:
                 log.warning(
-                    "not all was looked at: there are more, or the time was over (--limit, --since,"
-                    " --time-limit)"
+                    "the search is incomplete: there are more messages, or its time was over"
+                    " (--limit, --since, --time-limit)"
                 )
         for error in errors:
             log.error("%s", error)

@@ -101,9 +101,7 @@ class ClientOptions(Options):
     default_requeue_delay_ns: int = option(
         _UNSET, "the delay of a failed message, times its attempts" + _OWN, limits=(_UNSET, HOUR_NS)
     )
-    max_requeue_delay_ns: int = option(
-        _UNSET, "the maximum of that delay" + _OWN, limits=(_UNSET, HOUR_NS)
-    )
+    max_requeue_delay_ns: int = option(_UNSET, "the maximum delay" + _OWN, limits=(_UNSET, HOUR_NS))
     local_addr: str = option(
         "",
         "the local address of connections",

@@ -57,7 +57,7 @@ class _Host:
     dead_until_s: float = 0.0
     delay_s: float = 0.0
     seconds: float = _MIN_S
-    """Return the mean time of a request, the latest weighted most."""
+    """The mean time of a request, the latest weighted most."""
 
 
 class HostPool:

@@ -63,7 +63,7 @@ class AckBatcher:
     )
 
     is_handed_out = True
-    """Whether the application has received messages of this connection."""
+    """Whether the application has received the messages that these answer."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -103,5 +103,5 @@ class BrokerSession(ABC):
                 async with asyncio.timeout(timeout_s):
                     await connection.wait_lost()
             except TimeoutError:
-                logger.warning("%s does not read what it is sent: hung up", self.address)
+                logger.warning("%s does not read its input: connection closed", self.address)
                 connection.abort()

@@ -187,7 +187,7 @@ class Consumer(ConsumerBase[Subscription]):
         """
         self._check_entered()
         if max_messages < 1:
-            raise ValueError(f"max_messages={max_messages}: 1 is the least")
+            raise ValueError(f"max_messages={max_messages}: must be at least 1")
         buffer = self._buffer
         while not buffer.is_closed:
             if max_wait_ms > 0:

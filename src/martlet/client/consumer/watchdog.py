@@ -70,7 +70,7 @@ class Watchdog:
         on_stall: Callable[[str], object] | None = None,
     ) -> None:
         if after_s < 0:
-            raise ValueError(f"stall_after_s={after_s}: 0, for never, is the least")
+            raise ValueError(f"stall_after_s={after_s}: must be at least 0, for never")
         self.stall = ""
         self._after_s = after_s
         self._look = look
@@ -159,11 +159,8 @@ _CAUSES = {
         " handlers hang, or no messages are taken"
     ),
     "ready": (
-        "for {for_s:.3g} s nothing was asked for (ready counts are 0), though {sight.connected}"
-        " brokers are connected and nothing holds it back"
+        "for {for_s:.3g} s no messages were requested (ready counts are 0), though"
+        " {sight.connected} brokers are connected and nothing holds it back"
     ),
-    "timer": (
-        "for {for_s:.3g} s the consumer has backed off for longer than it was to: its timer has not"
-        " run"
-    ),
+    "timer": ("the backoff was over {for_s:.3g} s ago, and its timer has not run"),
 }

@@ -118,7 +118,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         """
         self._check_entered()
         if max_messages < 1:
-            raise ValueError(f"max_messages={max_messages}: 1 is the least")
+            raise ValueError(f"max_messages={max_messages}: must be at least 1")
         take = partial(self._line.batch, max_messages, max_wait_ms / 1000)
         return Iteration(self._line, take, self._handed_out)
 

@@ -50,7 +50,7 @@ class PullFailures:
         bury: Callable[[PulledMessage], Awaitable[str | None]],
     ) -> None:
         if max_attempts < 0:
-            raise ValueError(f"max_attempts={max_attempts}: 0, for no limit, is the least")
+            raise ValueError(f"max_attempts={max_attempts}: must be at least 0, for no limit")
         self.given_up = 0
         self._retry = retry
         self._max_attempts = max_attempts

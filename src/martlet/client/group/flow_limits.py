@@ -8,7 +8,7 @@ MIB = 1 << 20
 FETCH_MESSAGES = 256
 MAX_FETCH_MESSAGES = 10_000
 MAX_FETCH_BYTES = 8 * MIB
-"""The maximum of a broker's answer."""
+"""The maximum size of a broker's answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +38,12 @@ class FlowLimits:
     def __post_init__(self) -> None:
         for name in ("max_messages", "max_bytes", "max_span", "fetch_messages", "fetch_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         for name, max_count in (
             ("fetch_messages", MAX_FETCH_MESSAGES),
             ("fetch_bytes", MAX_FETCH_BYTES),
         ):
             if getattr(self, name) > max_count:
-                raise ValueError(f"{name}={getattr(self, name)}: {max_count} is the most")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at most {max_count}")
         if not 0 < self.fetch_wait_s <= 60:
             raise ValueError(f"fetch_wait_s={self.fetch_wait_s} must be above 0, and 60 at most")

@@ -23,7 +23,7 @@ def check_start(start: Start) -> Start:
     elif isinstance(start, bool) or not (start in ("first", "last") or isinstance(start, int)):
         raise ValueError(f"{start!r} must be 'first', 'last', a datetime, or an offset")
     elif isinstance(start, int) and start < 0:
-        raise ValueError(f"the offset {start}: 0 is the least")
+        raise ValueError(f"the offset {start}: must be at least 0")
     return start
 
 

@@ -53,7 +53,7 @@ MAY_DO_LATER = frozenset({"REFUSED", "TRY_AGAIN"})
 """Temporary errors of a SEND's broker, such as a full disk."""
 MAY_BE_STORED = "TOO_OLD"
 _BACKOFF = Backoff(max_s=1.0)
-"""Errors of a SEND that the broker could not store."""
+"""The delays before a SEND that the broker could not store is sent again."""
 
 
 class Accumulator:

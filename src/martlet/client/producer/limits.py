@@ -34,7 +34,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
     @property
     def command_bytes(self) -> int:

@@ -84,7 +84,7 @@ class Identity:
             raise ValueError(f"sample_rate={self.sample_rate} must be from 0 (all) to 99 percent")
         if self.heartbeat_interval_ms < 1000:
             raise ValueError(
-                f"heartbeat_interval_ms={self.heartbeat_interval_ms}: 1000 is the least"
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms}: must be at least 1000"
             )
 
     def secured(
@@ -151,7 +151,7 @@ class Features:
         version: the broker's.
         max_ready_count: the maximum ready count.
         message_timeout_ms: the time before an unanswered message is redelivered.
-        max_message_timeout_ms: the maximum of that with any number of touches.
+        max_message_timeout_ms: the maximum timeout, however often the message is touched.
         sample_rate: the percentage of messages that it delivers, 0 for all.
         tls, snappy, deflate: whether the connection switches to it.
         deflate_level: of its deflate.

@@ -147,7 +147,9 @@ class Audit:
         for log in self.logs:
             if not log.is_whole:
                 since = _shown_time(log.since_ns)
-                notes.append(f"the log of {log.place} goes back to {since}; older ones were let go")
+                notes.append(
+                    f"the log of {log.place} goes back to {since}; older messages were deleted"
+                )
         notes += [
             f"{log.place}: {log.trouble}; what may be cut of the log's end cannot be told"
             for log in self.logs

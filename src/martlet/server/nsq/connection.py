@@ -511,7 +511,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # as a caller
 
     is_gone = False
-    """The client's calls, which are cancelled when it is gone."""
+    """Always False: calls are cancelled when the client is gone."""
 
     @property
     def connection(self) -> ClientConnection:

@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 
 from martlet.layer.layer import Layer
 
-
 MAX_UNREAD_BYTES = 1 << 20
 """The FINs of 2,500 messages, nsqd's maximum in flight, are 52,500 bytes."""
 

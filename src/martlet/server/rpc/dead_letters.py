@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
 _MAX_LOOKED_AT = 5000
-"""The maximum number of ids in one call."""
+"""The maximum number of dead letters examined in one call."""
 _AT_ONCE = 50
 """The number of messages read between two yields to the event loop."""
 _MAX_SHOWN = 1000

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 100
 _REASONS = (DeadLetterReason.MAX_ATTEMPTS, DeadLetterReason.REJECTED, DeadLetterReason.DISCONNECTED)
 _MAX_ERROR = 100 * MAX_ERROR_LENGTH
-"""The maximum length of an error; the broker truncates longer ones."""
+"""The maximum length of an error; `MAX_ERROR_LENGTH` characters are kept."""
 _STORED_AT = 8
 """The position of the timestamp in a frame."""
 

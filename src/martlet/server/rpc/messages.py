@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MAX_IDS = 10_000
 _REASONS = (DeadLetterReason.REJECTED, DeadLetterReason.GIVEN_UP)
 _MAX_ERROR = 100 * MAX_ERROR_LENGTH
-"""The maximum length of a text; the broker truncates longer ones."""
+"""The maximum length of a text; `MAX_ERROR_LENGTH` characters are kept."""
 
 
 class MessageCalls:

@@ -83,8 +83,8 @@ def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
     max_length = int(sizes_of(entries).max())
     if max_length > MAX_BYTES:
         raise BadProperties(
-            f"tag, key, keys and headers of a row take {max_length} bytes, the most is {MAX_BYTES}:"
-            " put large things into value"
+            f"tag, key, keys and headers of a row take {max_length} bytes, the maximum is"
+            f" {MAX_BYTES}: put large things into value"
         )
     return entries if max_length else None
 
@@ -141,7 +141,7 @@ def _key(what: str, keys: pa.Array) -> pa.Array:
         raise BadProperties(f"a {what} that is not UTF-8: encode it, as base64(...) does") from None
     max_length = int(sizes_of(keys).max(initial=0))
     if max_length > MAX_KEY_BYTES:
-        raise BadProperties(f"a {what} of {max_length} bytes, the most is {MAX_KEY_BYTES}")
+        raise BadProperties(f"a {what} of {max_length} bytes, the maximum is {MAX_KEY_BYTES}")
     return keys
 
 
@@ -176,7 +176,7 @@ def _counts(lists: pa.Array) -> Int64s:
 def _keys(lists: pa.Array) -> pa.Array:
     counts = _counts(lists)
     if int(counts.max()) > MAX_KEYS:
-        raise BadProperties(f"keys has {int(counts.max())} of a row, the most is {MAX_KEYS}")
+        raise BadProperties(f"keys has {int(counts.max())} of a row, the maximum is {MAX_KEYS}")
     each = as_binary(pc.list_flatten(lists))
     if each.null_count or (len(each) and not int(sizes_of(each).min())):
         raise BadProperties("keys has a key that is null or empty: filter(keys, k -> k <> '')")

@@ -147,14 +147,14 @@ def test_what_is_no_follower_does_not_become_one_nor_the_other_way() -> None:
     for name, what in (("c", "a channel for consumers"), ("g", "a group with members")):
         with pytest.raises(Conflict, match=f"{name!r} of topic 't' is {what}"):
             follow(topic, name, {}, retain=True)
-        with pytest.raises(BadPolicy, match="can not become a follower"):
+        with pytest.raises(BadPolicy, match="cannot become a follower"):
             topic.configure_channel(name, ChannelPolicy(kind="follower"))
         with pytest.raises(BadPolicy, match="is no follower"):
             topic.configure_channel(
                 name, ChannelPolicy(kind=topic.channels[name].policy.kind, retain="off")
             )
     following(core)
-    with pytest.raises(BadPolicy, match="is a follower and can not become a group"):
+    with pytest.raises(BadPolicy, match="is a follower and cannot become a group"):
         begin_group(topic, "spark", "last", 0, 0, {})
     with pytest.raises(Conflict):
         core.client("t", "spark")

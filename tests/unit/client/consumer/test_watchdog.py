@@ -33,8 +33,8 @@ def dog(after_s: float = 10) -> Watchdog:
     ("sight", "cause"),
     [
         ({"waiting": 3}, "3 wait here: handlers hang"),
-        ({"ready": 0}, "nothing was asked for"),
-        ({"ready": 0, "backoff": BackoffState.TRIAL}, "nothing was asked for"),
+        ({"ready": 0}, "no messages were requested"),
+        ({"ready": 0, "backoff": BackoffState.TRIAL}, "no messages were requested"),
         ({"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 5.0}, "its timer has not run"),
     ],
 )

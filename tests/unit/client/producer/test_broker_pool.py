@@ -454,7 +454,7 @@ async def test_what_came_behind_a_refused_publish_was_not_tried_and_is_not_count
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"retries": -1}, "retries=-1: 0 is the least"),
+        ({"retries": -1}, "retries=-1: must be at least 0"),
         ({"timeout_s": 0}, "timeout_s=0 must be above 0"),
         ({"answer_timeout_s": -1}, "answer_timeout_s=-1"),
         ({"lookup": []}, "no lookup daemon given"),

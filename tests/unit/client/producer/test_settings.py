@@ -52,7 +52,7 @@ def test_a_keyword_that_is_none_is_the_default_but_for_a_number_of_retries(kind:
             "no keyword argument 'time_out_s'; did you mean",
         ),
         ({"compression": "zip"}, ValueError, "compression='zip'"),
-        ({"send_retries": -1}, ValueError, "send_retries=-1: 0 is the least"),
+        ({"send_retries": -1}, ValueError, "send_retries=-1: must be at least 0"),
         ({"check": lambda _: None}, ValueError, "check=... needs group=..."),
         ({"group": "a\nb"}, ValueError, "must have printable characters alone"),
     ],

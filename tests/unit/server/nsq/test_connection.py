@@ -209,7 +209,7 @@ async def test_nothing_behind_a_corrupt_chunk_is_a_command() -> None:
         broken[-1] ^= 1
         client.send(good)
         await eventually(lambda: "good" in broker.server.broker.topics)
-        client.send(broken + behind)
+        client.send(bytes(broken) + behind)
         await eventually(lambda: not broker.server.connections)
         client.socket.close()
         assert list(broker.server.broker.topics) == ["good"]

@@ -149,7 +149,7 @@ class FailurePolicy:
         if is_rejected:
             where = "; it goes to the channel's dead-letter topic"
         logger.error(
-            "message %s is not tried again: it has come %s, max_attempts is %d%s",
+            "message %s failed for good: it was delivered %s, max_attempts is %d%s",
             message.id.decode("ascii", "replace"),
             counted(message.tries, "time"),
             self.attempt_limit,

@@ -61,7 +61,7 @@ class WorkerPool(Generic[WorkerT]):
             ValueError: the handler cannot be run there.
         """
         if concurrency < 1:
-            raise ValueError(f"concurrency={concurrency}: 1 is the least")
+            raise ValueError(f"concurrency={concurrency}: must be at least 1")
         if on == "loop":
             await self._work(make_worker, handler, concurrency)
             return
