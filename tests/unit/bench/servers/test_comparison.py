@@ -1,4 +1,4 @@
-"""Rows, targets and what is made of them."""
+"""Rows, targets and their comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from martlet.testing import BrokerProcess
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[Target]:
-    """Another server: Martlet knows nobody better."""
+    """Another server: Martlet itself."""
     with BrokerProcess(None, "--log-level=warn") as process:
         http_port = process.http_address.rpartition(":")[2]
         yield Target.parse(f"{process.tcp_address},{http_port}", "other")
@@ -47,12 +47,12 @@ def test_a_target_is_read(text: str, tcp: tuple[str, int], http: tuple[str, int]
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "localhost:x", "a:0", "a:70000", "a:1,b"])
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_a_bad_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         Target.parse(text)
 
 
-def test_the_wrong_http_port_is_told(other: Target) -> None:
+def test_the_wrong_http_port_is_reported(other: Target) -> None:
     wrong = Target.parse(f"{other.host}:{other.port},{other.port}")
     with pytest.raises(TargetFailed, match="give its port after a comma"):
         wrong.version()
@@ -130,7 +130,7 @@ def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_a_server_that_does_not_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--rows", "pub", "--broker", "127.0.0.1:9,9"]) == 1
     assert "martlet bench: 127.0.0.1:9" in capsys.readouterr().err
 
@@ -155,7 +155,7 @@ def test_another_load_generator_is_read(other: Target, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["sys.exit('no such topic')", "print('nothing')"])
-def test_another_load_generator_that_fails_is_told(
+def test_a_failed_foreign_load_generator_is_reported(
     other: Target, tmp_path: Path, text: str
 ) -> None:
     with pytest.raises(LoadFailed, match=r"failed: no such topic|printed no msg_s"):

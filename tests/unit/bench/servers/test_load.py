@@ -29,7 +29,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[LoadProcesses]:
+def processes() -> Iterator[LoadProcesses]:
     with LoadProcesses() as members:
         yield members
 
@@ -68,7 +68,7 @@ def run_here(load: Load, target: Target) -> LoadResult:
     ],
     ids=["many", "many of several sizes", "a window", "one at a time"],
 )
-def test_publishing_counts_what_was_stored(target: Target, changes: dict[str, Any]) -> None:
+def test_publishing_counts_stored_messages(target: Target, changes: dict[str, Any]) -> None:
     tally = run_here(publishing(**changes), target)
     stats = topic_stats(target)
     assert tally.messages == stats["message_count"] > 0
@@ -110,23 +110,25 @@ def test_pinging_measures_each_message(target: Target) -> None:
     assert 0 < sum(tally.latencies_ns) <= tally.ended_ns - tally.started_ns
 
 
-def test_a_crew_works_together(target: Target, crew: LoadProcesses) -> None:
-    tallies = crew.run(target.host, target.port, [publishing(batch=100), publishing(batch=100)])
+def test_load_processes_work_together(target: Target, processes: LoadProcesses) -> None:
+    tallies = processes.run(
+        target.host, target.port, [publishing(batch=100), publishing(batch=100)]
+    )
     assert sum(tally.messages for tally in tallies) == topic_stats(target)["message_count"]
     started_ns = [tally.started_ns for tally in tallies]
     assert max(started_ns) < min(tally.ended_ns for tally in tallies), "one after the other"
 
 
-def test_a_crew_tells_what_a_server_refuses(target: Target) -> None:
-    with LoadProcesses() as crew, pytest.raises(LoadFailed, match="E_BAD_TOPIC"):
-        crew.run(target.host, target.port, [publishing(topic="no*such"), publishing()])
+def test_load_processes_report_a_refusal_of_the_server(target: Target) -> None:
+    with LoadProcesses() as processes, pytest.raises(LoadFailed, match="E_BAD_TOPIC"):
+        processes.run(target.host, target.port, [publishing(topic="no*such"), publishing()])
 
 
-def test_a_crew_tells_that_nobody_listens() -> None:
+def test_load_processes_report_a_port_without_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with LoadProcesses() as crew, pytest.raises(LoadFailed, match="cannot connect"):
-        crew.run("127.0.0.1", port, [publishing()])
+    with LoadProcesses() as processes, pytest.raises(LoadFailed, match="cannot connect"):
+        processes.run("127.0.0.1", port, [publishing()])
 
 
 class ScriptedServer:
@@ -172,7 +174,7 @@ def test_a_heartbeat_among_answers_is_answered_and_not_counted() -> None:
     assert server.received[2] == b"NOP\n"
 
 
-def test_a_server_that_hangs_up_is_told() -> None:
+def test_a_server_that_hangs_up_is_reported() -> None:
     with (
         ScriptedServer(OK_FRAME) as server,
         BenchConnection("127.0.0.1", server.port) as link,
