@@ -114,10 +114,10 @@ class Client:
 
 
 class Core:
-    """A broker's core and what is around it."""
+    """A broker's core and its surroundings."""
 
     waits_for_flush = False
-    """Whether what is moved to another place is there only when it is durable."""
+    """Whether relocated records count only once they are durable."""
 
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES, **options: Any) -> None:
         self.clock = SimulatedClock()
@@ -135,7 +135,7 @@ class Core:
             self.clock,
             Random(2),
             segment_bytes=self.segment_bytes,
-            on_lost=lambda *what: self.lost.append(what),
+            on_lost=lambda *args: self.lost.append(args),
             **self.options,
         )
         self.broker.transfers.waits_for_flush = self.waits_for_flush
@@ -191,7 +191,7 @@ class Core:
         self.broker.run()
 
     def fill(self, topic: str, segments: int) -> list[bytes]:
-        """Publish so much that at least so many segments are begun; all the bodies."""
+        """Publish until at least that many segments are begun; return all the bodies."""
         bodies: list[bytes] = []
         end = self.broker.log.position + segments * self.segment_bytes
         while self.broker.log.position < end:

@@ -9,7 +9,7 @@ from martlet.testing import SimulatedStorage
 
 
 def filled(counts: list[int], stored_at_ns: list[int]) -> Index:
-    """Batches of so many messages each, and when they were stored."""
+    """Make an index of batches with the given message counts and times."""
     index = Index(SimulatedStorage(Random(0)), 1, 0)
     first = 0
     for count, stored_at in zip(counts, stored_at_ns, strict=True):

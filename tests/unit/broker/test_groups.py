@@ -1,4 +1,4 @@
-"""A group at one queue: what is fetched, committed and given up, and what becomes of the rest."""
+"""A group at one queue: fetches, commits and dead letters, and the fate of the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bodies(found: Fetched) -> list[bytes]:
     return [message.body for part in found.parts for message in parse(bytes(part))]
 
 
-def test_what_is_due_comes_behind_all_others_and_for_the_group_alone() -> None:
+def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
     core = Core()
     channel = group(core)
     other = core.client("t", "c").ready(100)
@@ -48,7 +48,7 @@ def test_what_is_due_comes_behind_all_others_and_for_the_group_alone() -> None:
     assert channel.depth == 1
     waiting = peek(channel, 0, 10, {PeekState.WAITING})
     assert [one.offset for one in waiting] == [2]
-    # What goes to make room would be missed.
+    # Messages dropped for space would be missed.
     assert channel.unfinished([(0, 3)]).tolist() == [2]
     assert channel.group.commit(3) == 3
     assert channel.depth == 0
@@ -75,7 +75,7 @@ def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     assert found.next_offset == 9
 
 
-def test_what_was_emptied_and_what_is_held_back_is_not_fetched() -> None:
+def test_emptied_and_held_back_messages_are_not_fetched() -> None:
     core = Core()
     topic = core.broker.topic("t")
     core.publish("t", b"emptied")
@@ -91,7 +91,7 @@ def test_what_was_emptied_and_what_is_held_back_is_not_fetched() -> None:
     assert bodies(fetched(core, channel, 2)) == [b"two"]
 
 
-def test_the_log_keeps_what_is_not_committed_and_lets_go_of_the_rest() -> None:
+def test_the_log_keeps_uncommitted_messages_and_drops_the_rest() -> None:
     core = Core()
     channel = group(core)
     sent = core.fill("t", 4)
@@ -134,7 +134,7 @@ def test_a_channel_that_other_brokers_have_becomes_a_group_until_a_consumer_subs
     assert channel.policy == ChannelPolicy(kind="offsets")
 
 
-def test_a_channel_becomes_a_group_only_while_nobody_consumes_it_and_stays_one() -> None:
+def test_a_channel_becomes_a_group_only_without_consumers_and_stays_one() -> None:
     core = Core()
     topic = core.broker.topic("t")
     client = core.client("t", "g").ready(1)
@@ -162,7 +162,7 @@ def test_a_channel_becomes_a_group_only_while_nobody_consumes_it_and_stays_one()
     assert core.broker.topics["t"].channels["g"].group is not None
 
 
-def test_a_reset_stands_after_a_kill_and_leaves_what_is_deferred() -> None:
+def test_a_reset_survives_a_kill_and_leaves_deferred_messages() -> None:
     core = Core()
     topic = core.broker.topic("t")
     channel = group(core)
@@ -184,7 +184,7 @@ def test_a_reset_stands_after_a_kill_and_leaves_what_is_deferred() -> None:
     assert bodies(fetched(core, channel, 4)) == [b"later"]
 
 
-def test_what_waited_for_others_of_its_key_goes_to_the_group_that_its_channel_becomes() -> None:
+def test_messages_waiting_for_their_key_go_to_the_group_that_the_channel_becomes() -> None:
     core = Core()
     topic = core.broker.topic("t")
     channel = core.channel("t", "g")
@@ -225,7 +225,7 @@ def test_a_member_that_goes_back_is_there_after_a_crash(power: bool) -> None:
     assert channel.group.go_back(5) == 5
 
 
-def test_a_member_goes_back_no_further_than_to_what_is_stored() -> None:
+def test_a_member_goes_back_to_the_first_stored_offset_at_most() -> None:
     core = Core()
     channel = group(core)
     bodies = core.fill("t", 4)

@@ -20,7 +20,7 @@ A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 def send(
     core: Core, sent: Sent, *bodies: bytes, topic: str = "t", commit: bool = True
 ) -> ProducerSend:
-    """What a server does with a send. Raises TooOld and Reused."""
+    """Send as a server does. Raises TooOld and Reused."""
     found = core.broker.topic(topic)
     known = core.broker.producers.find(sent, found)
     if known is not None:
@@ -45,7 +45,7 @@ def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged() -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power"])
-def test_it_is_known_after_a_restart(how: str) -> None:
+def test_a_send_is_known_after_a_restart(how: str) -> None:
     core = Core()
     core.publish("t", b"0")
     before = send(core, Sent(A, 7, 1), b"1")
@@ -60,8 +60,8 @@ def test_it_is_known_after_a_restart(how: str) -> None:
     assert core.broker.topics["t"].queue.end_offset == 2
 
 
-def test_what_a_power_cut_took_is_not_taken_for_stored() -> None:
-    """A later head of a segment that survived told of it."""
+def test_a_send_lost_in_a_power_cut_does_not_count_as_stored() -> None:
+    """The head of a later segment, which survived, had it."""
     taken = 0
     for seed in range(20):
         core = Core()
@@ -79,7 +79,7 @@ def test_what_a_power_cut_took_is_not_taken_for_stored() -> None:
     assert 0 < taken < 20
 
 
-def test_the_head_of_a_segment_tells_of_sends_whose_segment_has_gone() -> None:
+def test_the_head_of_a_segment_keeps_sends_of_dropped_segments() -> None:
     core = Core()
     core.channel("t")
     send(core, Sent(A, 1, 1), b"1")
@@ -97,7 +97,7 @@ def test_the_head_of_a_segment_tells_of_sends_whose_segment_has_gone() -> None:
     assert send(core, Sent(A, 1, 1), b"1").offset == 0
 
 
-def test_sends_may_come_in_any_order_within_the_window_and_none_behind_it() -> None:
+def test_sends_may_come_in_any_order_within_the_window_only() -> None:
     core = Core(segment_bytes=1 << 20)
     last = 2 * room.MAX_SENDS_EACH
     for number in range(last, 0, -2):
@@ -110,7 +110,7 @@ def test_sends_may_come_in_any_order_within_the_window_and_none_behind_it() -> N
     assert send(core, Sent(A, last, 1), b"?").offset == 0
 
 
-def test_who_has_been_silent_longest_is_forgotten_and_not_trusted_with_a_repetition() -> None:
+def test_the_longest_silent_producer_is_forgotten_and_its_repetition_not_trusted() -> None:
     core = Core()
     known = core.broker.producers = ProducerState(2, 1000)
     known.topics = core.broker.by_id
@@ -131,7 +131,7 @@ def test_who_has_been_silent_longest_is_forgotten_and_not_trusted_with_a_repetit
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_who_was_forgotten_and_is_heard_again_is_not_trusted_with_what_he_sent_before(
+def test_earlier_sends_of_a_forgotten_producer_are_not_trusted_when_it_returns(
     restarted: bool,
 ) -> None:
     """The window that he had got anew knew nothing of it, and it was stored twice."""
@@ -155,7 +155,7 @@ def test_who_was_forgotten_and_is_heard_again_is_not_trusted_with_what_he_sent_b
     assert again.offset == 3
 
 
-def test_what_was_refused_is_stored_when_it_comes_again() -> None:
+def test_a_refused_send_is_stored_when_it_is_repeated() -> None:
     core = Core()
     core.publish("t", b"0")
     core.storage.write_error = OSError(errno.EIO, "broken")
@@ -188,7 +188,7 @@ def test_marks_are_found_beside_other_properties() -> None:
     assert marks(memoryview(pack_block([(0, tagged)]))) == []
 
 
-def test_so_many_are_told_of_as_a_segment_has_room_for() -> None:
+def test_a_segment_head_keeps_as_many_producers_as_fit() -> None:
     known = ProducerState.beside(2 << 20)
     receipt = Receipt()
     receipt.position = 8

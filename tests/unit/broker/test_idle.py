@@ -1,4 +1,4 @@
-"""What a channel that has nothing to do holds."""
+"""Memory of an idle channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from martlet.testing import SimulatedClock
 
 @pytest.mark.parametrize("way", ["whole batches", "one by one", "emptied"])
 def test_idle_channels_hold_no_segment_that_has_gone(tmp_path: Path, way: str) -> None:
-    """Else its room on the disk is taken for as long as the channel is idle."""
+    """Otherwise its space on the disk is taken for as long as the channel is idle."""
     storage = DiskStorage(tmp_path, spares=9)
     broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=1 << 16)
     for number in range(4):

@@ -25,7 +25,7 @@ def finished(core: Core) -> int:
     return sum(channel.depth + channel.in_flight_count == 0 for channel in channels)
 
 
-def test_what_is_not_written_when_it_is_left_off_is_written_the_next_time() -> None:
+def test_entries_left_unwritten_are_written_the_next_time() -> None:
     core = Core()
     all_finish(core)
     some = core.broker.write_some_journal()
@@ -37,7 +37,7 @@ def test_what_is_not_written_when_it_is_left_off_is_written_the_next_time() -> N
     assert finished(core) == CHANNELS
 
 
-def test_what_moves_meanwhile_waits_for_the_next_time_and_is_not_lost() -> None:
+def test_cursors_that_move_meanwhile_are_written_the_next_time() -> None:
     core = Core()
     all_finish(core)
     some = core.broker.write_some_journal()

@@ -93,7 +93,7 @@ def test_each_queue_has_offsets_of_its_own_and_ids_that_lead_back() -> None:
     assert [part.queue.end_offset for part in topic.parts] == [1, 0, 2, 1]
 
 
-def test_what_has_no_wish_goes_to_the_queues_in_turn() -> None:
+def test_messages_without_a_target_queue_go_to_the_queues_in_turn() -> None:
     core = four()
     topic = core.broker.topics["t"]
     for _ in range(2):
@@ -140,21 +140,21 @@ def test_a_run_of_fins_of_several_queues() -> None:
     assert len(client.got) == 25
     client.finish_all()
     assert len(client.got) == 15
-    whole = client.channel
+    channel = client.channel
     assert client.consumer.finish_count == 25
-    assert whole.finishes.count == 25
+    assert channel.finishes.count == 25
     base = client.channel.queue.id_base
     wrong = np.array([(5 << 54), (1 << 54) + 400, (1 << 64) - 1], np.uint64).view(np.int64)
-    assert sorted(whole.finish_run(client.consumer, wrong).tolist()) == sorted(wrong.tolist())
+    assert sorted(channel.finish_run(client.consumer, wrong).tolist()) == sorted(wrong.tolist())
     for place in wrong.tolist():
         with pytest.raises(NotInFlight):
-            whole.finish(client.consumer, place)
+            channel.finish(client.consumer, place)
     assert client.channel.queue.message_id(5 << 54) == b"%016x" % ((base + (5 << 54)) % (1 << 64))
     client.finish_all()
-    assert whole.in_flight_count == whole.depth == 0
+    assert channel.in_flight_count == channel.depth == 0
 
 
-def test_room_that_a_timeout_makes_is_there_for_all_queues() -> None:
+def test_capacity_freed_by_a_timeout_serves_all_queues() -> None:
     """The one message of queue 0 is taken back for good; what waits in queue 1 must come."""
     core = four()
     publish(core.broker, "t", 0, b"0")
@@ -169,7 +169,7 @@ def test_room_that_a_timeout_makes_is_there_for_all_queues() -> None:
     assert b"1" in first.bodies
 
 
-def test_room_that_an_operator_makes_is_there_for_all_queues() -> None:
+def test_capacity_freed_by_an_operator_serves_all_queues() -> None:
     core = four()
     publish(core.broker, "t", 0, b"0")
     client = Client(core).ready(1)
@@ -179,7 +179,7 @@ def test_room_that_an_operator_makes_is_there_for_all_queues() -> None:
     assert client.bodies == [b"0", b"3"]
 
 
-def test_what_a_client_held_goes_to_others_when_it_leaves() -> None:
+def test_messages_of_a_client_go_to_others_when_it_leaves() -> None:
     core = four()
     for queue in range(4):
         publish(core.broker, "t", queue, b"%d" % queue)
@@ -252,7 +252,7 @@ def test_channels_pauses_and_emptying_concern_all_queues() -> None:
     assert not core.broker.by_id
 
 
-def test_what_is_not_finished_comes_again_after_a_restart_and_nothing_else() -> None:
+def test_only_unfinished_messages_come_again_after_a_restart() -> None:
     core = four()
     client = Client(core).ready(1000)
     for queue in range(4):
@@ -291,15 +291,15 @@ def test_a_topic_grows_under_its_consumers() -> None:
     publish(core.broker, "t", 1, b"e")
     client.finish(client.got[0], client.got[1])
     assert sorted(client.bodies) == [b"a", b"b", b"c", b"d", b"e"]
-    whole = client.channel
+    channel = client.channel
     core.broker.set_queues("t", 5)
-    assert client.channel is whole
-    assert len(whole.parts) == 5
+    assert client.channel is channel
+    assert len(channel.parts) == 5
     client.ready(10)
     publish(core.broker, "t", 4, b"f")
     assert client.bodies[-1] == b"f"
     client.finish(*client.got[2:])
-    assert whole.depth == whole.in_flight_count == 0
+    assert channel.depth == channel.in_flight_count == 0
     other.ready(100)
     assert sorted(other.bodies) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     client.leave()
@@ -345,7 +345,7 @@ def test_a_power_cut_leaves_all_new_queues_or_none(seed: int) -> None:
 
 
 def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> None:
-    """A power cut took what told of the growth, and left a pause that tells of the new queues."""
+    """A power cut took the entry of the growth, and left a pause entry with the new queues."""
     core = Core()
     topic = core.broker.topic("t")
     topic.channel("c")
@@ -368,7 +368,7 @@ def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> Non
     assert Client(core).ready(10).bodies == [b"1"]
 
 
-def test_a_topic_never_gets_fewer_queues_and_none_has_too_many() -> None:
+def test_a_topic_never_gets_fewer_queues_nor_too_many() -> None:
     core = four()
     with pytest.raises(QueuesRefused, match="'t' has 4 queues and cannot have 3"):
         core.broker.set_queues("t", 3)
@@ -381,7 +381,7 @@ def test_a_topic_never_gets_fewer_queues_and_none_has_too_many() -> None:
     assert core.broker.log.position == position
 
 
-def test_queues_that_can_not_be_written_down_are_not_there() -> None:
+def test_queues_that_cannot_be_written_down_are_not_made() -> None:
     core = Core()
     client = Client(core).ready(1)
 
@@ -483,8 +483,8 @@ def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
     assert len(client.consumer.out) <= 1
 
 
-def test_an_ordered_queue_goes_on_when_another_one_makes_room() -> None:
-    """It is lent to the client, which had no room when the message came."""
+def test_an_ordered_queue_goes_on_when_another_frees_capacity() -> None:
+    """It is lent to the client, which had no capacity when the message came."""
     core = four()
     core.broker.topics["t"].channel("c")
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(order="queue"))
@@ -499,7 +499,7 @@ def test_an_ordered_queue_goes_on_when_another_one_makes_room() -> None:
     assert [body for body in client.bodies if body != b"b"] == [b"a", b"c", b"d"]
 
 
-def test_what_a_client_may_have_started_is_found_over_all_queues() -> None:
+def test_started_messages_of_a_client_are_found_over_all_queues() -> None:
     core = four()
     client = Client(core).ready(6)
     for queue in (0, 1, 2, 0, 1, 2):
@@ -511,5 +511,5 @@ def test_what_a_client_may_have_started_is_found_over_all_queues() -> None:
         for queue, part in enumerate(client.channel.parts)
         for offset, message in part.cursor.pending.by_offset.items()
     }
-    told = [failures.get(got.id) for got in client.got]
-    assert told == [1, None, 1, 0, 0, 0]
+    counts = [failures.get(got.id) for got in client.got]
+    assert counts == [1, None, 1, 0, 0, 0]

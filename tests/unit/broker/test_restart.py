@@ -1,4 +1,4 @@
-"""What a broker knows after a clean stop, a kill and a power cut, and what it lets go meanwhile."""
+"""The state of a broker after a clean stop, a kill and a power cut."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_clean_stop_leaves_nothing_to_read() -> None:
     assert (2, b"2") in [(m.attempts, m.body) for m in again.got[1:]]
 
 
-def test_what_was_in_flight_is_delivered_again_after_a_kill() -> None:
+def test_messages_in_flight_are_delivered_again_after_a_kill() -> None:
     core = Core()
     client = core.client("t").ready(3)
     core.publish("t", b"1", b"2", b"3")
@@ -138,7 +138,7 @@ def test_an_emptied_channel_that_is_set_back_begins_there_after_a_kill() -> None
     assert core.client("t").ready(10).bodies == [b"3"]
 
 
-def test_what_was_emptied_before_stays_gone_when_more_is_emptied() -> None:
+def test_emptied_messages_stay_gone_when_more_are_emptied() -> None:
     core = Core()
     client = core.client("t").ready(10)
     topic = core.broker.topics["t"]
@@ -154,7 +154,7 @@ def test_what_was_emptied_before_stays_gone_when_more_is_emptied() -> None:
     assert core.client("t").ready(10).bodies == []
 
 
-def test_what_an_ephemeral_channel_got_is_no_backlog_after_a_restart() -> None:
+def test_messages_of_an_ephemeral_channel_are_no_backlog_after_a_restart() -> None:
     core = Core()
     client = core.client("t", "c#ephemeral").ready(10)
     core.publish("t", b"1")
@@ -219,7 +219,7 @@ def test_a_new_channel_has_its_deferred_messages_even_in_the_head_of_a_segment()
     assert client.bodies == [b"later"]
 
 
-def test_numbers_of_topics_whose_entry_was_lost_are_not_given_again() -> None:
+def test_numbers_of_topics_with_a_lost_entry_are_not_given_again() -> None:
     core = Core()
     core.publish("lost", b"1")
     (position,) = record_positions(core.broker, RecordKind.TOPOLOGY)[1:]
@@ -247,9 +247,7 @@ def test_of_two_topics_of_one_name_the_newer_one_counts() -> None:
     assert len(core.broker.by_id) == 1
 
 
-def test_what_is_deleted_is_not_back_because_an_older_one_of_its_name_was_never_seen_to_go() -> (
-    None
-):
+def test_a_deletion_holds_though_that_of_an_older_namesake_was_lost() -> None:
     core = Core()
     core.channel("t", "kept")
     core.checkpoint()
@@ -276,7 +274,7 @@ def test_what_is_deleted_is_not_back_because_an_older_one_of_its_name_was_never_
 
 
 def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None:
-    """Its first place has gone since, to make room, and the index file was lost in a power cut."""
+    """Its first place was dropped for space since, and the index file was lost in a power cut."""
     core = Core()
     client = core.client("t").ready(1000)
     core.publish("t", b"precious")
@@ -296,8 +294,8 @@ def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None
     assert core.client("t").ready(1000).bodies == [b"precious"]
 
 
-def test_a_batch_is_known_though_its_topic_is_told_of_behind_it() -> None:
-    """What told of the topic before is damaged; the head of the next segment tells of it."""
+def test_a_batch_is_restored_though_its_topic_entry_lies_behind_it() -> None:
+    """The earlier entry of the topic is damaged; the head of the next segment has it."""
     core = Core()
     core.checkpoint()
     core.channel("t")
@@ -382,7 +380,7 @@ def test_a_broker_starts_on_a_full_disk_and_can_be_emptied() -> None:
     assert core.publish("t", b"again").error is None
 
 
-def test_what_is_ephemeral_comes_and_goes_on_a_full_disk() -> None:
+def test_ephemeral_channels_and_topics_come_and_go_on_a_full_disk() -> None:
     core = Core()
     tail = core.client("t", "tail#ephemeral")
     other = core.client("t#ephemeral", "c#ephemeral")
@@ -428,12 +426,14 @@ def test_a_message_that_fits_where_the_end_of_a_channel_did_not_is_kept(
     assert core.client("t").ready(10).bodies == [b"for the next channel"]
 
 
-@pytest.mark.parametrize("what", ["pause", "unpause", "pause channel", "empty", "delete channel"])
-def test_what_is_refused_has_not_happened(what: str) -> None:
+@pytest.mark.parametrize(
+    "operation", ["pause", "unpause", "pause channel", "empty", "delete channel"]
+)
+def test_a_refused_operation_changes_nothing(operation: str) -> None:
     core = Core()
     client = core.client("t").ready(1)
     topic = core.broker.topics["t"]
-    if what in ("unpause", "empty"):
+    if operation in ("unpause", "empty"):
         topic.set_paused(True)
     core.publish("t", b"1")
     core.storage.write_error = OSError(errno.EIO, "Input/output error")
@@ -446,7 +446,7 @@ def test_what_is_refused_has_not_happened(what: str) -> None:
         "delete channel": lambda: topic.delete_channel("c"),
     }
     with pytest.raises(WritesRefused, match="writing to the log failed"):
-        acts[what]()
+        acts[operation]()
     assert (topic.describe(), topic.depth, client.channel.paused, client.got) == before
     assert topic.channels == {"c": client.channel}
     assert not client.closed
@@ -524,7 +524,7 @@ def test_where_no_note_can_be_left_the_machine_is_to_be_started_again(
     assert "check the disk, then start the machine" in core.broker.health
 
 
-def test_what_a_dropped_flush_job_covered_is_flushed_by_the_next() -> None:
+def test_the_next_flush_covers_a_dropped_flush_job() -> None:
     core = Core()
     core.publish("t", b"1")
     core.broker.log.flush_job()
@@ -533,7 +533,7 @@ def test_what_a_dropped_flush_job_covered_is_flushed_by_the_next() -> None:
     assert core.client("t").ready(1).bodies == [b"1"]
 
 
-def test_what_a_killed_broker_wrote_is_made_durable_by_the_next() -> None:
+def test_the_next_broker_flushes_the_writes_of_a_killed_one() -> None:
     core = Core()
     bodies = core.fill("t", 3)
     core.kill()
@@ -568,8 +568,8 @@ def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full() -> None:
     core.publish("t", b"x")
     end = log.segments[-1].base + log.segments[-1].capacity
     trailer_bytes = 8
-    room = end - log.position - HEADER_BYTES - FRAME_HEADER_BYTES - trailer_bytes
-    assert core.publish("t", b"y" * room).error is None
+    space = end - log.position - HEADER_BYTES - FRAME_HEADER_BYTES - trailer_bytes
+    assert core.publish("t", b"y" * space).error is None
     assert log.position == end
     client.finish()
     core.checkpoint()
@@ -578,7 +578,7 @@ def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full() -> None:
     assert core.client("t").ready(1).bodies == [b"more"]
 
 
-def test_what_a_paused_topic_keeps_stays_for_channels_still_to_come() -> None:
+def test_messages_of_a_paused_topic_stay_for_later_channels() -> None:
     core = Core()
     reader = core.channel("t", "reader")
     core.broker.topics["t"].set_paused(True)
@@ -657,7 +657,7 @@ def test_a_missing_or_damaged_checkpoint_costs_reading_the_whole_log() -> None:
     assert sorted(core.client("t").ready(1000).bodies) == sorted(bodies[1:])
 
 
-def test_a_queue_whose_rows_have_all_gone_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_without_rows_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("martlet.broker.retention.checkpoint._DROP_ROWS", 3)
     core = Core()
     client = core.client("t").ready(1000)
@@ -679,7 +679,7 @@ def test_a_queue_whose_rows_have_all_gone_starts_again(monkeypatch: pytest.Monke
     assert again.bodies == [b"new"]
 
 
-def test_damaged_messages_are_told_of_and_those_around_them_delivered() -> None:
+def test_damaged_messages_are_reported_and_those_around_them_delivered() -> None:
     core = Core()
     for body in (b"1", b"2", b"3"):
         core.publish("t", body)
@@ -752,7 +752,7 @@ def topology_positions(core: Core) -> list[int]:
     return record_positions(core.broker, RecordKind.TOPOLOGY)
 
 
-def test_a_channel_whose_making_was_lost_begins_where_a_later_entry_says() -> None:
+def test_a_channel_with_a_lost_creation_begins_where_a_later_entry_says() -> None:
     core = Core()
     core.channel("t", "first")
     core.publish("t", b"before it")
@@ -776,8 +776,8 @@ def test_a_channel_begins_where_the_head_of_a_segment_says_though_its_cursor_is_
     made = topology_positions(core)[-1]
     core.broker.begin_segment()
     core.publish("t", b"1")
-    told = [p for p in record_positions(core.broker, RecordKind.CURSOR) if p > made]
-    for position in (made, *told):
+    later = [p for p in record_positions(core.broker, RecordKind.CURSOR) if p > made]
+    for position in (made, *later):
         damage(core, position)
     core.kill()
     assert core.channel("t", "c").id == channel.id
@@ -802,7 +802,7 @@ def test_a_deletion_and_the_backlog_that_it_leaves_are_one_entry(lost: bool) -> 
     assert core.client("t").ready(10).bodies == ([b"2"] if lost else [])
 
 
-def test_channels_told_of_in_the_old_manner_are_understood() -> None:
+def test_channel_records_of_the_old_form_are_read() -> None:
     core = Core()
     channel = core.channel("t")
     topic = core.broker.topics["t"]
@@ -820,7 +820,7 @@ def test_channels_told_of_in_the_old_manner_are_understood() -> None:
     assert core.broker.topics["t"].depth == 0
 
 
-def test_what_was_emptied_stays_gone_though_a_later_cursor_entry_is_lost() -> None:
+def test_emptied_messages_stay_gone_though_a_later_cursor_entry_is_lost() -> None:
     core = Core()
     client = core.client("t").ready(10)
     topic = core.broker.topics["t"]
@@ -865,7 +865,7 @@ def test_voids_are_kept_as_long_as_a_channel_may_go_back_to_them() -> None:
     assert topic.voids == []
 
 
-def test_a_topic_whose_going_on_was_lost_is_paused_behind_what_its_channels_saw() -> None:
+def test_a_topic_with_a_lost_resume_is_paused_behind_what_its_channels_saw() -> None:
     core = Core()
     client = core.client("t")
     topic = core.broker.topics["t"]
@@ -889,7 +889,7 @@ def test_a_topic_whose_going_on_was_lost_is_paused_behind_what_its_channels_saw(
     assert client.bodies == [b"2"], "what was finished comes again"
 
 
-def test_a_channel_that_began_behind_a_pause_whose_end_was_lost_gets_nothing_before_it() -> None:
+def test_a_channel_behind_a_pause_with_a_lost_end_gets_nothing_before_it() -> None:
     core = Core()
     core.channel("t", "first")
     topic = core.broker.topics["t"]
@@ -909,7 +909,7 @@ def test_a_channel_that_began_behind_a_pause_whose_end_was_lost_gets_nothing_bef
     assert core.channel("t", "first").depth == 1
 
 
-def test_a_first_channel_counts_none_of_what_was_emptied() -> None:
+def test_a_first_channel_does_not_count_emptied_messages() -> None:
     core = Core()
     core.channel("t")
     made = topology_positions(core)[-1]
@@ -929,7 +929,7 @@ def test_a_first_channel_counts_none_of_what_was_emptied() -> None:
     assert client.channel.message_count == 1
 
 
-def test_a_damaged_batch_keeps_its_segment_from_being_cleaned_and_is_told_once() -> None:
+def test_a_damaged_batch_keeps_its_segment_from_cleaning_and_is_reported_once() -> None:
     core = Core()
     core.channel("small", "forgotten")
     core.publish("small", b"1")
@@ -997,9 +997,7 @@ def test_a_message_that_fails_for_ever_does_not_keep_a_hundred_segments(restart:
     assert queue.end_offset - queue.start_offset <= 100, "what is behind it is no hole"
 
 
-def test_segments_are_kept_for_a_channel_that_begins_behind_what_a_checkpoint_took_as_needed() -> (
-    None
-):
+def test_segments_are_kept_for_a_channel_made_during_a_checkpoint() -> None:
     core = Core()
     client = core.client("t", "first").ready(1000)
     bodies = core.fill("t", 5)

@@ -27,12 +27,12 @@ def dead_letters(core: Core, topic: str = "t.c.dead") -> list[tuple[bytes, Prope
     """Bodies and properties of all that is stored in a dead-letter topic."""
     channel = core.broker.find_topic(topic).find_channel(CHANNEL)
     cursor = channel.cursor
-    told = []
+    found = []
     for offset in range(channel.source.limit):
         frame = cursor.frame(offset, 1)
         assert frame is not None
-        told.append((bytes(frame[34:]), Properties.unpack(cursor.properties(offset))))
-    return told
+        found.append((bytes(frame[34:]), Properties.unpack(cursor.properties(offset))))
+    return found
 
 
 def test_without_a_policy_a_message_comes_again_for_ever() -> None:
@@ -50,9 +50,9 @@ def test_the_delays_of_rocketmq_are_the_default() -> None:
     assert DELAY_LEVELS_MS[17] == 2 * 3600 * 1000
     retry = RetryPolicy.of(ChannelPolicy(max_attempts=16))
     assert retry is not None
-    told = [retry.delay_ns(attempts, Cause.REQUEUED, 0) // SECOND_NS for attempts in range(1, 19)]
+    delays = [retry.delay_ns(attempts, Cause.REQUEUED, 0) // SECOND_NS for attempts in range(1, 19)]
     minutes = [60 * minute for minute in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)]
-    assert told == [10, 30, *minutes, 7200, 7200]
+    assert delays == [10, 30, *minutes, 7200, 7200]
     assert not retry.is_over(15)
     assert retry.is_over(16)
 
@@ -109,7 +109,7 @@ def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead()
     assert core.broker.topic("t.c.dead").channels[CHANNEL].depth == 1
 
 
-def test_who_names_a_delay_gets_it() -> None:
+def test_a_named_delay_is_used() -> None:
     core = Core()
     configure(core, max_attempts=16)
     client = core.client("t").ready(1)
@@ -132,9 +132,9 @@ def test_a_timeout_waits_and_counts_as_well() -> None:
     assert [message.attempts for client in clients for message in client.got] == [1, 2, 1, 2]
     core.wait(SECOND_NS)
     assert channel.timeout_count == 4
-    told = [properties.system for _, properties in dead_letters(core)]
-    assert [each["dead_reason"] for each in told] == ["timeout"] * 2
-    assert [each["dead_failures"] for each in told] == ["2"] * 2
+    systems = [properties.system for _, properties in dead_letters(core)]
+    assert [each["dead_reason"] for each in systems] == ["timeout"] * 2
+    assert [each["dead_failures"] for each in systems] == ["2"] * 2
     assert [client.consumer.in_flight_count for client in clients] == [0, 0]
 
 
@@ -157,7 +157,7 @@ def test_a_consumer_that_goes_is_no_failure_at_first() -> None:
     assert properties.system["dead_reason"] == "disconnected"
 
 
-def test_what_consumers_say_is_kept_over_a_restart() -> None:
+def test_errors_of_consumers_survive_a_restart() -> None:
     core = Core()
     configure(core, max_attempts=3, retry_delays_ms=[0])
     client = core.client("t").ready(1)
@@ -198,7 +198,7 @@ def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again() -> None
     core = Core()
     configure(core, max_attempts=1)
     refused = []
-    core.broker.transfers.on_refused = lambda *what: refused.append(what)
+    core.broker.transfers.on_refused = lambda *args: refused.append(args)
     client = core.client("t").ready(1)
     core.publish("t", b"bad", b"worse")
     client.requeue(0)
@@ -238,7 +238,7 @@ def test_a_dead_letter_that_waits_for_a_flush_is_not_finished_before() -> None:
 
 
 @pytest.mark.parametrize("act", ["empty", "delete", "replay"])
-def test_what_is_done_to_the_channel_meanwhile_counts(act: str) -> None:
+def test_operations_on_the_channel_count_while_a_letter_is_written(act: str) -> None:
     from martlet.broker.topic.rewind import replay
 
     core = Core()
@@ -298,7 +298,7 @@ def test_a_policy_is_there_after_a_restart() -> None:
     assert [body for body, _ in dead_letters(core, "d")] == [b"1"]
 
 
-def test_in_order_what_is_dead_holds_up_the_next_no_longer() -> None:
+def test_in_order_a_dead_letter_no_longer_delays_the_next_message() -> None:
     core = Core()
     configure(core, max_attempts=2, retry_delays_ms=[1000], order="queue")
     client = core.client("t").ready(5)
@@ -326,12 +326,12 @@ def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic() 
         core.broker.commit()
         client.requeue(0)
     core.broker.run()
-    told = dead_letters(core)
-    assert [body for body, _ in told] == [b"0", b"1", b"2", b"3"]
-    assert [properties.system["dead_queue"] for _, properties in told] == ["0", "1", "2", "3"]
+    letters = dead_letters(core)
+    assert [body for body, _ in letters] == [b"0", b"1", b"2", b"3"]
+    assert [properties.system["dead_queue"] for _, properties in letters] == ["0", "1", "2", "3"]
 
 
-def test_what_goes_wrong_with_one_dead_letter_holds_up_and_loses_no_other(
+def test_an_error_with_one_dead_letter_delays_and_loses_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core()

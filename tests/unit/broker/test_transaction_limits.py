@@ -1,4 +1,4 @@
-"""What transactions may take up: of the log, of the heads of its segments, and of memory."""
+"""Limits of transactions: in the log, in the heads of its segments, and in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_properties_count_as_bytes_of_a_transaction(restarted: bool) -> None:
     assert bodies_of(core.broker, core.broker.topics["orders"]) == [b"x", b"x"]
 
 
-def test_of_the_branches_that_a_transaction_is_prepared_with_those_with_messages_are_told() -> None:
+def test_prepared_branches_with_messages_are_reported() -> None:
     core = Core(segment_bytes=1 << 16)
     transactions = core.broker.transactions
     transactions.begin("t")
@@ -43,7 +43,7 @@ def test_of_the_branches_that_a_transaction_is_prepared_with_those_with_messages
     assert bodies_of(core.broker, core.broker.topics["orders"]) == [b"one"]
 
 
-def test_no_more_are_open_than_the_heads_of_segments_can_tell() -> None:
+def test_open_transactions_are_limited_by_the_heads_of_segments() -> None:
     core = Core(segment_bytes=1 << 20)
     transactions = core.broker.transactions
     for number in range(1024):
@@ -69,7 +69,7 @@ def test_one_that_has_ended_is_not_kept_until_it_would_have_been_asked_about(gro
     assert transactions.state("stays") is S.SILENT
 
 
-def test_who_was_heard_of_before_a_restart_is_asked_as_often_as_anybody() -> None:
+def test_a_group_known_before_a_restart_is_asked_as_often_as_others() -> None:
     limits = TransactionLimits(check_every_ns=SECOND_NS, max_checks=3)
     core = Core(transactions=limits)
     core.broker.transactions.begin("t", "g")
@@ -83,7 +83,7 @@ def test_who_was_heard_of_before_a_restart_is_asked_as_often_as_anybody() -> Non
     assert [each.checks for each in core.broker.transactions.take_due("g")] == [1]
 
 
-def test_what_was_rolled_back_is_none_of_what_was_added_anew_though_nothing_else_tells() -> None:
+def test_rolled_back_messages_stay_out_of_those_added_anew_after_a_power_cut() -> None:
     """A power cut takes the rollback and the new beginning, and leaves what was added then."""
     core = Core(segment_bytes=1 << 16)
     transactions = core.broker.transactions

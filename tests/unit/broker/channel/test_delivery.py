@@ -15,7 +15,7 @@ from martlet.broker.queue import in_flight as window_module
 from martlet.log import index as index_module
 
 
-def test_the_first_channel_gets_the_backlog_and_later_ones_what_comes_after() -> None:
+def test_the_first_channel_gets_the_backlog_and_later_ones_new_messages() -> None:
     core = Core()
     core.publish("t", b"1", b"2")
     first = core.client("t", "first").ready(10)
@@ -27,7 +27,7 @@ def test_the_first_channel_gets_the_backlog_and_later_ones_what_comes_after() ->
     assert second.channel.message_count == 1
 
 
-def test_rdy_is_a_ceiling_of_what_is_in_flight() -> None:
+def test_rdy_limits_the_messages_in_flight() -> None:
     core = Core()
     client = core.client("t").ready(2)
     core.publish("t", b"1", b"2", b"3", b"4")
@@ -43,7 +43,7 @@ def test_rdy_is_a_ceiling_of_what_is_in_flight() -> None:
     assert client.consumer.in_flight_count == 0
 
 
-def test_consumers_share_what_there_is() -> None:
+def test_consumers_share_the_messages() -> None:
     core = Core()
     clients = [core.client("t").ready(10) for _ in range(3)]
     core.publish("t", *[b"%d" % n for n in range(9)])
@@ -82,12 +82,12 @@ def test_lone_messages_behind_a_slow_one_do_not_pile_up(monkeypatch: pytest.Monk
     assert (slow.bodies, len(quick.got)) == ([b"slow"], 200)
 
 
-def test_a_channel_whose_index_cannot_be_read_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who publishes does not notice, and delivery goes on by itself."""
+def test_a_channel_with_an_unreadable_index_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers do not notice, and delivery goes on by itself."""
     monkeypatch.setattr(index_module, "MAX_ROWS_IN_MEMORY", 4)
     monkeypatch.setattr(index_module, "_KEPT_ROWS", 1)
-    told: list[tuple[str, str, OSError]] = []
-    core = Core(segment_bytes=1 << 20, on_put_off=lambda *what: told.append(what))
+    reported: list[tuple[str, str, OSError]] = []
+    core = Core(segment_bytes=1 << 20, on_put_off=lambda *args: reported.append(args))
     client = core.client("t").ready(10)
     client.channel.set_paused(True)
     bodies = [b"%d" % number for number in range(8)]
@@ -101,10 +101,10 @@ def test_a_channel_whose_index_cannot_be_read_is_put_off(monkeypatch: pytest.Mon
         core.broker.append(core.broker.topic("t"), bodies[7])
         core.wait(SECOND_NS)
     assert client.got == []
-    assert told == [("t", "c", error)] * 4
+    assert reported == [("t", "c", error)] * 4
     core.wait(SECOND_NS)
     assert client.bodies == bodies
-    assert len(told) == 4
+    assert len(reported) == 4
 
 
 def test_a_requeued_message_comes_again_with_one_attempt_more() -> None:
@@ -155,7 +155,7 @@ def test_a_delayed_requeue_waits_and_is_not_in_flight() -> None:
     assert [m.attempts for m in client.got] == [1, 2]
 
 
-def test_a_message_times_out_at_its_time_and_goes_to_whoever_is_there() -> None:
+def test_a_message_times_out_and_goes_to_any_ready_consumer() -> None:
     core = Core()
     slow = core.client("t", timeout_ns=2 * SECOND_NS).ready(1)
     core.publish("t", b"1")
@@ -200,7 +200,7 @@ def test_a_deadline_that_was_set_twice_expires_once() -> None:
     assert client.channel.depth == 1
 
 
-def test_what_a_lost_client_held_goes_to_others_at_once() -> None:
+def test_messages_of_a_lost_client_go_to_others_at_once() -> None:
     core = Core()
     gone = core.client("t").ready(2)
     core.publish("t", b"1", b"2", b"3")
@@ -254,7 +254,7 @@ def test_a_paused_topic_keeps_its_messages_from_the_channels() -> None:
     assert client.bodies == [b"1", b"2"]
 
 
-def test_emptying_a_paused_topic_drops_what_no_channel_has_got() -> None:
+def test_emptying_a_paused_topic_drops_messages_that_no_channel_has() -> None:
     core = Core()
     client = core.client("t")
     core.publish("t", b"1")
@@ -273,7 +273,7 @@ def test_emptying_a_paused_topic_drops_what_no_channel_has_got() -> None:
     assert client.bodies == [b"1", b"2"]
 
 
-def test_emptying_a_channel_goes_over_what_was_emptied_of_its_topic() -> None:
+def test_emptying_a_channel_passes_messages_emptied_from_its_topic() -> None:
     core = Core()
     client = core.client("t")
     core.publish("t", b"1")
@@ -300,7 +300,7 @@ def test_emptying_a_paused_topic_without_channels_leaves_no_depth_behind() -> No
     assert (topic.depth, channel.depth, channel.message_count) == (0, 0, 0)
 
 
-def test_emptying_a_channel_drops_what_is_in_flight_and_deferred_too() -> None:
+def test_emptying_a_channel_drops_messages_in_flight_and_deferred() -> None:
     core = Core()
     client = core.client("t").ready(1)
     core.publish("t", b"1", b"2")
@@ -315,7 +315,7 @@ def test_emptying_a_channel_drops_what_is_in_flight_and_deferred_too() -> None:
     assert client.bodies == [b"1", b"4"]
 
 
-def test_advancing_leaves_what_is_above_in_flight() -> None:
+def test_advancing_leaves_later_messages_in_flight() -> None:
     core = Core()
     client = core.client("t").ready(4)
     core.publish("t", *[b"%d" % n for n in range(6)])
@@ -406,7 +406,7 @@ def test_a_channel_takes_as_many_consumers_as_it_may() -> None:
     core.client("t")
 
 
-def test_a_deleted_channel_tells_its_clients_and_delivers_nothing_more() -> None:
+def test_a_deleted_channel_closes_its_clients_and_delivers_nothing_more() -> None:
     core = Core()
     client = core.client("t").ready(10)
     core.broker.topics["t"].delete_channel("c")
@@ -417,7 +417,7 @@ def test_a_deleted_channel_tells_its_clients_and_delivers_nothing_more() -> None
     assert core.client("t").ready(1).bodies == [b"1"]
 
 
-def test_what_is_ephemeral_goes_with_its_last_consumer() -> None:
+def test_ephemeral_channels_and_topics_go_with_their_last_consumer() -> None:
     core = Core()
     client = core.client("t#ephemeral", "c#ephemeral").ready(1)
     topic = core.broker.topics["t#ephemeral"]
@@ -430,7 +430,7 @@ def test_what_is_ephemeral_goes_with_its_last_consumer() -> None:
     assert core.broker.topics["t"].channels == {}
 
 
-def test_an_ephemeral_topic_goes_with_its_last_channel_whoever_deletes_it() -> None:
+def test_an_ephemeral_topic_goes_with_its_last_channel_however_that_goes() -> None:
     core = Core()
     client = core.client("t#ephemeral", "c")
     topic = core.broker.topics["t#ephemeral"]

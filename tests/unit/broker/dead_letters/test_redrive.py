@@ -53,7 +53,7 @@ def back(core: Core, letter: DeadLetter) -> list[WritesRefused | None]:
     return ends
 
 
-def test_letters_are_shown_page_by_page_and_chosen_by_what_is_known_of_them() -> None:
+def test_letters_are_paged_and_selected_by_their_properties() -> None:
     core = Core()
     dead(core, b"a", b"b", b"c")
     first, following = letters(keeper(core), 0, 2)
@@ -86,7 +86,7 @@ def test_letters_are_shown_page_by_page_and_chosen_by_what_is_known_of_them() ->
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_what_is_brought_back_comes_to_its_channel_alone_and_begins_anew(crash: bool) -> None:
+def test_a_redriven_message_goes_to_its_channel_only_and_starts_anew(crash: bool) -> None:
     core = Core()
     client = dead(core, b"a", b"b")
     sibling = core.client("t", "sibling").ready(10)
@@ -113,9 +113,9 @@ def test_what_is_brought_back_comes_to_its_channel_alone_and_begins_anew(crash: 
     assert sibling.bodies[-1] == client.bodies[-1] == b"more"
     assert late.channel.depth == sibling.channel.depth == 0
     number = client.bodies.index(b"b")
-    told = Properties.unpack(client.channel.cursor.properties(client.offset(number)))
-    assert told.tag == "b"
-    assert told.system == {"dead_redrives": "1", "redriven_id": letter.note("id")}
+    properties = Properties.unpack(client.channel.cursor.properties(client.offset(number)))
+    assert properties.tag == "b"
+    assert properties.system == {"dead_redrives": "1", "redriven_id": letter.note("id")}
     for one in (client, sibling, late):
         one.leave()
     core.stop()
@@ -123,7 +123,7 @@ def test_what_is_brought_back_comes_to_its_channel_alone_and_begins_anew(crash: 
     assert core.channel("t", "sibling").depth == core.channel("t", "hidden").depth == 2
 
 
-def test_a_channel_that_is_set_back_or_made_later_does_not_get_what_is_anothers() -> None:
+def test_a_channel_set_back_or_made_later_gets_no_letters_of_another() -> None:
     from martlet.broker.topic.rewind import replay
 
     core = Core()
@@ -176,7 +176,7 @@ def test_a_letter_in_the_hands_of_a_consumer_is_shown_as_such() -> None:
     assert [letter.state for letter in all_letters(core)] == [PeekState.IN_FLIGHT]
 
 
-def test_a_way_back_that_is_gone_is_told_with_the_way_out() -> None:
+def test_a_missing_origin_is_reported_with_what_to_do() -> None:
     core = Core()
     dead(core, b"a")
     (letter,) = all_letters(core)
@@ -203,7 +203,7 @@ def test_where_the_disk_is_full_a_letter_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("gone", ["topic", "channel"])
-def test_a_letter_stays_whose_way_back_is_deleted_at_the_last_moment(gone: str) -> None:
+def test_a_letter_stays_if_its_origin_is_deleted_at_the_last_moment(gone: str) -> None:
     core = Core()
     dead(core, b"a", b"b")
     letter, other = all_letters(core)

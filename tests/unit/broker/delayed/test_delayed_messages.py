@@ -23,10 +23,10 @@ MS = 10**6
 LONG_NS = 100 * DAY_NS
 
 
-def delay(core: Core, topic: str, *bodies: bytes, delay_ns: int, **told: str) -> list[bytes]:
+def delay(core: Core, topic: str, *bodies: bytes, delay_ns: int, **fields: str) -> list[bytes]:
     """Publish messages for later; their ids."""
     at_ns = core.clock.now_ns + delay_ns
-    packed = Properties(**told).pack() if told else b""  # type: ignore[arg-type]
+    packed = Properties(**fields).pack() if fields else b""  # type: ignore[arg-type]
     properties = [(n, packed) for n in range(len(bodies))] if packed else []
     bucket, first, receipt = core.broker.delays.publish(
         core.broker.topic(topic), list(bodies), at_ns, properties
@@ -119,7 +119,7 @@ def test_times_survive(way: str) -> None:
     assert client.bodies == [b"x", b"y"]
 
 
-def test_what_was_forwarded_is_not_again_after_a_kill_at_any_moment() -> None:
+def test_a_message_is_forwarded_once_over_a_kill_at_any_moment() -> None:
     core = Core()
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"a", delay_ns=SECOND_NS)
@@ -142,7 +142,7 @@ def test_what_was_forwarded_is_not_again_after_a_kill_at_any_moment() -> None:
     assert core.broker.delays.pending_count == 0
 
 
-def test_a_head_that_is_durable_does_not_say_that_what_is_not_was_forwarded() -> None:
+def test_a_durable_head_does_not_mark_unflushed_messages_as_forwarded() -> None:
     """The batch may be lost in a power cut, and the head of the next segment be there."""
     core = Core()
     core.channel("t")
@@ -162,15 +162,15 @@ def test_a_head_that_is_durable_does_not_say_that_what_is_not_was_forwarded() ->
     assert certain.count == 1
 
 
-def test_a_forwarded_message_tells_its_id_and_keeps_its_properties_and_its_time() -> None:
+def test_a_forwarded_message_keeps_its_id_properties_and_time() -> None:
     core = Core()
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     published_ns = core.clock.now_ns
     (id,) = delay(core, "t", b"x", delay_ns=SECOND_NS, tag="blue")
     due_now(core, SECOND_NS)
     offset = client.offset(0)
-    told = Properties.unpack(client.channel.cursor.properties(offset))
-    assert (told.tag, told.system) == ("blue", {"delayed": id.decode()})
+    properties = Properties.unpack(client.channel.cursor.properties(offset))
+    assert (properties.tag, properties.system) == ("blue", {"delayed": id.decode()})
     frame = client.channel.cursor.frame(offset, 1)
     assert frame is not None
     assert struct.unpack_from(">q", frame, 8) == (published_ns,)
@@ -201,7 +201,7 @@ def test_many_are_cancelled_at_once_however_many_buckets_there_are() -> None:
     ids += [b"%016x" % number for number in range(9600)]
     calls = 0
 
-    def count(*what: object) -> None:
+    def count(*args: object) -> None:
         nonlocal calls
         calls += 1
 
@@ -293,7 +293,7 @@ def test_those_far_away_do_not_keep_the_log(monkeypatch: pytest.MonkeyPatch) -> 
     assert core.lost == []
 
 
-def test_a_log_without_its_checkpoint_knows_what_was_forwarded() -> None:
+def test_a_log_without_its_checkpoint_knows_forwarded_messages() -> None:
     core = Core()
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
     delay(core, "t", b"a", delay_ns=SECOND_NS)
@@ -378,7 +378,7 @@ def test_very_many_are_taken_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert [body for _, body in sorted(expected, key=lambda each: each[0])] == client.bodies
 
 
-def test_what_a_full_disk_puts_off_for_long_takes_no_more_memory(
+def test_messages_put_off_by_a_full_disk_take_no_more_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from martlet.broker.delayed import bucket
@@ -435,8 +435,8 @@ def test_a_full_disk_only_puts_off() -> None:
     assert client.bodies == [b"x"]
 
 
-def test_what_is_given_up_to_make_room_is_not_forwarded_then() -> None:
-    """The room was made by giving up the very messages that were on their way to their topic."""
+def test_delayed_messages_dropped_for_space_are_not_forwarded() -> None:
+    """Space was freed by dropping the very messages that were on their way to their topic."""
     core = Core()
 
     def flush() -> bool:
@@ -472,7 +472,7 @@ def test_an_index_that_is_shortened_while_it_is_looked_through_yields_each_row_o
     assert client.bodies == [b"%d" % n for n in range(35, 60)]
 
 
-def test_what_a_start_finds_forwarded_is_doubtful_until_the_next_flush() -> None:
+def test_forwards_found_at_a_start_are_uncertain_until_the_next_flush() -> None:
     core = Core()
     core.channel("t")
     delay(core, "t", b"x", delay_ns=SECOND_NS)
@@ -488,8 +488,8 @@ def test_what_a_start_finds_forwarded_is_doubtful_until_the_next_flush() -> None
     assert known.count == 1
 
 
-def test_a_log_whose_last_segment_went_to_the_journal_goes_on_when_there_is_room() -> None:
-    """What is needed is little in each of many segments, and there is no room to bring it together:
+def test_a_log_with_its_last_segment_used_by_the_journal_goes_on_when_there_is_space() -> None:
+    """Each of many segments has few needed records, and there is no space to bring them together:
     nothing goes on, and nothing is lost.
     """
     core = Core()

@@ -1,4 +1,4 @@
-"""Which messages are done with: counted, told in the journal, and read back."""
+"""The messages that are done: counted, written to the journal, and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ steps = st.lists(st.sets(st.integers(0, 60), max_size=9), max_size=8)
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sets(st.integers(0, 70), max_size=6))
-def test_they_are_a_set_of_offsets(added: list[set[int]], doubtful: set[int]) -> None:
+def test_the_bitmap_is_a_set_of_offsets(added: list[set[int]], doubtful: set[int]) -> None:
     small = pytest.MonkeyPatch()
     small.setattr(marks_module, "_PIECE", 3)
     small.setattr(marks_module, "OLDEST", 4)
@@ -42,10 +42,10 @@ def test_they_are_a_set_of_offsets(added: list[set[int]], doubtful: set[int]) ->
     every = np.arange(80, dtype=np.uint64)
     assert set(np.flatnonzero(marks.has_each(every)).tolist()) == known
     uncertain = np.array(sorted(doubtful & known), np.int64)
-    told = DoneBitmap()
-    told.apply(marks.pack(uncertain))
-    assert (marked(told), told.count) == (known - doubtful, len(known - doubtful))
+    copy = DoneBitmap()
+    copy.apply(marks.pack(uncertain))
+    assert (marked(copy), copy.count) == (known - doubtful, len(known - doubtful))
     for entry in [*reversed(entries), marks.pack()]:
-        told.apply(entry)
-    assert (marked(told), told.count, told.front) == (known, len(known), marks.front)
+        copy.apply(entry)
+    assert (marked(copy), copy.count, copy.front) == (known, len(known), marks.front)
     small.undo()

@@ -26,7 +26,7 @@ def start_of(core: Core) -> int:
     return core.broker.topics["t"].queue.start_offset
 
 
-def test_it_is_where_its_reader_says_before_or_behind() -> None:
+def test_a_follower_is_where_its_reader_says_before_or_behind() -> None:
     core = Core()
     core.publish("t", *[b"%d" % number for number in range(10)])
     assert following(core).depth == 10
@@ -43,7 +43,7 @@ def test_it_is_where_its_reader_says_before_or_behind() -> None:
     assert following(core, 10).depth == 0
 
 
-def test_where_it_was_told_to_be_is_known_after_a_kill_though_no_journal_was_due_yet() -> None:
+def test_a_reported_offset_survives_a_kill_before_a_journal_is_due() -> None:
     core = Core()
     core.publish("t", *[b"%d" % number for number in range(10)])
     for offset in (0, 10, 4):
@@ -53,7 +53,7 @@ def test_where_it_was_told_to_be_is_known_after_a_kill_though_no_journal_was_due
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_what_it_has_yet_to_read_is_kept_where_that_is_asked_for(is_alone: bool) -> None:
+def test_unread_messages_are_kept_on_request(is_alone: bool) -> None:
     core = Core()
     client = None if is_alone else core.client("t").ready(1 << 20)
     following(core)
@@ -89,14 +89,14 @@ def test_one_that_retains_nothing_changes_nothing_for_others() -> None:
     assert core.lost == []
     channel = core.channel("t", "spark")
     assert (channel.cursor.next, channel.dropped_count) == (3, 0)
-    # Its end is nobody's: what waits for the first channel does so still.
+    # Its end counts for no channel: messages for the first channel still wait.
     core.broker.delete_channel(core.broker.topics["t"], "c")
     core.publish("t", b"new")
     core.broker.delete_channel(core.broker.topics["t"], "spark")
     assert core.client("t").ready(10).bodies == [b"new"]
 
 
-def test_it_may_begin_to_retain_and_end_to() -> None:
+def test_a_follower_may_begin_and_end_to_retain() -> None:
     core = Core()
     client = core.client("t").ready(1 << 20)
     following(core, retain=False)
@@ -107,7 +107,7 @@ def test_it_may_begin_to_retain_and_end_to() -> None:
     following(core, 0, retain=False)
     first = start_of(core)
     assert first > 0
-    # Set to what has gone, it is at what is stored.
+    # Set to a dropped offset, it is at the first stored one.
     assert following(core, 1, retain=True).cursor.next == first
 
 
@@ -139,13 +139,13 @@ def test_new_queues_are_followed_from_their_start() -> None:
     assert core.channel("t", "spark").all_queues.depth == 0
 
 
-def test_what_is_no_follower_does_not_become_one_nor_the_other_way() -> None:
+def test_channels_and_groups_do_not_become_followers_nor_the_reverse() -> None:
     core = Core()
     core.channel("t", "c")
     begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
     topic = core.broker.topics["t"]
-    for name, what in (("c", "a channel for consumers"), ("g", "a group with members")):
-        with pytest.raises(Conflict, match=f"{name!r} of topic 't' is {what}"):
+    for name, error_text in (("c", "a channel for consumers"), ("g", "a group with members")):
+        with pytest.raises(Conflict, match=f"{name!r} of topic 't' is {error_text}"):
             follow(topic, name, {}, retain=True)
         with pytest.raises(BadPolicy, match="cannot become a follower"):
             topic.configure_channel(name, ChannelPolicy(kind="follower"))

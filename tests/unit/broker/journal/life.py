@@ -40,7 +40,7 @@ TEXT = {
 
 
 def live() -> Core:
-    """Have a broker do all that its journal tells."""
+    """Have a broker do all that its journal records."""
     limits = TransactionLimits(check_after_ns=SECOND_NS, max_checks=1)
     core = Core(segment_bytes=1 << 16, transactions=limits)
     _topics(core)
@@ -201,7 +201,7 @@ def entries(core: Core) -> list[tuple[str, RecordKind, int, bytes]]:
 
 
 def line(where: str, kind: RecordKind, topic: int, entry: bytes) -> str:
-    """An entry as a line that people can read: JSON as it is, and what is binary, or stands behind
+    """An entry as a readable line: JSON as it is, and binary content, or content behind
     a zero byte, as hexadecimal digits.
     """
     text, zero, packed = entry.partition(b"\0") if kind in TEXT else (b"", b"", entry)

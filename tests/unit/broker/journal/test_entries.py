@@ -74,7 +74,7 @@ def test_each_op_is_among_the_bytes() -> None:
     }
 
 
-def test_what_no_life_of_a_broker_came_to() -> None:
+def test_entries_that_the_golden_file_lacks() -> None:
     assert encode(SetAsideEntry("x")) == b'{"op":"set_aside","id":"x"}'
     record = TransactionRecord(
         id="x",
@@ -117,7 +117,7 @@ def test_a_channel_at_a_new_queue_once_had_a_list_of_no_voids() -> None:
     assert entry.channel.voids == ()
 
 
-def test_a_snapshot_of_an_early_version_does_not_say_what_is_stored() -> None:
+def test_a_snapshot_of_an_early_version_has_no_stored_offsets() -> None:
     entry = decode(RecordKind.TOPOLOGY, packed({"op": "snapshot", "topics": [], "last_id": 0}))
     assert entry == SnapshotEntry(topics=(), last_id=0)
 
@@ -152,7 +152,7 @@ def test_a_transactions_op_of_a_later_version_counts_only_for_its_topics() -> No
     assert [topic.name for topic in entry.topics] == ["t"]
 
 
-# what is wrong
+# errors
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_a_transactions_op_of_a_later_version_counts_only_for_its_topics() -> No
         (RecordKind.BATCH, {"transaction": 1}, "'HalfBatchEntry', field 'transaction' must be a"),
     ],
 )
-def test_what_is_wrong_is_named(kind: Any, fields: object, text: str) -> None:
+def test_wrong_fields_are_named(kind: Any, fields: object, text: str) -> None:
     with pytest.raises(BadRecord, match=text):
         decode(kind, packed(fields))
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_bad_json_is_refused() -> None:
     for kind in (RecordKind.TOPOLOGY, RecordKind.TRANSACTION, RecordKind.BATCH):
         with pytest.raises(BadRecord, match="no JSON"):
             decode(kind, b"{")
@@ -223,10 +223,10 @@ def test_a_checkpoint_begins_with_a_snapshot_and_its_position() -> None:
             checkpoint_head(Checkpoint([(RecordKind.TOPOLOGY, 0, encode(head))]))
 
 
-# what is read without all of it
+# partial reads
 
 
-def test_what_a_cursor_entry_says_at_its_head() -> None:
+def test_the_head_of_a_cursor_entry() -> None:
     cursors = [entry for _, kind, _, entry in map(entry_of_line, GOLDEN) if kind.name == "CURSOR"]
     assert (channel_of(cursors[0]), number_of(cursors[0])) == ((8, False), 1)
 

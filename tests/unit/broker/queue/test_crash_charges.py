@@ -1,4 +1,4 @@
-"""What is charged when a member of a group is lost, on a simulated clock and disk."""
+"""Charges when a member of a group is lost, on a simulated clock and disk."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class Group:
         charges = self.channel.cursor.charges
         return {o: c.failures for o, c in charges.by_offset.items()} if charges else {}
 
-    def told(self) -> list[tuple[int, int, int, bool]]:
+    def as_rows(self) -> list[tuple[int, int, int, bool]]:
         return self.queue.charges_between(0, 100)
 
 
-def test_what_a_lost_member_had_started_and_not_committed_is_charged() -> None:
+def test_started_and_uncommitted_messages_of_a_lost_member_are_charged() -> None:
     group = Group()
     group.queue.commit(4)
     group.lose((2, 3), (3, 6), (9, 10), (98, 200))
     assert group.failures == {4: 1, 5: 1, 9: 1, 98: 1, 99: 1}
 
 
-def test_who_leaves_or_has_let_go_of_a_queue_is_charged_nothing() -> None:
+def test_a_member_that_leaves_or_releases_a_queue_is_charged_nothing() -> None:
     group = Group()
     member = group.join()
     member.started[0] = StartedRange(((0, 3),), False)
@@ -97,13 +97,13 @@ def test_without_a_retry_policy_nothing_is_charged() -> None:
     assert group.channel.cursor.charges is None
 
 
-def test_only_what_was_started_alone_is_given_up() -> None:
+def test_only_a_message_started_alone_is_given_up() -> None:
     group = Group()
     for _ in range(5):
         group.lose((0, 3))
-    assert [each[3] for each in group.told()] == [False] * 3
+    assert [each[3] for each in group.as_rows()] == [False] * 3
     group.lose((1, 2), alone=True)
-    assert [(each[0], each[3]) for each in group.told()] == [(0, False), (1, True), (2, False)]
+    assert [(each[0], each[3]) for each in group.as_rows()] == [(0, False), (1, True), (2, False)]
 
 
 def test_the_first_failure_delays_nothing_and_later_ones_by_the_policy() -> None:
@@ -111,18 +111,18 @@ def test_the_first_failure_delays_nothing_and_later_ones_by_the_policy() -> None
     waits = []
     for _ in range(3):
         group.lose((5, 6), alone=True)
-        waits.append(group.told()[0][2])
+        waits.append(group.as_rows()[0][2])
     assert waits == [0, 1000, 1000]
     group.core.clock.advance(SECOND_NS // 2)
-    assert group.told() == [(5, 3, 500, True)]
+    assert group.as_rows() == [(5, 3, 500, True)]
 
 
 def test_without_a_limit_nothing_is_given_up() -> None:
     group = Group(max_attempts=-1)
     for _ in range(50):
         group.lose((5, 6), alone=True)
-    assert group.told()[0][1] == 50
-    assert not group.told()[0][3]
+    assert group.as_rows()[0][1] == 50
+    assert not group.as_rows()[0][3]
 
 
 @pytest.mark.parametrize("end", ["kill", "power", "stop"])
@@ -130,16 +130,16 @@ def test_charges_outlive_the_broker(end: str) -> None:
     group = Group()
     group.lose((5, 8))
     group.lose((6, 7), alone=True)
-    told = group.failures
-    assert told == {5: 1, 6: 2, 7: 1}
+    failures = group.failures
+    assert failures == {5: 1, 6: 2, 7: 1}
     if end == "stop":
         group.core.stop()
     else:
         if end == "power":
             group.core.flush()
         group.core.kill(power=end == "power")
-    assert group.failures == told
-    wait_ms = group.told()[1][2]
+    assert group.failures == failures
+    wait_ms = group.as_rows()[1][2]
     assert 0 < wait_ms <= 1000
     group.queue.commit(6)
     group.core.broker.write_journal()
@@ -152,7 +152,7 @@ def test_charges_outlive_the_broker(end: str) -> None:
 
 
 def test_an_entry_of_an_earlier_version_knows_of_no_charges() -> None:
-    """It has no such flag; what it tells else is read as before."""
+    """It has no such flag; its other fields are read as before."""
     group = Group()
     group.queue.commit(3)
     cursor = group.channel.cursor
@@ -169,7 +169,7 @@ def test_an_entry_of_an_earlier_version_knows_of_no_charges() -> None:
     assert (state.next, state.charges) == (3, {})
 
 
-def test_an_operator_who_resets_the_group_begins_anew() -> None:
+def test_a_reset_of_the_group_clears_its_charges() -> None:
     group = Group()
     group.lose((5, 6))
     topic = group.core.broker.topics["t"]

@@ -10,7 +10,7 @@ from martlet.broker.queue.in_flight import InFlightWindow
 
 
 class Plain:
-    """What a window does, the simple way."""
+    """A window, the simple way."""
 
     def __init__(self, start: int) -> None:
         self.next = start
@@ -22,7 +22,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_what_a_dict_would_be(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_works_like_a_dict(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "FIRST_CAPACITY", 4)
     monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 32)
     monkeypatch.setattr(window_module, "_SCAN", 5)
@@ -51,9 +51,9 @@ def test_it_is_what_a_dict_would_be(seed: int, monkeypatch: pytest.MonkeyPatch) 
                 some = sorted({*some, window.next + random.randrange(-40, 3)})
             if not some:
                 continue
-            whole = set(some) <= set(mine)
-            assert window.release_run(holder, np.array(some, np.int64)) == whole
-            if whole:
+            is_complete = set(some) <= set(mine)
+            assert window.release_run(holder, np.array(some, np.int64)) == is_complete
+            if is_complete:
                 for offset in some:
                     del plain.held[offset]
         elif act == 5:
@@ -72,7 +72,7 @@ def test_it_is_what_a_dict_would_be(seed: int, monkeypatch: pytest.MonkeyPatch) 
         assert dict(window.held(window.floor, window.next)) == plain.held
 
 
-def test_what_lies_outside_is_held_by_nobody() -> None:
+def test_offsets_outside_are_in_flight_to_no_consumer() -> None:
     window = InFlightWindow(10)
     window.grant(7, 20)
     for offset in (0, 9, 20, 21, 1 << 63, (1 << 64) - 1):

@@ -19,7 +19,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_they_are_what_a_dict_would_be(seed: int) -> None:
+def test_pending_messages_work_like_a_dict(seed: int) -> None:
     random = Random(seed)
     pending: PendingMessages[str] = PendingMessages()
     plain: dict[int, Plain] = {}
@@ -85,7 +85,7 @@ def check(pending: PendingMessages[str], plain: dict[int, Plain], now_ns: int) -
     assert pending.earliest_ns() == min(times, default=None)
 
 
-def test_they_are_put_in_order_once_though_some_are_finished_meanwhile() -> None:
+def test_pending_messages_are_ordered_once_though_some_are_finished_meanwhile() -> None:
     pending: PendingMessages[str] = PendingMessages()
     for offset in (5, 3, 9):
         pending.wait(offset, 1, 0, 0)
@@ -113,7 +113,7 @@ def test_ready_ones_come_in_the_order_in_which_they_became_so() -> None:
     assert order.index(5) < order.index(9)
 
 
-def test_the_heap_does_not_grow_with_what_was_touched() -> None:
+def test_the_heap_does_not_grow_by_touches() -> None:
     pending: PendingMessages[str] = PendingMessages()
     pending.wait(1, 1, 1 << 40, 0)
     for time_ns in range(10_000):
@@ -122,7 +122,7 @@ def test_the_heap_does_not_grow_with_what_was_touched() -> None:
     assert pending.earliest_ns() == (1 << 30) - 9_999
 
 
-def test_the_line_does_not_grow_with_what_is_removed_from_its_middle() -> None:
+def test_the_ready_queue_does_not_grow_by_removals_from_its_middle() -> None:
     pending: PendingMessages[str] = PendingMessages()
     pending.wait(0, 1, 0, 0)
     for offset in range(1, 10_000):

@@ -1,4 +1,4 @@
-"""What is charged with a failure: only what a client can have started to handle."""
+"""Only messages that a client can have started to handle are charged with a failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_lost_connection_charges_the_first_that_is_unanswered() -> None:
     assert failures(client) == [1, 0, 0, 0, 0, 0]
 
 
-def test_what_was_delivered_before_an_answered_one_was_started_too() -> None:
+def test_messages_delivered_before_an_answered_one_were_started_too() -> None:
     core = Core()
     client = begin(core)
     client.finish(2)
@@ -82,7 +82,7 @@ def test_with_one_in_flight_exactly_that_one_is_charged() -> None:
     assert failures(client) == [0, 1, 0, 0, 0, 0]
 
 
-def test_what_was_not_started_comes_at_once_however_often() -> None:
+def test_messages_not_started_come_at_once_however_often() -> None:
     core = Core()
     configure(core, max_attempts=2, retry_delays_ms=[60_000])
     core.publish("t", *BODIES)
@@ -102,7 +102,7 @@ def test_a_consumer_that_takes_no_more_leaves_free_of_charge() -> None:
     assert client.channel.depth == 5
 
 
-def test_what_is_given_back_is_not_charged_and_no_progress() -> None:
+def test_a_message_given_back_is_not_charged_and_no_progress() -> None:
     core = Core()
     client = begin(core).ready(0)
     client.channel.requeue(client.consumer, client.offset(3), 0, cause=Cause.GIVEN_BACK)
@@ -110,7 +110,7 @@ def test_what_is_given_back_is_not_charged_and_no_progress() -> None:
     assert failures(client) == [1, 0, 0, 0, 0, 0]
 
 
-def test_of_what_times_out_together_the_first_is_charged() -> None:
+def test_of_messages_that_time_out_together_the_first_is_charged() -> None:
     core = Core()
     client = begin(core)
     client.finish(0)
@@ -119,7 +119,7 @@ def test_of_what_times_out_together_the_first_is_charged() -> None:
     assert client.bodies[6:] == [b"2", b"3", b"4", b"5"]
 
 
-def test_what_came_one_by_one_is_not_charged_one_by_one() -> None:
+def test_messages_delivered_one_by_one_are_not_charged_one_by_one() -> None:
     core = Core()
     configure(core, max_attempts=3)
     client = core.client("t", timeout_ns=SECOND_NS).ready(6)
@@ -161,13 +161,13 @@ def test_a_client_that_answers_nothing_loses_one_after_the_other() -> None:
     client = begin(core, max_attempts=2)
     for _ in range(30):
         core.wait(SECOND_NS)
-    told = [properties.system for _, properties in dead_letters(core)]
-    assert len(told) == 6
-    assert {each["dead_failures"] for each in told} == {"2"}
+    systems = [properties.system for _, properties in dead_letters(core)]
+    assert len(systems) == 6
+    assert {each["dead_failures"] for each in systems} == {"2"}
     assert client.channel.depth == client.channel.in_flight_count == 0
 
 
-def test_who_says_what_he_starts_is_charged_with_that_and_nothing_else() -> None:
+def test_a_client_that_reports_starts_is_charged_with_those_only() -> None:
     core = Core()
     client = begin(core, says_started=True)
     client.channel.started(client.consumer, client.offset(1))
@@ -176,7 +176,7 @@ def test_who_says_what_he_starts_is_charged_with_that_and_nothing_else() -> None
     assert failures(client) == [0, 1, 0, 0, 0, 0]
 
 
-def test_who_starts_nothing_is_charged_with_nothing() -> None:
+def test_a_client_that_starts_nothing_is_charged_with_nothing() -> None:
     core = Core()
     client = begin(core, says_started=True)
     client.touch(3)
@@ -186,7 +186,7 @@ def test_who_starts_nothing_is_charged_with_nothing() -> None:
     assert failures(client) == [0] * 6
 
 
-def test_what_comes_again_alone_can_be_started_too() -> None:
+def test_a_message_redelivered_alone_can_be_started_too() -> None:
     core = Core()
     client = begin(core, says_started=True)
     client.requeue(0)
@@ -217,7 +217,7 @@ def test_a_message_dies_of_as_many_crashes_as_it_has_attempts_and_no_other_does(
     assert channel.depth == channel.in_flight_count == 0
 
 
-def test_the_order_is_kept_by_what_leaves_the_window_with_time() -> None:
+def test_messages_that_leave_the_window_keep_their_order() -> None:
     core = Core(segment_bytes=1 << 24)
     configure(core, max_attempts=3)
     slow = core.client("t").ready(2)
@@ -249,7 +249,7 @@ def test_a_restart_of_the_broker_charges_nothing_and_keeps_failures() -> None:
     assert failures(core.client("t")) == [2, 1, 0, 0, 0, 0]
 
 
-def test_where_an_earlier_version_told_no_failures_deliveries_count() -> None:
+def test_deliveries_count_where_an_earlier_version_stored_no_failures() -> None:
     head = struct.pack("<IIQQIIII", 1, 1, 10, 10, 0, 3, 0, 0)
     rows = [(1, 5, 3), (2, 0, 3), (3, 0, 0)]
     state = CursorState(0, 0)
@@ -257,7 +257,7 @@ def test_where_an_earlier_version_told_no_failures_deliveries_count() -> None:
     assert state.pending == {1: (3, 5, 3), 2: (3, 0, 2), 3: (0, 0, 0)}
 
 
-def test_a_client_that_still_answers_copies_has_not_come_to_what_came_since() -> None:
+def test_a_client_that_answers_copies_has_not_started_newer_messages() -> None:
     core = Core()
     client = begin(core, max_attempts=2)
     for number in range(6):  # Each takes nearly the timeout, and what came first is handled first.

@@ -36,7 +36,7 @@ def publish(core: Core, count: int, *, together: bool) -> None:
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("consumes_first", [False, True])
-def test_a_farther_consumer_gets_what_nearer_ones_have_no_room_for(
+def test_a_farther_consumer_gets_messages_beyond_the_capacity_of_nearer_ones(
     core: Core, together: bool, consumes_first: bool
 ) -> None:
     core.channel("t")
@@ -69,7 +69,7 @@ def test_a_batch_is_shared_among_the_nearest_alone(core: Core) -> None:
     assert min(counts[1:3]) > 30
 
 
-def test_room_that_a_near_consumer_makes_is_used_first(core: Core) -> None:
+def test_new_capacity_of_a_near_consumer_is_used_first(core: Core) -> None:
     near, far = at(core, ZONE).ready(1), at(core, ELSEWHERE).ready(1)
     publish(core, 2, together=True)
     near.finish()
@@ -77,7 +77,7 @@ def test_room_that_a_near_consumer_makes_is_used_first(core: Core) -> None:
     assert [len(near.got), len(far.got)] == [2, 1]
 
 
-def test_what_is_given_back_goes_to_the_nearest_too(core: Core) -> None:
+def test_a_message_given_back_goes_to_the_nearest_consumer_too(core: Core) -> None:
     region, far = at(core, REGION).ready(1), at(core, ELSEWHERE).ready(2)
     publish(core, 2, together=True)
     near = at(core, ZONE).ready(2)
@@ -87,7 +87,7 @@ def test_what_is_given_back_goes_to_the_nearest_too(core: Core) -> None:
     assert core.channel("t").delivered_near_counts == [2, 1, 1]
 
 
-def test_what_is_delivered_in_order_goes_to_the_nearest_first(core: Core) -> None:
+def test_ordered_messages_go_to_the_nearest_consumer_first(core: Core) -> None:
     channel = core.channel("t")
     channel.configure(ChannelPolicy(order="queue"))
     far, near = at(core, ELSEWHERE).ready(1), at(core, ZONE).ready(1)
@@ -109,7 +109,7 @@ def test_one_that_is_blocked_or_gone_is_passed_over(core: Core) -> None:
     assert len(far.got) == 3, "the first, what the other gave back, and the last"
 
 
-def test_it_holds_at_all_queues_and_over_growth(core: Core) -> None:
+def test_nearness_holds_at_all_queues_and_over_growth(core: Core) -> None:
     channel = core.channel("t")
     near = WholeClient(core)
     near.channel.remove_consumer(near.consumer)
@@ -133,7 +133,7 @@ def test_nothing_is_preferred_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_message_passes_a_nearer_consumer_that_has_room(core: Core, seed: int) -> None:
+def test_no_message_passes_a_nearer_consumer_with_capacity(core: Core, seed: int) -> None:
     random = Random(seed)
     clients = [at(core, random.choice((ZONE, REGION, ELSEWHERE))) for _ in range(5)]
     for _ in range(200):

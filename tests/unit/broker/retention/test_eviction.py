@@ -1,4 +1,4 @@
-"""What goes, and what stays, when the oldest segment has to make room."""
+"""Messages that go and that stay when the oldest segment has to make space."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_deferred_messages_that_a_follower_has_yet_to_read_may_be_dropped() -> N
     assert core.publish("t", bodies[-1]).error is None
 
 
-def test_a_segment_that_nobody_needs_goes_first_and_nothing_is_lost() -> None:
+def test_an_unneeded_segment_goes_first_and_nothing_is_lost() -> None:
     core = SmallCore()
     kept = core.fill("kept", 1)
     core.channel("kept")
@@ -108,7 +108,7 @@ def test_a_channel_that_is_ahead_loses_nothing() -> None:
     assert fast.bodies == bodies
 
 
-def test_what_is_in_flight_is_taken_back_and_its_fin_is_late() -> None:
+def test_dropped_messages_in_flight_are_taken_back_and_their_fin_is_late() -> None:
     core = SmallCore()
     holder = core.client("t").ready(3)
     core.overflow("t")
@@ -167,7 +167,7 @@ def test_a_topic_without_channels_and_one_that_is_paused() -> None:
 
 
 def test_a_gap_in_the_middle_is_passed_over() -> None:
-    """Cleaning has moved what is older to a newer segment."""
+    """Cleaning has moved older messages to a newer segment."""
     core = SmallCore()
     core.channel("old")
     first = [b"first %d" % number for number in range(3)]
@@ -197,7 +197,7 @@ def test_a_gap_in_the_middle_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_what_was_dropped_stays_dropped(power: bool) -> None:
+def test_dropped_messages_stay_dropped(power: bool) -> None:
     core = SmallCore()
     core.channel("t")
     core.checkpoint()
@@ -212,7 +212,7 @@ def test_what_was_dropped_stays_dropped(power: bool) -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_checkpoint_that_runs_meanwhile(ended: bool) -> None:
-    """It tells of a segment that goes before it is saved."""
+    """It names a segment that goes before it is saved."""
     core = SmallCore()
     core.channel("t")
     bodies = core.fill("t", SEGMENTS - 3)
@@ -261,7 +261,7 @@ def test_nothing_goes_before_the_journal_is_durable_behind_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_power_cut_finds_what_was_durable_in_a_segment_that_went(seed: int) -> None:
+def test_a_power_cut_keeps_durable_entries_of_a_dropped_segment(seed: int) -> None:
     core = SmallCore()
     core.storage.random.seed(seed)
     core.channel("early")
@@ -272,8 +272,8 @@ def test_a_power_cut_finds_what_was_durable_in_a_segment_that_went(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_committed_is_durable_before_the_half_messages_go(seed: int) -> None:
-    """Nobody needed them any more, but the batch that they had become was in memory alone."""
+def test_committed_messages_are_durable_before_their_half_messages_go(seed: int) -> None:
+    """They were no longer needed, but the batch that they had become was in memory only."""
     core = SmallCore()
     core.storage.random.seed(seed)
     core.broker.transactions.begin("one")
@@ -293,7 +293,7 @@ def test_what_was_committed_is_durable_before_the_half_messages_go(seed: int) ->
     assert not core.evicted
 
 
-def test_a_segment_whose_head_was_damaged_tells_nothing_for_the_one_before_it() -> None:
+def test_a_segment_with_a_damaged_head_does_not_release_the_one_before_it() -> None:
     core = SmallCore()
     core.checkpoint()
     core.channel("early")
@@ -311,8 +311,8 @@ def test_a_segment_whose_head_was_damaged_tells_nothing_for_the_one_before_it() 
     job = log.flush_job()
     core.storage.capacity_bytes = core.storage.used_bytes + SEGMENT_BYTES // 2
     log.flushed(job)
-    assert log.is_releasable(log.segments[0]), "the start has told all anew"
-    while log.full is None:  # until there is no room for a segment that tells all anew
+    assert log.is_releasable(log.segments[0]), "the start has written all anew"
+    while log.full is None:  # until there is no space for a segment that holds all anew
         log.distrust_heads()
     assert not log.is_releasable(log.segments[0])
     core.checkpoint()
@@ -341,7 +341,7 @@ def test_a_flush_that_fails_lets_nothing_go() -> None:
     assert core.channel("t").depth == bodies
 
 
-def test_with_nothing_to_let_go_publishing_is_refused() -> None:
+def test_with_nothing_to_drop_publishing_is_refused() -> None:
     core = SmallCore()
     core.publish("t", b"x")
     core.storage.capacity_bytes = core.storage.used_bytes
@@ -409,7 +409,7 @@ def test_indexes_are_shortened_though_no_checkpoint_let_a_segment_go(
     assert core.broker.topics["t"].queue.index.first_row > 0
 
 
-def test_a_journal_that_found_no_room_is_relieved() -> None:
+def test_a_journal_that_found_no_space_is_relieved() -> None:
     core = SmallCore()
     core.channel("t")
     core.fill("t", SEGMENTS - 2)

@@ -31,7 +31,7 @@ def test_nothing_is_missing() -> None:
     assert found(core) == (0, [])
 
 
-def test_what_went_with_its_segment_is_no_hole() -> None:
+def test_messages_dropped_with_their_segment_are_no_gap() -> None:
     core = Core()
     let_go(core, 2, kept=2)
     # Of so few segments none is cleaned: the first one stays for what waits in it.
@@ -48,7 +48,7 @@ def test_what_went_with_its_segment_is_no_hole() -> None:
     assert found(core)[0] == core.broker.topics["t"].queue.start_offset > 2
 
 
-def test_what_was_moved_has_no_hole_behind_it() -> None:
+def test_relocated_messages_have_no_gap_behind_them() -> None:
     core = Core()
     let_go(core, 8, kept=2)
     assert core.broker.log.segments[0].base > 0

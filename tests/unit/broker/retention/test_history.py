@@ -1,4 +1,4 @@
-"""What a topic keeps though everybody has finished it, and when that goes."""
+"""Messages that a topic keeps though all channels finished them, and when they go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Keeping(Core):
         return self.broker.topics[topic].queue.start_offset
 
     def again(self, topic: str, offset: int) -> list[bytes]:
-        """What a channel gets that is set back to an offset."""
+        """Return the messages of a channel that is set back to an offset."""
         replay(self.broker.topics[topic], "c", {0: offset})
         client = self.client(topic).ready(1 << 20)
         client.finish()
@@ -63,7 +63,7 @@ def test_without_retention_nothing_is_kept_beyond_need() -> None:
     assert core.start("t") > len(bodies) // 2
 
 
-def test_what_is_finished_stays_for_its_time_and_can_be_replayed() -> None:
+def test_finished_messages_stay_for_the_retention_time_and_can_be_replayed() -> None:
     core = keeping()
     bodies = core.finished("t", 6)
     core.checkpoints()
@@ -96,7 +96,7 @@ def test_each_segment_goes_when_its_own_time_has_come() -> None:
     assert offset_at(topic, core.clock.now_ns - HOUR_NS // 4) > core.start("t")
 
 
-def test_so_many_bytes_are_kept_and_no_more_than_a_segment_beside() -> None:
+def test_retention_bytes_are_kept_and_at_most_a_segment_more() -> None:
     core = keeping(bytes=3 * SEGMENT_BYTES)
     core.finished("t", 10)
     core.checkpoints()
@@ -108,7 +108,7 @@ def test_so_many_bytes_are_kept_and_no_more_than_a_segment_beside() -> None:
     assert len(core.broker.log.segments) <= 6
 
 
-def test_what_a_channel_has_yet_to_finish_stays_beyond_all_limits() -> None:
+def test_unfinished_messages_stay_beyond_all_limits() -> None:
     core = keeping(SECOND_NS, SEGMENT_BYTES)
     core.channel("t")
     bodies = core.fill("t", 6)
@@ -161,7 +161,7 @@ def test_a_policy_counts_at_once_and_after_a_restart() -> None:
     assert core.start("kept") > 0
 
 
-def test_a_longer_time_takes_in_what_is_still_stored() -> None:
+def test_a_longer_retention_covers_messages_still_stored() -> None:
     core = Keeping(retention=Retention(SECOND_NS))
     bodies = core.finished("t", 3)
     core.wait(2 * SECOND_NS)
@@ -221,10 +221,10 @@ def filled_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Keeping, float], Non
         own = SimulatedStorage.fill(storage).used
         others = int(SEGMENT_BYTES * percent) - own
 
-        def told() -> DiskUsage:
+        def usage() -> DiskUsage:
             return DiskUsage(SimulatedStorage.fill(storage).used + others, SEGMENT_BYTES * 100)
 
-        monkeypatch.setattr(storage, "fill", told)
+        monkeypatch.setattr(storage, "fill", usage)
         assert storage.fill().percent == pytest.approx(percent, abs=0.1)
 
     return fill
@@ -234,7 +234,7 @@ Filling = Callable[["Keeping", float], None]
 
 
 def mixed(core: Keeping) -> list[bytes]:
-    """Segments that hold some history each, more than is copied to save room."""
+    """Segments that hold some history each, more than is copied to save space."""
     small = []
     for number in range(10):
         small.append(b"small %d " % number * 60)
@@ -333,7 +333,7 @@ class SmallDisk(Keeping):
         HistoryReclaimer(self.broker)
 
 
-def test_nobody_is_refused_for_the_sake_of_history() -> None:
+def test_no_publish_is_refused_for_the_sake_of_history() -> None:
     core = SmallDisk(retention=Retention(HOUR_NS))
     core.broker.settings.watermarks = Watermarks(0, 0)
     bodies = core.finished("t", 4)
@@ -350,7 +350,7 @@ def test_nobody_is_refused_for_the_sake_of_history() -> None:
     assert not core.lost
 
 
-def test_what_is_unfinished_is_refused_room_and_not_dropped() -> None:
+def test_publishes_are_refused_before_unfinished_messages_are_dropped() -> None:
     core = SmallDisk(retention=Retention(HOUR_NS))
     core.finished("old", 4)
     core.checkpoint()
@@ -400,7 +400,7 @@ def test_above_the_third_mark_no_segment_is_begun_for_messages(filled_to: Fillin
     assert core.publish("t", b"x").error is None
 
 
-def test_time_alone_makes_room_on_a_broker_that_stands_still() -> None:
+def test_time_alone_frees_space_on_an_idle_broker() -> None:
     core = keeping()
     core.finished("t", 5)
     core.checkpoints()

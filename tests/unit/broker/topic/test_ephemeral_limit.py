@@ -1,4 +1,4 @@
-"""What is ephemeral keeps so many messages, and never more."""
+"""Ephemeral topics and channels keep a limited number of messages."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_requeued_and_deferred_messages_are_bounded_too() -> None:
 
 @pytest.mark.parametrize("order", ["queue", "key"])
 def test_a_stalled_consumer_that_wants_order_gets_no_more_than_it_is_ready_for(order: str) -> None:
-    """What it had in flight was given up with the oldest, so it was sent ever more."""
+    """Its messages in flight were dropped with the oldest, so it was sent ever more."""
     core = Core(max_ephemeral=MAX)
     topic = core.broker.topic("t")
     client = core.client("t", "c#ephemeral")

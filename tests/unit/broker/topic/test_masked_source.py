@@ -31,7 +31,7 @@ def bodies(*stretches: tuple[int, int]) -> list[bytes]:
         (0, [(0, END)], []),
     ],
 )
-def test_a_channel_passes_over_its_voids_and_gets_what_comes_after(
+def test_a_channel_skips_its_voids_and_gets_later_messages(
     start: int, voids: list[tuple[int, int]], seen: list[tuple[int, int]]
 ) -> None:
     core, channel = stored(start, *voids)
@@ -74,7 +74,7 @@ def test_a_paused_topic_ends_where_it_was_paused_for_a_channel_with_voids() -> N
     assert client.bodies == [*bodies((0, 10)), b"kept back"]
 
 
-def test_a_message_alone_is_delivered_behind_a_void_that_nobody_has_passed_yet() -> None:
+def test_a_lone_message_is_delivered_behind_a_void_that_no_consumer_has_passed() -> None:
     core, channel = stored(0, (10, END))
     client = Client(channel, 10**9).ready(1000)
     client.finish()

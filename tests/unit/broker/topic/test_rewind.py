@@ -28,7 +28,7 @@ def published() -> Core:
 
 
 @pytest.mark.parametrize("offset", [0, 3, 4, 7, 10])
-def test_what_was_finished_comes_again_in_its_order(offset: int) -> None:
+def test_finished_messages_come_again_in_order(offset: int) -> None:
     core = published()
     client = core.client("t").ready(20)
     client.finish()
@@ -39,7 +39,7 @@ def test_what_was_finished_comes_again_in_its_order(offset: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2, 5])
-def test_what_is_in_flight_is_taken_from_its_consumer_from_there_on(offset: int) -> None:
+def test_later_messages_in_flight_are_taken_from_their_consumer(offset: int) -> None:
     core = published()
     client = core.client("t").ready(6)
     client.channel.set_paused(True)
@@ -55,7 +55,7 @@ def test_what_is_in_flight_is_taken_from_its_consumer_from_there_on(offset: int)
 
 
 @pytest.mark.parametrize("offset", [0, 2, 5])
-def test_what_comes_again_has_its_whole_time(offset: int) -> None:
+def test_replayed_messages_have_their_full_timeout(offset: int) -> None:
     core = published()
     client = core.client("t").ready(3).ready(10)
     core.wait(30 * SECOND_NS)
@@ -100,7 +100,7 @@ def test_a_deferred_message_waits_for_its_time_and_a_past_one_comes_at_once() ->
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_it_outlives_the_broker(end: str) -> None:
+def test_a_replay_survives_a_restart(end: str) -> None:
     core = published()
     core.client("t").ready(20).finish()
     core.broker.write_journal()
@@ -109,7 +109,7 @@ def test_it_outlives_the_broker(end: str) -> None:
     assert core.client("t").ready(20).bodies == TEN[3:]
 
 
-def test_what_is_finished_after_it_stays_finished() -> None:
+def test_messages_finished_after_a_replay_stay_finished() -> None:
     core = published()
     client = core.client("t").ready(20)
     client.finish()
@@ -122,7 +122,7 @@ def test_what_is_finished_after_it_stays_finished() -> None:
     assert sorted(core.client("t").ready(20).bodies) == TEN[5:]
 
 
-def test_nothing_is_done_where_it_can_not_be_written_down() -> None:
+def test_a_replay_that_cannot_be_written_down_changes_nothing() -> None:
     core = published()
     client = core.client("t").ready(20)
     client.finish()
@@ -153,7 +153,7 @@ def test_an_ephemeral_channel_is_set_back_too() -> None:
     assert client.bodies[2:] == [*TEN, b"new"]
 
 
-def test_what_a_paused_topic_was_emptied_of_does_not_come_and_what_a_channel_was_does() -> None:
+def test_messages_emptied_from_a_channel_are_replayed_and_those_of_a_topic_are_not() -> None:
     core = Core()
     client = core.client("t").ready(0)
     core.publish("t", b"1")
@@ -171,7 +171,7 @@ def test_what_a_paused_topic_was_emptied_of_does_not_come_and_what_a_channel_was
     assert channel_from(topic, "past", {0: 0}).depth == 2
 
 
-def test_what_a_topic_without_channels_was_emptied_of_does_not_come() -> None:
+def test_messages_emptied_from_a_topic_without_channels_are_not_replayed() -> None:
     core = Core()
     core.publish("t", b"1")
     topic = core.broker.topics["t"]
@@ -200,7 +200,7 @@ def test_a_channel_with_voids_of_its_own_passes_over_them_again() -> None:
     assert core.client("t").ready(20).bodies == [b"0", b"1", b"4", b"5", b"9"]
 
 
-def test_it_says_how_far_back_and_forth_it_goes() -> None:
+def test_the_error_of_a_replay_says_how_far_it_may_go() -> None:
     core = published()
     client = core.client("t").ready(5).ready(0)
     with pytest.raises(OutOfReach, match="has come to offset 5 and cannot be set back to 6"):

@@ -1,4 +1,4 @@
-"""What the log tells of how much a channel has done."""
+"""Counters of a channel in the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MILLISECOND_NS = 10**6
 
 
 def accounts(core: Core) -> list[tuple[int, ChannelCounters]]:
-    """All that the log tells, each with the number of the broker's run."""
+    """Return all counters of the log, each with the number of the broker's run."""
     core.broker.write_journal()
     return [
         (header.epoch, account)
@@ -32,14 +32,14 @@ def accounts(core: Core) -> list[tuple[int, ChannelCounters]]:
 
 
 def last(core: Core) -> dict[str, int]:
-    """The counts that were told last, with those of the buckets that are not 0."""
+    """Return the last counts written, with those of the buckets that are not 0."""
     counts = accounts(core)[-1][1].counts
-    told = {count.name.lower(): int(counts[count]) for count in ChannelCount}
-    told |= {f"bucket {n}": int(c) for n, c in enumerate(counts[FIRST_BUCKET:])}
-    return {name: count for name, count in told.items() if count}
+    named = {count.name.lower(): int(counts[count]) for count in ChannelCount}
+    named |= {f"bucket {n}": int(c) for n, c in enumerate(counts[FIRST_BUCKET:])}
+    return {name: count for name, count in named.items() if count}
 
 
-def test_what_a_channel_has_done_is_told_with_how_long_it_took() -> None:
+def test_counters_of_a_channel_have_its_times() -> None:
     core = Core()
     client = core.client("t").ready(10)
     core.publish("t", b"a", b"b", b"c")
@@ -63,13 +63,13 @@ def test_counts_go_up_until_the_broker_is_started_anew() -> None:
     core.kill()
     core.client("t").ready(1)
     core.publish("t", b"a")
-    told = [
+    found = [
         (epoch, int(account.counts[ChannelCount.DELIVERED])) for epoch, account in accounts(core)
     ]
-    assert told == [(1, 1), (1, 2), (2, 1)]
+    assert found == [(1, 1), (1, 2), (2, 1)]
 
 
-def test_what_times_out_and_what_is_given_up_is_counted() -> None:
+def test_timeouts_and_dead_letters_are_counted() -> None:
     core = Core()
     core.channel("t")
     core.broker.topics["t"].configure_channel(
@@ -79,17 +79,17 @@ def test_what_times_out_and_what_is_given_up_is_counted() -> None:
     core.publish("t", b"a")
     for _ in range(5):
         core.wait(SECOND_NS)
-    told = [a.counts for _, a in accounts(core) if a.channel == core.channel("t").id][-1]
+    last_counts = [a.counts for _, a in accounts(core) if a.channel == core.channel("t").id][-1]
     counted = [
         ChannelCount.DELIVERED,
         ChannelCount.RETRIED,
         ChannelCount.TIMED_OUT,
         ChannelCount.DEAD,
     ]
-    assert told[counted].tolist() == [2, 1, 2, 1]
+    assert last_counts[counted].tolist() == [2, 1, 2, 1]
 
 
-def test_a_group_has_committed_what_lies_below_its_offset() -> None:
+def test_commits_of_a_group_are_counted_by_its_offset() -> None:
     core = Core()
     channel = core.channel("t")
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(kind="offsets"))
@@ -108,16 +108,16 @@ def test_each_segment_begins_with_them() -> None:
     core.broker.write_journal()
     core.fill("other", 2)
     newest = core.broker.log.segments[-1]
-    told = [
+    found = [
         account.counts[ChannelCount.DELIVERED]
         for header, record in scan([newest], newest.base, RecoveryReport())
         if header.kind == RecordKind.ACCOUNTS
         for account in unpack_accounts(payload(header, record))
     ]
-    assert told == [1]
+    assert found == [1]
 
 
-def test_they_are_told_when_a_channel_or_a_topic_is_deleted() -> None:
+def test_counters_are_written_when_a_channel_or_a_topic_is_deleted() -> None:
     core = Core()
     for name in "tu":
         client = core.client(name).ready(1)
@@ -129,7 +129,7 @@ def test_they_are_told_when_a_channel_or_a_topic_is_deleted() -> None:
     assert {account.topic for _, account in accounts(core)} == ids
 
 
-def test_where_there_is_no_room_they_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_left_out_without_space(monkeypatch: pytest.MonkeyPatch) -> None:
     core = Core()
     client = core.client("t").ready(1)
     core.publish("t", b"a")
@@ -148,7 +148,7 @@ def test_where_there_is_no_room_they_are_left_out(monkeypatch: pytest.MonkeyPatc
     assert core.channel("t").depth == 0
 
 
-def test_an_unknown_count_is_passed_over_and_what_is_cut_is_no_account() -> None:
+def test_an_unknown_count_is_skipped_and_a_cut_record_refused() -> None:
     entry = np.array([1, 5 | 7 << 32, 2, 3 << 56 | 9, 255 << 56 | 1], "<u8").tobytes()
     (account,) = unpack_accounts(entry)
     assert (account.topic, account.channel, account.counts.sum()) == (5, 7, 9)

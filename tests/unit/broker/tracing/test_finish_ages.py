@@ -14,7 +14,7 @@ MILLISECOND_NS = 1_000_000
 
 
 def counted(latencies_ns: np.ndarray) -> list[int]:
-    """What each bucket should hold."""
+    """Return the expected count of each bucket."""
     up_to = [int((latencies_ns <= bound).sum()) for bound in BOUNDS_NS]
     return [*np.diff([0, *up_to]).tolist(), len(latencies_ns) - up_to[-1]]
 
@@ -58,7 +58,7 @@ def test_a_bound_belongs_to_its_bucket() -> None:
     assert finishes.counts[3:5] == [2, 1]
 
 
-def test_what_comes_from_the_future_took_no_time() -> None:
+def test_a_message_from_the_future_took_no_time() -> None:
     """A clock was set back while the broker was down."""
     clock = SimulatedClock()
     index = filled([1] * 20, [clock() + SECOND_NS] * 20)
@@ -69,7 +69,7 @@ def test_what_comes_from_the_future_took_no_time() -> None:
     assert finishes.sum_ns == 0
 
 
-def test_a_channel_counts_what_is_finished_late_too() -> None:
+def test_a_channel_counts_late_finishes_too() -> None:
     """In the window, requeued and timed out; and what has been emptied was never finished."""
     core = Core()
     core.publish("t", b"a", b"b", b"c", b"d")
@@ -87,7 +87,7 @@ def test_a_channel_counts_what_is_finished_late_too() -> None:
     assert channel.finishes.count == 2
 
 
-def test_what_was_delivered_is_counted_though_its_consumer_has_left() -> None:
+def test_deliveries_are_counted_though_their_consumer_has_left() -> None:
     core = Core()
     core.publish("t", b"a", b"b", b"c")
     first = core.client("t").ready(2)

@@ -62,12 +62,12 @@ def test_a_topic_s_percentiles_are_those_of_all_its_channels(clock: SimulatedClo
     assert found == pytest.approx([10 * MILLISECOND_NS, 90 * MILLISECOND_NS], rel=WITHIN)
 
 
-def test_without_messages_there_is_nothing_to_tell(clock: SimulatedClock) -> None:
+def test_quantiles_without_messages_are_zero(clock: SimulatedClock) -> None:
     assert quantiles([], LEVELS) == (0, [0, 0, 0, 0])
     assert quantiles([Latency(clock, SECOND_NS)], (0.5,)) == (0, [0])
 
 
-def test_what_is_older_than_the_window_is_forgotten(clock: SimulatedClock) -> None:
+def test_finishes_older_than_the_window_are_forgotten(clock: SimulatedClock) -> None:
     index = filled([1] * 4, [clock()] * 4)
     finishes, latency = measured(index, clock, 10 * SECOND_NS)
 

@@ -106,15 +106,15 @@ def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore)
     assert {s.channel: s.state for s in trace.standing}["c"] == "done"
 
 
-def test_a_group_is_told_apart_from_a_channel(core: DiskCore) -> None:
+def test_a_trace_distinguishes_a_group_from_a_channel(core: DiskCore) -> None:
     core.channel("t", "readers")
     core.broker.topic("t").configure_channel("readers", ChannelPolicy(kind="offsets"))
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     client.finish()
     answer = fields_of(core.search().by_id(client.got[0].id.decode()))
-    told = {each["channel"]: each["is_group"] for each in answer["messages"][0]["channels"]}
-    assert told == {"readers": True, "c": False}
+    is_group = {each["channel"]: each["is_group"] for each in answer["messages"][0]["channels"]}
+    assert is_group == {"readers": True, "c": False}
     (text,) = lines(answer)
     assert "group readers: not committed yet" in text
     core.restart()
@@ -142,7 +142,7 @@ def member_of(channel: Channel, client_id: str) -> GroupConsumer:
     return members.join(client_id, lease_ns=10**12, address="10.0.0.7:4000")
 
 
-def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
+def test_a_trace_of_a_group_names_the_fetching_and_committing_member(core: DiskCore) -> None:
     topic = core.broker.topic("t")
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["eu"]})
     assert channel.group is not None
@@ -166,7 +166,7 @@ def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
     core.wait(SECOND_NS)
     reset_group(topic, channel, [0], "last", 0, 0)
 
-    def told(key: str) -> list[tuple[TraceStep, str]]:
+    def steps_of(key: str) -> list[tuple[TraceStep, str]]:
         trace = only(core.search().by_key(key))
         assert [event.time_ns for event in trace.events] == sorted(
             event.time_ns for event in trace.events
@@ -182,12 +182,12 @@ def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
         (TraceStep.SET_BACK, at_till),
         *last,
     ]
-    assert told("k0") == [*back[:2], *reset]
-    assert told("k1") == told("k3") == back
-    # What the group does not want is passed over, and nobody fetched it.
-    assert told("k2") == [one for one in back if one[0] is not TraceStep.FETCHED]
-    assert told("k4") == [back[0], *last]  # fetched, and not committed before it went back
-    assert told("k5") == last
+    assert steps_of("k0") == [*back[:2], *reset]
+    assert steps_of("k1") == steps_of("k3") == back
+    # A message that the group's filter drops is skipped and not fetched.
+    assert steps_of("k2") == [one for one in back if one[0] is not TraceStep.FETCHED]
+    assert steps_of("k4") == [back[0], *last]  # fetched, and not committed before it went back
+    assert steps_of("k5") == last
     (text,) = lines(fields_of(core.search().by_key("k1")))
     assert "group g: committed past it" in text
     for shown in (
@@ -200,7 +200,7 @@ def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
         assert shown in text
     core.restart()
     core.restart()
-    assert told("k1") == back
+    assert steps_of("k1") == back
     assert only(core.search().by_key("k1")).starts_ns == []
     channel = core.broker.topic("t").channels["g"]
     entry = Properties(keys=("k6",), tag="eu").pack()
@@ -226,7 +226,7 @@ def test_a_group_that_is_not_traced_writes_nothing(core: DiskCore) -> None:
     assert "group g: committed past it\n" in text
 
 
-def test_what_a_follower_tells_of_its_place_is_traced(core: DiskCore) -> None:
+def test_commits_of_a_follower_are_traced(core: DiskCore) -> None:
     core.keyed("t", b"a", "k")
     topic = core.broker.topic("t")
     follow(topic, "spark", {0: 0}, retain=True)
@@ -261,7 +261,7 @@ def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
         core.search().by_key("order")  # a part of one is none
 
 
-def test_what_was_moved_is_found_by_the_id_that_it_had(core: DiskCore) -> None:
+def test_a_moved_message_is_found_by_its_earlier_id(core: DiskCore) -> None:
     core.channel("t")
     core.publish("t", b"other")
     before = "0123456789abcdef"
@@ -277,8 +277,8 @@ def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: Di
     bucket, first, _ = core.broker.delays.publish(core.broker.topic("t"), [b"late", b"no"], due_ns)
     late, cancelled = (bucket.queue.message_id(first + number).decode() for number in (0, 1))
     trace = only(core.search().by_id(late))
-    told = (trace.topic, trace.offset, trace.deliver_at_ns, trace.body_bytes, trace.delayed)
-    assert told == ("t", -1, due_ns, 4, "waiting")
+    fields = (trace.topic, trace.offset, trace.deliver_at_ns, trace.body_bytes, trace.delayed)
+    assert fields == ("t", -1, due_ns, 4, "waiting")
     text = "\n".join(lines(fields_of(core.search().by_id(late))))
     assert f"message {late} of topic t: 4 bytes" in text
     assert "it waits for its delivery time" in text
@@ -309,7 +309,7 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
     core.keyed("other", b"now", "other")
     core.broker.delays.cancel(topic, [ids[2].encode()])
 
-    def told(key: str, topic: str = "") -> list[tuple[str, str, int, str]]:
+    def found(key: str, topic: str = "") -> list[tuple[str, str, int, str]]:
         traces = core.search(topic).by_key(key).traces
         return [(trace.id, trace.topic, trace.offset, trace.delayed) for trace in traces]
 
@@ -317,22 +317,22 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
         if again:
             core.checkpoint()
             core.restart()
-        assert told("k1") == told("k1", "t") == [(ids[1], "t", -1, "waiting")]
-        assert told("k2") == [(ids[2], "t", -1, "done")]
-        assert sorted(each[3] for each in told("k")) == ["", "done", "waiting", "waiting"]
+        assert found("k1") == found("k1", "t") == [(ids[1], "t", -1, "waiting")]
+        assert found("k2") == [(ids[2], "t", -1, "done")]
+        assert sorted(each[3] for each in found("k")) == ["", "done", "waiting", "waiting"]
     assert "it waits for its delivery time" in lines(fields_of(core.search().by_key("k0")))[0]
     with pytest.raises(TraceNotFound, match="'k1'"):
         core.search("other").by_key("k1")
     core.wait(5 * SECOND_NS)
     core.consumed("t")
     # Now it is the topic's, and that alone.
-    (delivered,) = told("k1")
+    (delivered,) = found("k1")
     assert delivered[1:] == ("t", 2, "")
     assert steps(core.search().by_key("k1").traces[0])[-1] == ("c", TraceStep.FINISHED)
-    assert sorted(each[2] for each in told("k")) == [-1, 0, 1, 2]
+    assert sorted(each[2] for each in found("k")) == [-1, 0, 1, 2]
 
 
-def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
+def test_only_messages_stored_since_a_time_are_searched(core: DiskCore) -> None:
     for _ in range(3):
         core.keyed("t", b".", "k")
         core.fill("t", 2)
@@ -361,7 +361,7 @@ def test_an_id_is_found_through_the_index_and_without_it(core: DiskCore) -> None
         assert only(search.by_id(ids[offset])).offset == offset
 
 
-def test_what_is_not_there_is_told_with_what_there_is(core: DiskCore) -> None:
+def test_the_error_of_a_missing_message_says_what_there_is(core: DiskCore) -> None:
     core.channel("t")
     bodies = core.fill("t", 4)
     first = core.broker.topics["t"].queue.message_id(0).decode()
@@ -383,7 +383,7 @@ def test_what_is_not_there_is_told_with_what_there_is(core: DiskCore) -> None:
         core.search("gone")
 
 
-def test_what_a_broker_was_killed_with_came_again(core: DiskCore) -> None:
+def test_a_trace_shows_redelivery_after_a_kill(core: DiskCore) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     core.broker.write_journal()
@@ -423,7 +423,7 @@ def test_a_search_ends_when_its_time_is_over(core: DiskCore) -> None:
     assert 0 < len(found.traces) < 1000
 
 
-def test_history_that_was_copied_keeps_what_is_known_of_it(core: DiskCore) -> None:
+def test_copied_history_keeps_its_trace(core: DiskCore) -> None:
     core.broker.topic("kept").configure(TopicPolicy(retention_ms=10**9))
     core.publish("kept", b"a")
     client = core.consumed("kept")

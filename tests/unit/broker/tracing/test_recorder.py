@@ -1,4 +1,4 @@
-"""What the log keeps of what has become of messages."""
+"""Traces of messages in the log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def pieces(core: Core) -> list[TraceChunk]:
 
 
 def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...]]:
-    """What became of a message, without its times."""
-    told = [one for piece in pieces(core) for one in piece.of(offset) if one.channel == channel]
+    """Return the events of a message, without their times."""
+    events = [one for piece in pieces(core) for one in piece.of(offset) if one.channel == channel]
     return [
         (one.step, one.consumer, one.attempt, *([one.delay_ms] if one.delay_ms else []))
-        for one in told
+        for one in events
     ]
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_traced_unless_it_is_asked_for() -> None:
     assert pieces(core) == []
 
 
-def test_what_happens_to_a_message_is_told_in_order() -> None:
+def test_events_of_a_message_are_in_order() -> None:
     core = Core(traces=True)
     first = core.client("t", timeout_ns=SECOND_NS).ready(1)
     began_ns = core.clock.now_ns
@@ -75,15 +75,15 @@ def test_what_happens_to_a_message_is_told_in_order() -> None:
     assert milliseconds == [0, 100, 3100, 4100, 4100, 4100, 4100, 4200]
 
 
-def test_what_a_consumer_said_of_its_failure_is_told() -> None:
+def test_the_reason_of_a_consumer_s_failure_is_recorded() -> None:
     core = Core(traces=True)
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     channel = core.channel("t")
     assert isinstance(channel, Channel)
     channel.requeue(client.consumer, 0, SECOND_NS, "no such account")
-    told = [one for piece in pieces(core) for one in piece.of(0)]
-    assert told[1].reason == "no such account"
+    events = [one for piece in pieces(core) for one in piece.of(0)]
+    assert events[1].reason == "no such account"
 
 
 def test_a_message_that_is_given_up_says_why_and_where_it_goes() -> None:
@@ -93,16 +93,16 @@ def test_a_message_that_is_given_up_says_why_and_where_it_goes() -> None:
     core.publish("t", b"a")
     client.requeue(0)
     core.broker.run()
-    told = [one for piece in pieces(core) for one in piece.of(0) if one.channel == "c"]
-    assert [one.step for one in told] == [
+    events = [one for piece in pieces(core) for one in piece.of(0) if one.channel == "c"]
+    assert [one.step for one in events] == [
         TraceStep.DELIVERED,
         TraceStep.REQUEUED,
         TraceStep.GIVEN_UP,
     ]
-    assert told[2].reason == "max_attempts -> t.c.dead"
+    assert events[2].reason == "max_attempts -> t.c.dead"
 
 
-def test_a_run_of_messages_is_one_row_whatever_their_number() -> None:
+def test_a_run_of_any_number_of_messages_is_one_row() -> None:
     core = Core(traces=True, segment_bytes=1 << 20)
     client = core.client("t").ready(1 << 20)
     for _ in range(20):
@@ -123,11 +123,11 @@ def test_messages_that_go_round_are_one_row_and_two_bytes_each() -> None:
     assert len(piece.rows) == 1
     for offset in range(999):
         owner = next(c for c in clients if b"%d" % offset in c.bodies)
-        (told,) = piece.of(offset)
-        assert told.consumer == f"consumer {owner.consumer.number}"
+        (event,) = piece.of(offset)
+        assert event.consumer == f"consumer {owner.consumer.number}"
 
 
-def test_what_a_filter_lets_through_is_told_and_nothing_else() -> None:
+def test_only_messages_that_pass_the_filter_are_recorded() -> None:
     core = Core(traces=True)
     client = core.client("t").ready(100)
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(tags=("red",)))
@@ -175,7 +175,7 @@ def test_a_trail_holds_no_segment_and_is_no_journal() -> None:
     assert core.client("t").ready(1).got == []
 
 
-def test_where_there_is_no_room_it_is_left_out_and_the_journal_goes_on() -> None:
+def test_a_trace_is_left_out_without_space_and_the_journal_goes_on() -> None:
     core = Core(traces=True)
     client = core.client("t").ready(1 << 20)
     core.publish("t", b"x")
@@ -197,7 +197,9 @@ def test_where_there_is_no_room_it_is_left_out_and_the_journal_goes_on() -> None
     assert core.client("t").ready(1).bodies == [b"x" * 100]
 
 
-def test_what_gathers_has_a_limit_and_the_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_events_are_limited_and_the_loss_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trail_module, "MAX_EVENTS", 10)
     monkeypatch.setattr(trail_module, "MAX_PIECES", 3)
     core = Core()
@@ -205,15 +207,15 @@ def test_what_gathers_has_a_limit_and_the_loss_is_told(monkeypatch: pytest.Monke
     trail = TraceRecorder()
     for number in range(100):
         trail.note(TraceStep.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
-    told = [TraceChunk(each) for each in trail.take(7, "c")]
+    chunks = [TraceChunk(each) for each in trail.take(7, "c")]
     assert not trail
-    assert [len(piece.rows) for piece in told] == [10, 10, 10]
-    assert [piece.lost for piece in told] == [70, 0, 0]
-    assert (told[0].channel, told[0].name) == (7, "c")
-    assert [one.step for one in told[2].of(198)] == [TraceStep.DELIVERED]
+    assert [len(piece.rows) for piece in chunks] == [10, 10, 10]
+    assert [piece.lost for piece in chunks] == [70, 0, 0]
+    assert (chunks[0].channel, chunks[0].name) == (7, "c")
+    assert [one.step for one in chunks[2].of(198)] == [TraceStep.DELIVERED]
 
 
-def test_any_events_are_told_as_they_were() -> None:
+def test_any_events_are_decoded_as_they_were() -> None:
     random = Random(3)
     core = Core()
     consumers = [core.client("t").consumer for _ in range(4)]
@@ -238,14 +240,14 @@ def test_any_events_are_told_as_they_were() -> None:
         return one.step, one.consumer, one.attempt, one.delay_ms, one.reason
 
     for offset, events in enumerate(wanted):
-        told = list(piece.of(offset))
-        assert sorted(map(known, told)) == sorted(map(known, events))
-        for one in told:
+        decoded = list(piece.of(offset))
+        assert sorted(map(known, decoded)) == sorted(map(known, events))
+        for one in decoded:
             same = [e for e in events if known(e) == known(one)]
             assert any(abs(e.time_ns - one.time_ns) <= MILLISECOND_NS + 1000 for e in same)
 
 
-def test_bytes_that_are_no_trail_are_said_to_be_none() -> None:
+def test_bytes_that_are_no_trace_are_refused() -> None:
     for bad in (b"", b"x" * 30, b"\xff" * 64):
         with pytest.raises(BadRecord, match="trail"):
             TraceChunk(bad)

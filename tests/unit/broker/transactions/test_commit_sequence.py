@@ -1,4 +1,4 @@
-"""Series of numbered transactions: each number is committed once, whoever tries."""
+"""Series of numbered transactions: each number is committed once, whichever writer tries."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_number_is_committed_once(core: Core) -> None:
     assert transactions.commit("try 1").state is TransactionState.COMMITTED
 
 
-def test_what_comes_late_is_rolled_back_by_its_own_commit(core: Core) -> None:
+def test_a_late_commit_rolls_its_transaction_back(core: Core) -> None:
     transactions = core.broker.transactions
     stage(core, "early", 7, b"seven")
     stage(core, "other", 7, b"other", series="another job")
@@ -78,7 +78,7 @@ def test_what_comes_late_is_rolled_back_by_its_own_commit(core: Core) -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_it_is_remembered_over_restarts_and_segments(power: bool) -> None:
+def test_a_commit_sequence_is_remembered_over_restarts_and_segments(power: bool) -> None:
     core = Core(segment_bytes=1 << 16)
     stage(core, "a", 4, b"four")
     core.broker.transactions.commit("a")
@@ -100,7 +100,7 @@ def test_it_is_remembered_over_restarts_and_segments(power: bool) -> None:
     assert stored(core) == [b"four", b"left open"]
 
 
-def test_a_commit_that_a_power_cut_took_does_not_count_though_a_later_head_tells_of_it() -> None:
+def test_a_commit_lost_in_a_power_cut_does_not_count_though_a_later_head_has_it() -> None:
     for seed in range(40):
         core = Core()
         stage(core, "a", 1, b"one")
@@ -116,10 +116,10 @@ def test_a_commit_that_a_power_cut_took_does_not_count_though_a_later_head_tells
         assert stored(core) == [b"one", b"two"][: last.number]
 
 
-def test_what_nobody_commits_is_rolled_back_by_its_age(core: Core) -> None:
+def test_an_uncommitted_transaction_is_rolled_back_by_its_age(core: Core) -> None:
     transactions = core.broker.transactions
-    told: list[tuple[str, str]] = []
-    transactions.on_abandoned = lambda transaction, why: told.append((transaction.id, why))
+    abandoned: list[tuple[str, str]] = []
+    transactions.on_abandoned = lambda transaction, why: abandoned.append((transaction.id, why))
     place = CommitSequence("job", 1)
     transactions.begin("t", "", HOUR_NS, place, is_disposable=True)
     transactions.add("t", "b", 0, "t", [b"one"])
@@ -129,9 +129,11 @@ def test_what_nobody_commits_is_rolled_back_by_its_age(core: Core) -> None:
     assert "t" in transactions.open
     core.kill()
     transactions = core.broker.transactions
-    transactions.on_abandoned = lambda transaction, why: told.append((transaction.id, why))
+    transactions.on_abandoned = lambda transaction, why: abandoned.append((transaction.id, why))
     core.wait(HOUR_NS + 1)
-    assert told == [("t", "nothing was heard of it for 3600 s, so its producer does it all again")]
+    assert abandoned == [
+        ("t", "nothing was heard of it for 3600 s, so its producer does it all again")
+    ]
     assert not transactions.open
     assert transactions.half is not None
     assert not transactions.half.held
@@ -142,7 +144,7 @@ def test_what_nobody_commits_is_rolled_back_by_its_age(core: Core) -> None:
     assert stored(core) == [b"anew"]
 
 
-def test_what_is_prepared_is_not_given_up_for_its_age(core: Core) -> None:
+def test_a_prepared_transaction_is_not_rolled_back_by_its_age(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t", "", SECOND_NS, CommitSequence("job", 1), is_disposable=True)
     transactions.add("t", "b", 0, "t", [b"one"])
@@ -155,7 +157,7 @@ def test_what_is_prepared_is_not_given_up_for_its_age(core: Core) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "what"),
+    ("place", "error_text"),
     [
         (CommitSequence("", 1), "its name must be 1 to 255 printable"),
         (CommitSequence("x" * 256, 1), "its name must be 1 to 255 printable"),
@@ -164,8 +166,10 @@ def test_what_is_prepared_is_not_given_up_for_its_age(core: Core) -> None:
         (CommitSequence("x", 1 << 63), "it must be 0 to 9223372036854775807"),
     ],
 )
-def test_places_that_no_transaction_can_have(core: Core, place: CommitSequence, what: str) -> None:
-    with pytest.raises(BadTransaction, match=what):
+def test_places_that_no_transaction_can_have(
+    core: Core, place: CommitSequence, error_text: str
+) -> None:
+    with pytest.raises(BadTransaction, match=error_text):
         core.broker.transactions.begin("t", place=place)
     assert not core.broker.transactions.open
 
@@ -238,7 +242,7 @@ def test_delayed_messages_of_a_transaction_have_their_limits() -> None:
         core.broker.transactions.add("d", "b", 1, "t", [b"x"])
 
 
-def test_what_a_try_has_left_goes_when_the_next_one_begins_once_it_was_silent(core: Core) -> None:
+def test_a_silent_attempt_is_rolled_back_when_the_next_begins(core: Core) -> None:
     """A job that fails at one row is started again and again, and never comes to a commit."""
     transactions = core.broker.transactions
     for turn in range(5):

@@ -1,4 +1,4 @@
-"""Transactions of the core: what is seen when, who is asked, and what a start finds again."""
+"""Transactions of the core: visibility, checks of producers, and recovery at a start."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_messages_are_seen_when_they_are_committed_and_not_before(core: Core) ->
     mails.finish()
 
 
-def test_nobody_is_handed_a_message_before_all_are_there(core: Core) -> None:
+def test_no_message_is_delivered_before_all_are_there(core: Core) -> None:
     transactions = core.broker.transactions
     seen = []
 
@@ -92,7 +92,7 @@ def test_nobody_is_handed_a_message_before_all_are_there(core: Core) -> None:
     assert seen == [1]
 
 
-def test_what_is_rolled_back_is_never_seen_and_its_room_is_free(core: Core) -> None:
+def test_rolled_back_messages_are_never_seen_and_their_space_is_free(core: Core) -> None:
     transactions = core.broker.transactions
     orders = core.client("orders", "a").ready(10)
     transactions.begin("t")
@@ -194,7 +194,7 @@ def test_limits_are_named_and_lose_nothing() -> None:
     transactions.begin("u")
 
 
-def test_what_a_segment_s_head_has_to_tell_is_limited() -> None:
+def test_the_size_of_a_segment_head_is_limited() -> None:
     core = Core(segment_bytes=1 << 20)
     transactions = core.broker.transactions
     transactions.begin("t")
@@ -215,8 +215,8 @@ def test_properties_go_with_the_messages(core: Core) -> None:
     transactions.add("t", "b", 1, "orders", [b"four"], [(0, some)])
     transactions.commit("t")
     channel = core.broker.topic("orders").channel("c")
-    told = [channel.cursor.properties(offset) for offset in range(4)]
-    assert told == [b"", some, b"", some]
+    properties = [channel.cursor.properties(offset) for offset in range(4)]
+    assert properties == [b"", some, b"", some]
 
 
 def test_large_ones_become_several_batches() -> None:
@@ -278,7 +278,7 @@ def test_producers_are_asked_after_6_s_and_then_every_30_s_and_then_a_person(cor
     assert stored(core.broker, "orders") == [b"one"]
 
 
-def test_whoever_is_heard_of_is_not_asked(core: Core) -> None:
+def test_a_producer_that_is_heard_of_is_not_asked(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t", "billing")
     producer = Producer(core)
@@ -309,7 +309,7 @@ def test_a_transaction_has_its_own_time(core: Core) -> None:
     assert len(transactions.take_due("billing")) == 1
 
 
-def test_nothing_is_counted_while_nobody_of_the_group_is_there(core: Core) -> None:
+def test_nothing_is_counted_while_the_group_is_empty(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t", "billing")
     core.wait(3600 * SECOND_NS)
@@ -331,7 +331,7 @@ def test_without_a_group_a_person_is_asked(core: Core) -> None:
     assert transactions.state("t") is S.SET_ASIDE
 
 
-def test_it_goes_aside_when_there_is_room() -> None:
+def test_a_transaction_is_moved_aside_when_there_is_space() -> None:
     core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, max_checks=1))
     transactions = core.broker.transactions
     transactions.begin("t")
@@ -345,7 +345,7 @@ def test_it_goes_aside_when_there_is_room() -> None:
     assert transactions.state("t") is S.SET_ASIDE
 
 
-# what is kept
+# storage
 
 
 def test_outcomes_are_remembered_for_a_time_and_up_to_a_number() -> None:
@@ -450,7 +450,7 @@ def test_a_topic_that_was_deleted_is_made_again(core: Core) -> None:
     assert stored(core.broker, "orders") == [b"one"]
 
 
-def test_several_queues_get_what_is_theirs(core: Core) -> None:
+def test_several_queues_get_their_messages(core: Core) -> None:
     transactions = core.broker.transactions
     core.broker.set_queues("orders", 3)
     transactions.begin("t")
@@ -480,7 +480,7 @@ def test_nothing_but_commit_and_nothing_after_it() -> None:
     assert reachable == set(TransactionState)
     for state in reachable - {S.COMMITTED, S.ROLLED_BACK}:
         assert {TransactionEvent.COMMIT, TransactionEvent.ROLLBACK} <= set(TABLE[state])
-    # What is asked about can be given up.
+    # A transaction that is asked about can be rolled back.
     assert {s for s in reachable if TransactionEvent.CHECK in TABLE[s]} == {
         s for s in reachable if TransactionEvent.GIVE_UP in TABLE[s]
     }
@@ -523,7 +523,7 @@ def test_a_commit_is_there_wholly_or_not_at_all_after_a_power_cut(seed: int) -> 
         assert len(seen) == count
 
 
-def test_what_was_committed_stays_so_though_its_segment_made_room_before_a_checkpoint(
+def test_a_commit_holds_though_its_segment_was_freed_before_a_checkpoint(
     core: Core,
 ) -> None:
 
