@@ -55,7 +55,7 @@ class Writer:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two topics over several segments, and a checkpoint that tells it all."""
+    """Two topics over several segments, and a checkpoint with all of it."""
     writer = Writer(tmp_path)
     for number in range(40):
         same = [b"%04d" % each + b"x" * 40 for each in range(50)]
@@ -105,12 +105,12 @@ def test_a_log_that_is_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "topic uniform queue 0: offsets 0 up to 2000 in 40 batches" in out
 
 
-def test_progress_is_told_up_to_the_end(folder: Path) -> None:
-    told: list[tuple[int, int]] = []
-    verify(Folder(folder), lambda done, whole: told.append((done, whole)))
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] > 0
-    assert len(told) >= 4
+def test_progress_is_reported_up_to_the_end(folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    verify(Folder(folder), lambda done, total: calls.append((done, total)))
+    assert calls == sorted(calls)
+    assert calls[-1][0] == calls[-1][1] > 0
+    assert len(calls) >= 4
 
 
 @pytest.mark.parametrize("place", ["magic", "header", "frames", "trailer"])
@@ -207,18 +207,18 @@ def test_a_damaged_checkpoint_is_found(folder: Path) -> None:
 def test_a_batch_with_a_good_checksum_may_still_be_wrong(
     folder: Path, change: Callable[[bytearray, int], None], trouble: str
 ) -> None:
-    header, whole = next(
+    header, content = next(
         (h, r) for h, r in records(folder) if h.kind == RecordKind.BATCH and h.first_offset == 50
     )
-    assert batch_trouble(header, memoryview(whole)) is None
-    record = bytearray(whole)
+    assert batch_trouble(header, memoryview(content)) is None
+    record = bytearray(content)
     change(record, header.ends_at)
     seal_again(record, position=header.position, epoch=header.epoch, flags=header.flags)
-    told = batch_trouble(header, memoryview(record))
-    assert told is not None
-    assert trouble in told
+    message = batch_trouble(header, memoryview(record))
+    assert message is not None
+    assert trouble in message
     overwrite(folder, header.position, bytes(record))
-    assert any(f"position {header.position}: {told}" in text for text in look(folder).damage)
+    assert any(f"position {header.position}: {message}" in text for text in look(folder).damage)
 
 
 @pytest.mark.parametrize(
@@ -234,13 +234,13 @@ def test_a_lone_message_may_be_wrong_too(tmp_path: Path, at: int, byte: int, tro
     writer = Writer(tmp_path)
     writer.publish("t", b"alone")
     writer.close()
-    header, whole = records(tmp_path)[-1]
-    assert batch_trouble(header, memoryview(whole)) is None
-    record = bytearray(whole)
+    header, content = records(tmp_path)[-1]
+    assert batch_trouble(header, memoryview(content)) is None
+    record = bytearray(content)
     record[at] = byte
-    told = batch_trouble(header, memoryview(record))
-    assert told is not None
-    assert trouble in told
+    message = batch_trouble(header, memoryview(record))
+    assert message is not None
+    assert trouble in message
 
 
 def test_recycled_segments_are_no_damage(tmp_path: Path) -> None:

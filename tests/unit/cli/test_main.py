@@ -15,7 +15,7 @@ from martlet.cli.main import COMMANDS, Command, main
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_console_script_tells_its_version() -> None:
+def test_the_console_script_prints_its_version() -> None:
     script = Path(sys.executable).with_name("martlet")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"martlet {martlet.__version__}\n"
@@ -36,7 +36,7 @@ def test_every_command_of_the_table_is_there(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_only_in_a_checkout_is_named_as_that_elsewhere(
+def test_commands_of_a_checkout_are_named_as_such_elsewhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(main_module, "__file__", str(tmp_path / "a" / "b" / "c" / "main.py"))
@@ -136,7 +136,7 @@ def main(argv):
 apps.COMMANDS["endless"] = apps.Command(__name__, "writes")
 sys.exit(apps.main(["endless"]))
 """
-"""A command like those of the tools, which writes until it is told to stop."""
+"""A command like those of the tools, which writes until it is stopped."""
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ sys.exit(apps.main(["endless"]))
     ],
     ids=["help", "the help of a command", "a tool"],
 )
-def test_it_ends_without_a_word_when_nobody_reads_any_more(command: list[str]) -> None:
+def test_a_command_ends_silently_when_its_reader_goes(command: list[str]) -> None:
     """`martlet --help | head -1` ended in a traceback."""
     read, write = os.pipe()
     os.close(read)
@@ -165,7 +165,7 @@ def test_it_ends_without_a_word_when_nobody_reads_any_more(command: list[str]) -
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_another_pipe_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_broken_pipe_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(argv: object) -> int:
         raise BrokenPipeError("a connection broke")
 

@@ -13,8 +13,8 @@ from martlet.cli.pipeline import JOBS, main
 
 def test_help_names_every_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in JOBS)
+    output = capsys.readouterr().out
+    assert all(f"  {name} " in output for name in JOBS)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_a_job_that_there_is_not(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_each_job_says_what_it_takes(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_job_lists_its_options(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([job, "--help"])
     assert ended.value.code in (None, 0)
-    told = capsys.readouterr().out
-    assert "--addresses" in told
-    assert "--master" in told
+    output = capsys.readouterr().out
+    assert "--addresses" in output
+    assert "--master" in output
 
 
 def test_the_file_for_spark_submit_is_there_and_hides_no_module(

@@ -1,4 +1,4 @@
-"""How far a long command has come, without a terminal."""
+"""The progress of a long command, without a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_line_every_ten_seconds() -> None:
     lines.advance(240)
     assert stream.getvalue().splitlines()[1:] == ["importing: 50%, about 20 s left"]
     now_s += 10
-    lines.advance(500)  # all is done: what comes of it is told by others
+    lines.advance(500)  # all is done: the result is logged elsewhere
     assert len(stream.getvalue().splitlines()) == 2
 
 

@@ -1,4 +1,4 @@
-"""Standard output behind which nobody reads, or not any more."""
+"""Standard output that is not read, or not any more."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def filled(output: StandardOutput, reading: int) -> asyncio.Task[int]:
     return showing
 
 
-async def test_what_a_full_pipe_did_not_take_is_not_shown(
+async def test_lines_that_a_full_pipe_did_not_take_do_not_count_as_shown(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standard_output, "PATIENCE_S", 0.02)
@@ -67,7 +67,7 @@ async def test_what_a_full_pipe_did_not_take_is_not_shown(
     assert await output.show(LINES) == 0
 
 
-async def test_who_reads_gets_everything_though_it_is_told_to_stop(pipe: tuple[int, int]) -> None:
+async def test_a_reader_gets_everything_after_stop(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     output = StandardOutput(writing)
     showing = await filled(output, reading)
@@ -78,7 +78,7 @@ async def test_who_reads_gets_everything_though_it_is_told_to_stop(pipe: tuple[i
     assert await asyncio.wait_for(showing, 10) == len(LINES)
 
 
-async def test_a_reader_that_goes_is_told_of(pipe: tuple[int, int]) -> None:
+async def test_a_reader_that_goes_is_reported(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     showing = await filled(StandardOutput(writing), reading)
     os.close(reading)

@@ -1,4 +1,4 @@
-"""What `martlet delayed` and `martlet dead-letters` are told wrong."""
+"""Wrong options of `martlet delayed` and `martlet dead-letters`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from martlet.options.flag import OptionError
         ({"action": "list", "topic": "a b"}, "a b"),
     ],
 )
-def test_what_is_wrong_is_told(given: dict[str, object], why: str) -> None:
+def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         DelayedOptions(nsqd_http_addresses=("127.0.0.1:4151",), **given)  # type: ignore[arg-type]
 

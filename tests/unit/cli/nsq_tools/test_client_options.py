@@ -1,4 +1,4 @@
-"""What ``--consumer-opt`` and ``--producer-opt`` may say, and what the client makes of it."""
+"""Values of ``--consumer-opt`` and ``--producer-opt``, and the settings that they become."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_name_of_nsqs_client_is_known() -> None:
     assert set(ClientOptions.flags()) == set(GO_NSQ.split())
 
 
-def test_what_is_said_is_what_the_client_is_told() -> None:
+def test_options_become_settings_of_the_client() -> None:
     options = read(
         *("tls_v1", "tls-root-ca-file,/ca.pem", "tls_cert,/c.pem", "tls_key,/k.pem"),
         *("tls_min_version,tls1.3", "snappy,true", "auth_secret,a,b", "client_id,me"),
@@ -79,7 +79,7 @@ def test_what_is_said_is_what_the_client_is_told() -> None:
     }
 
 
-def test_what_is_not_said_is_as_the_client_is_by_itself() -> None:
+def test_missing_options_are_the_defaults_of_the_client() -> None:
     assert producer_settings(read()) == {"identity": Identity(), "connect_timeout_s": 5.0}
     assert consumer_settings(read())["rotation"] == Rotation()
     assert consumer_settings(read())["max_attempts"] == 0
@@ -116,15 +116,15 @@ def test_the_last_of_a_key_counts_and_false_is_false() -> None:
         (["local_addr,127.0.0.1:0"], r"local_addr cannot be used: the system chooses"),
     ],
 )
-def test_what_is_wrong_is_named(texts: list[str], says: str) -> None:
+def test_wrong_options_are_named(texts: list[str], says: str) -> None:
     with pytest.raises(OptionError, match=says) as caught:
         read(*texts)
     assert "hush" not in str(caught.value), "it may be a secret"
 
 
-def test_what_has_no_effect_is_told() -> None:
-    told = without_effect("consumer-opt", read("max_attempts,9", "read_timeout,1s", "snappy"))
-    assert [(flag.name, value) for flag, value in told] == [("consumer-opt read_timeout", 10**9)]
+def test_options_without_effect_are_reported() -> None:
+    found = without_effect("consumer-opt", read("max_attempts,9", "read_timeout,1s", "snappy"))
+    assert [(flag.name, value) for flag, value in found] == [("consumer-opt read_timeout", 10**9)]
 
 
 def test_the_tools_take_them() -> None:

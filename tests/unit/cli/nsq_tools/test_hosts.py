@@ -44,7 +44,7 @@ def test_one_that_failed_is_left_alone_for_longer_each_time() -> None:
     assert {pool.pick() for _ in range(6)} == {"a", "b", "c"}
 
 
-def test_where_none_works_all_are_tried() -> None:
+def test_all_hosts_are_tried_if_none_works() -> None:
     pool = HostPool(["a", "b"], "hostpool", Clock())
     pool.failed("a")
     pool.failed("b")
@@ -63,7 +63,7 @@ def test_epsilon_greedy_takes_the_quick_ones_more_often_and_forgets_none() -> No
     assert picked["slow"] > 40
 
 
-def test_a_line_after_so_many(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_status_line_after_every_n_requests(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     timings = Timings(10, ("a", "b"))
     for number in range(20):
@@ -79,7 +79,7 @@ def test_a_line_after_so_many(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_one_host_is_told_once_and_0_never(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_host_is_logged_once_and_0_never(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     timings = Timings(1, ("a",))
     timings.note_host("a", 0.001)

@@ -38,7 +38,7 @@ class World:
         self.output = Output(self.options, "t", lambda: self.now_s)
 
     def files(self) -> dict[str, bytes]:
-        """What is in the folder."""
+        """Return the files of the folder."""
         return {
             str(path.relative_to(self.folder)): path.read_bytes()
             for path in sorted(self.folder.rglob("*"))
@@ -51,7 +51,7 @@ def hour(now_s: float) -> str:
 
 
 def whole_members(data: bytes) -> bytes:
-    """What can be read of a compressed file, up to the member that was being written."""
+    """Return the readable part of a compressed file, up to the member being written."""
     found = b""
     while data:
         member = zlib.decompressobj(wbits=31)
@@ -98,7 +98,7 @@ def test_size_and_age_begin_files_with_numbers(tmp_path: Path) -> None:
     }
 
 
-def test_what_was_synced_can_be_read_though_the_writer_never_ended(tmp_path: Path) -> None:
+def test_synced_lines_are_readable_though_the_writer_never_ended(tmp_path: Path) -> None:
     world = World(tmp_path, gzip=True)
     world.output.write(b"one\n")
     world.output.sync()
@@ -183,14 +183,14 @@ def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_conflicting_options_are_refused(
     tmp_path: Path, changes: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(OptionError, match=text):
         World(tmp_path, **changes)
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.output.write(b"whole\n")
     world.output.sync()
@@ -226,7 +226,7 @@ def torn(folder: Path, **changes: Any) -> tuple[World, Path]:
 
 
 @pytest.mark.parametrize("changes", [{"gzip": True}, {"rotate_interval_ns": 10**12}], ids=str)
-def test_what_a_full_disk_tore_is_cut_before_more_is_written(
+def test_a_member_torn_by_a_full_disk_is_cut_before_more_is_written(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Nothing could be read behind a torn member."""
@@ -253,7 +253,9 @@ def test_a_file_that_cannot_be_ended_is_whole_where_it_is_moved_to(
     assert list(world.files()) == [f"done/{path.name}"]
 
 
-def test_what_cannot_be_cut_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_cut_is_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world, path = torn(tmp_path, gzip=True)
     world.output.write(random.randbytes(5000))
 
@@ -268,7 +270,7 @@ def test_what_cannot_be_cut_is_not_moved(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_shared_file_is_not_cut(tmp_path: Path) -> None:
-    """What is at its end may be somebody else's."""
+    """The bytes at its end may be of another process."""
     world = World(tmp_path)
     world.output.write(b"whole\n")
     (path,) = tmp_path.iterdir()
@@ -284,7 +286,7 @@ def test_a_shared_file_is_not_cut(tmp_path: Path) -> None:
 
 
 def read_whole(path: Path) -> bytes:
-    """What a reader gets that stops at anything that is torn."""
+    """Return the bytes for a reader that stops at anything torn."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(data)

@@ -1,4 +1,4 @@
-"""What passes the filter of a relay."""
+"""The filter of a relay."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_only_some_fields_pass() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b'"a"', b"1", b'{"a": NaN}', b"[" * 99999])
-def test_what_is_no_object_is_told(body: bytes) -> None:
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         JsonFilter("a").passes(body)

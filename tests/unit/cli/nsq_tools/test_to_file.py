@@ -1,4 +1,4 @@
-"""to-file on an event loop, with a broker and a lookup daemon that do what a test tells them."""
+"""to-file on an event loop, with a broker and a lookup daemon that follow a script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def writers(folder: Path, broker: ScriptedBroker, **changes: Any) -> Writers:
 
 
 async def test_a_stop_while_a_lookup_daemon_is_asked_ends_it(tmp_path: Path) -> None:
-    """A topic that it tells of then is not begun: nobody would stop that any more."""
+    """A topic found then is not begun: nothing would stop it any more."""
     asked, go = asyncio.Event(), asyncio.Event()
 
     async def lookup(_request: web.BaseRequest) -> web.Response:

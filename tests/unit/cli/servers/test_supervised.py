@@ -36,7 +36,7 @@ def drained(reading: int) -> str:
 
 
 @pytest.mark.parametrize(("length", "count"), [(80, 5000), (5000, 100), (200_000, 5)])
-def test_lines_that_nobody_reads_are_dropped_and_counted(
+def test_unread_lines_are_dropped_and_counted(
     pipe: tuple[int, int], length: int, count: int
 ) -> None:
     reading, writing = pipe
@@ -53,10 +53,10 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
         shown += drained(reading)
     log.write("and again\n")
     found = shown.splitlines()
-    whole = found[:-2]
-    assert 0 < len(whole) < count
-    assert whole == lines[: len(whole)], "none is torn"
-    dropped = count - len(whole) + tries - 1
+    complete = found[:-2]
+    assert 0 < len(complete) < count
+    assert complete == lines[: len(complete)], "none is torn"
+    dropped = count - len(complete) + tries - 1
     assert found[-2] == f"({dropped} lines were dropped here, since the pipe was full)"
     assert drained(reading) == "and again\n"
 
