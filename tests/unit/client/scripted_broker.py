@@ -1,4 +1,4 @@
-"""A broker that does what a test tells it: answers, says nothing, hangs up, sends messages."""
+"""A broker that follows a script: answers, stays silent, hangs up, sends messages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Peer:
 
 
 Script = Callable[[Command], Awaitable[bool]]
-"""Deals with a command, and tells whether it did; else the broker does it as any broker."""
+"""Handle a command, and return whether it did; otherwise the broker does as any broker."""
 
 
 async def as_any_broker(_command: Command) -> bool:

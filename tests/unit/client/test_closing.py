@@ -13,7 +13,7 @@ from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
 from martlet.client.consumer.handling.handed_out import HandedOut
 
 
-async def test_what_was_taken_and_not_answered_is_given_back() -> None:
+async def test_unanswered_messages_are_given_back() -> None:
     async with ScriptedBroker() as broker:
         async with Consumer("t", "c", broker.address, max_in_flight=100) as consumer:
             broker.deliver(*range(4))
@@ -94,7 +94,7 @@ async def test_a_broker_that_does_not_read_is_left_in_time() -> None:
         await closed.wait()
 
 
-def test_what_was_lent_is_remembered_within_a_limit() -> None:
+def test_messages_handed_out_are_remembered_within_a_limit() -> None:
     lent = HandedOut(10)
     messages = [Message(None, 0, 1, b"", b"") for _ in range(100)]
     for message in messages:
@@ -102,7 +102,7 @@ def test_what_was_lent_is_remembered_within_a_limit() -> None:
     assert len(lent._messages) == 1, "all are answered but, perhaps, the last"
 
 
-async def test_what_was_forgotten_is_not_remembered_for_ever() -> None:
+async def test_forgotten_messages_are_not_remembered_for_ever() -> None:
     async with (
         ScriptedBroker() as broker,
         Consumer("t", "c", broker.address, max_in_flight=5) as consumer,
@@ -115,7 +115,7 @@ async def test_what_was_forgotten_is_not_remembered_for_ever() -> None:
         assert len(consumer._handed_out._messages) <= 10
 
 
-async def test_what_came_since_max_in_flight_was_raised_is_given_back_too() -> None:
+async def test_messages_received_after_raising_max_in_flight_are_given_back_too() -> None:
     async with ScriptedBroker() as broker:
         async with Consumer("t", "c", broker.address, max_in_flight=1) as consumer:
             consumer.change_max_in_flight(50)
@@ -140,7 +140,7 @@ async def silent_server() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-async def test_closing_what_still_connects_ends_that(kind: type[Consumer | Producer]) -> None:
+async def test_closing_ends_a_pending_connect(kind: type[Consumer | Producer]) -> None:
     async with silent_server() as address:
         client = Consumer("t", "c", address) if kind is Consumer else Producer(address)
         entering = asyncio.create_task(client.__aenter__())
@@ -152,7 +152,7 @@ async def test_closing_what_still_connects_ends_that(kind: type[Consumer | Produ
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-async def test_what_was_closed_is_not_connected(kind: type[Consumer | Producer]) -> None:
+async def test_a_closed_client_does_not_connect(kind: type[Consumer | Producer]) -> None:
     async with ScriptedBroker() as broker:
         client = (
             Consumer("t", "c", broker.address) if kind is Consumer else Producer(broker.address)
@@ -183,10 +183,10 @@ async def test_closing_a_producer_in_two_tasks_waits_for_answers_in_both() -> No
 
 
 async def test_a_broker_that_goes_while_it_is_first_tried_is_not_waited_for() -> None:
-    told = [["silent"], []]
+    answers = [["silent"], []]
 
     async def lookup(_request: web.BaseRequest) -> web.Response:
-        known = told.pop(0) if len(told) > 1 else told[0]
+        known = answers.pop(0) if len(answers) > 1 else answers[0]
         producers = [
             {"broadcast_address": "127.0.0.1", "tcp_port": int(address.rpartition(":")[2])}
             for address in known
@@ -194,7 +194,7 @@ async def test_a_broker_that_goes_while_it_is_first_tried_is_not_waited_for() ->
         return web.json_response({"producers": producers})
 
     async with silent_server() as address:
-        told[0] = [address]
+        answers[0] = [address]
         server = await asyncio.get_running_loop().create_server(web.Server(lookup), "127.0.0.1", 0)
         async with server, asyncio.timeout(4):  # Less than an attempt to connect may take.
             daemon = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What the package was imported by before is still there, and says how it is called now."""
+"""Former names of the package are still there, and name their successors."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from martlet.client import (
 )
 
 
-async def test_what_is_finished_in_one_turn_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finishes_of_one_turn_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     from martlet.client.transport.connection import Connection
 
     written: list[bytes] = []
@@ -84,7 +84,7 @@ async def test_a_handler_that_returns_finishes_and_one_that_raises_requeues(
     assert "it had answered it" in caplog.text
 
 
-async def test_a_handler_whose_task_was_cancelled_by_others_leaves_the_worker_alive(
+async def test_a_handler_task_cancelled_from_outside_leaves_the_worker_alive(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def handle(message: Message) -> None:
@@ -235,7 +235,7 @@ async def test_messages_that_waited_too_long_are_dropped(caplog: pytest.LogCaptu
     assert "lower max_in_flight" in caplog.text
 
 
-async def test_stopping_ends_what_runs_once_the_handlers_are_done() -> None:
+async def test_stopping_ends_run_once_the_handlers_are_done() -> None:
     go = asyncio.Event()
 
     async def handle(message: Message) -> None:
@@ -283,7 +283,7 @@ async def test_closing_waits_for_handlers_but_not_for_ever() -> None:
         await asyncio.wait([running])
 
 
-async def test_cancelling_requeues_what_is_being_handled() -> None:
+async def test_cancelling_requeues_messages_being_handled() -> None:
     async def handle(_message: Message) -> None:
         await asyncio.sleep(60)
 

@@ -1,4 +1,4 @@
-"""What hooks are told, with a broker that does what the test tells it."""
+"""Calls of hooks, with a broker that follows the test's script."""
 
 import asyncio
 import contextvars
@@ -35,7 +35,7 @@ FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
 class Script:
-    """Refuses a bad body, and hangs up once when it is told to."""
+    """Refuse a bad body, and hang up once on request."""
 
     def __init__(self) -> None:
         self.has_hung_up = False
@@ -62,7 +62,7 @@ def journal() -> RecordedHooks:
     return RecordedHooks()
 
 
-async def test_a_producer_tells_of_each_call(
+async def test_producer_hooks_are_called_for_each_call(
     broker: ScriptedBroker, journal: RecordedHooks
 ) -> None:
     async with Producer(broker.address, backoff=FAST, hooks=journal.hooks()) as producer:
@@ -94,22 +94,22 @@ async def test_a_producer_tells_of_each_call(
     ]
 
 
-async def test_a_producer_tells_of_its_connections(
+async def test_producer_hooks_are_called_for_connections(
     broker: ScriptedBroker, journal: RecordedHooks
 ) -> None:
     async with Producer(broker.address, backoff=FAST, hooks=journal.hooks()) as producer:
         await producer.publish("t", b"hang up")
-    told = journal.of("on_connected", "on_lost", "on_retried")
-    assert [each[:2] for each in told] == [
+    events = journal.of("on_connected", "on_lost", "on_retried")
+    assert [each[:2] for each in events] == [
         ("on_connected", broker.address),
         ("on_lost", broker.address),
         ("on_retried", broker.address),
         ("on_connected", broker.address),
     ]
-    assert told[2][2] == 1
+    assert events[2][2] == 1
 
 
-async def test_a_consumer_tells_of_runs_and_of_each_handler(
+async def test_consumer_hooks_are_called_for_runs_and_each_handler(
     broker: ScriptedBroker, journal: RecordedHooks
 ) -> None:
     failed: list[bytes] = []
@@ -147,7 +147,7 @@ async def test_a_consumer_tells_of_runs_and_of_each_handler(
 async def test_a_hook_that_fails_is_logged_and_changes_nothing(
     broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_told: object) -> None:
+    def fail(*_args: object) -> None:
         raise ValueError("on purpose")
 
     hooks = Hooks(**dict.fromkeys(Hooks.__dataclass_fields__, fail))
@@ -171,7 +171,7 @@ async def test_a_hook_that_fails_is_logged_and_changes_nothing(
     assert {"the hook on_publish failed", "the hook on_handled failed"} <= failures
 
 
-def test_what_ends_the_program_is_let_through_in_the_main_thread_alone(
+def test_system_exit_passes_in_the_main_thread_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def leave() -> None:
@@ -186,7 +186,7 @@ def test_what_ends_the_program_is_let_through_in_the_main_thread_alone(
     assert [each.getMessage() for each in caplog.records] == ["the hook failed"]
 
 
-who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
+context: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 
 
 @pytest.mark.parametrize("on", ["loop", "threads"])
@@ -196,13 +196,13 @@ async def test_a_handler_runs_in_the_context_that_the_hook_made(
     seen: list[str] = []
 
     def handle(message: Message | MessageView) -> None:
-        seen.append(f"{who.get()} {message.body.decode()}")
+        seen.append(f"{context.get()} {message.body.decode()}")
 
     def on_handle(handling: Handling) -> None:
-        handling.state = who.set(f"hook of {handling.message.body.decode()}")
+        handling.state = context.set(f"hook of {handling.message.body.decode()}")
 
     def on_handled(handling: Handling, _error: BaseException | None) -> None:
-        who.reset(handling.state)
+        context.reset(handling.state)
 
     hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
     async with Consumer("t", "c", broker.address, hooks=hooks) as consumer:
@@ -229,7 +229,7 @@ class Telemetry:
         self.hooks = otel_hooks(self.tracers, self._meters)
 
     def sums(self) -> dict[str, float]:
-        """What each counter has come to, and how often each histogram was told."""
+        """Return the value of each counter and the number of records of each histogram."""
         data = self._reader.get_metrics_data()
         assert data is not None
         found: dict[str, float] = {}

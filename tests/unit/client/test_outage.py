@@ -1,4 +1,4 @@
-"""Failures in a row are told once, then counted, and so is their end."""
+"""Failures in a row are logged once, then counted, and so is their end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "martlet.client")
 
 
-def test_a_failure_is_told_once_and_then_counted_at_growing_intervals(
+def test_a_failure_is_logged_once_and_then_counted_at_growing_intervals(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = 0.0
@@ -57,7 +57,7 @@ def test_a_failure_is_told_once_and_then_counted_at_growing_intervals(
     assert caplog.messages[-1] == "cannot connect to A: refused (trying again)"
 
 
-def test_another_reason_is_told_at_once_but_not_any_number(
+def test_another_reason_is_logged_at_once_up_to_a_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     outage = Outage("it fails", "it works", lambda: 0.0)
@@ -97,15 +97,15 @@ async def test_a_producer_that_finds_no_broker_says_so_in_one_traceback(closed_p
     with pytest.raises(ConnectFailed) as caught:
         async with Producer(f"127.0.0.1:{closed_port}", timeout_s=0.05, backoff=QUICK):
             pass
-    told = "".join(traceback.format_exception(caught.value))
-    assert told.count("Traceback") == 1
-    assert told.rstrip().endswith(
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("Traceback") == 1
+    assert text.rstrip().endswith(
         f"no broker within 0.05 s: 127.0.0.1:{closed_port}: connection refused; is a broker"
         " running there?"
     )
 
 
-async def test_a_lookup_daemon_that_is_down_is_told_once(
+async def test_a_lookup_daemon_that_is_down_is_logged_once(
     caplog: pytest.LogCaptureFixture, closed_port: int
 ) -> None:
     looks = 0
@@ -129,7 +129,7 @@ async def test_a_lookup_daemon_that_is_down_is_told_once(
     ]
 
 
-def test_the_answer_of_an_http_server_is_told_as_that() -> None:
+def test_the_answer_of_an_http_server_is_recognized() -> None:
     answer = b"HTTP/1.1 400 Bad Request\r\n\r\n"
     splitter = FrameSplitter()
     splitter.space()[: len(answer)] = answer

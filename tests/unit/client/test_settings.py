@@ -1,4 +1,4 @@
-"""Settings: as objects, as keywords, and what is refused."""
+"""Settings: as objects, as keywords, and refusals."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ async def test_consumers_take_settings_and_keywords() -> None:
         ),
     ],
 )
-async def test_what_makes_no_sense_is_refused(make: Any, error: type[Exception], text: str) -> None:
+async def test_senseless_settings_are_refused(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()

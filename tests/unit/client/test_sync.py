@@ -1,4 +1,4 @@
-"""The client without await, with a broker that does what the test tells it."""
+"""The client without await, with a broker that follows a script."""
 
 import asyncio
 import time
@@ -73,7 +73,7 @@ def test_messages_that_waited_too_long_are_not_handed_out(broker: ScriptedBroker
     assert set(broker.answered("REQ")) <= {0}
 
 
-def test_what_waited_long_is_touched_when_it_is_handed_out(broker: ScriptedBroker) -> None:
+def test_messages_that_waited_long_are_touched_when_handed_out(broker: ScriptedBroker) -> None:
     with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
         until(broker.ready_counts)
         broker.peers[-1].send(message_frame(b"a", number=0) + message_frame(b"b", number=1))
@@ -87,7 +87,7 @@ def test_what_waited_long_is_touched_when_it_is_handed_out(broker: ScriptedBroke
     assert broker.answered("FIN") == [0, 1]
 
 
-def test_what_iterating_has_handed_out_is_touched_and_nothing_else(
+def test_only_iterated_messages_are_touched(
     broker: ScriptedBroker,
 ) -> None:
     with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
@@ -101,7 +101,7 @@ def test_what_iterating_has_handed_out_is_touched_and_nothing_else(
     assert broker.answered("FIN") == [0]
 
 
-def test_what_is_not_answered_at_the_end_is_given_back(broker: ScriptedBroker) -> None:
+def test_messages_unanswered_at_the_end_are_given_back(broker: ScriptedBroker) -> None:
     with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
         until(broker.ready_counts)
         broker.peers[-1].send(b"".join(message_frame(b"x", number=n) for n in range(3)))
@@ -111,7 +111,7 @@ def test_what_is_not_answered_at_the_end_is_given_back(broker: ScriptedBroker) -
     assert sorted(broker.answered("REQ")) == [0, 2]
 
 
-def test_what_is_finished_in_a_row_is_written_in_few_pieces(broker: ScriptedBroker) -> None:
+def test_finishes_in_a_row_are_written_in_few_pieces(broker: ScriptedBroker) -> None:
     with Consumer("t", "c", broker.address, max_in_flight=500) as consumer:
         until(broker.ready_counts)
         frames = b"".join(message_frame(b"x", number=n) for n in range(500))
@@ -164,7 +164,7 @@ EXITS = [SystemExit, KeyboardInterrupt]
 
 
 @pytest.mark.parametrize("error", EXITS)
-def test_what_ends_a_program_does_not_end_the_loop_of_all(error: type[BaseException]) -> None:
+def test_an_exit_in_a_callback_does_not_end_the_shared_loop(error: type[BaseException]) -> None:
     thread = LoopThread()
     done: list[int] = []
 
@@ -192,7 +192,7 @@ def test_what_ends_a_program_does_not_end_the_loop_of_all(error: type[BaseExcept
 def test_callbacks_that_exit_are_logged_and_change_nothing(
     broker: ScriptedBroker, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def leave(*_told: object) -> None:
+    def leave(*_args: object) -> None:
         raise error("on purpose")
 
     hooks = Hooks(**dict.fromkeys(Hooks.__dataclass_fields__, leave))

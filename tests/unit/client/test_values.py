@@ -27,7 +27,7 @@ def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", ":4150", "a:", "a:b", "a:0", "a:65536", "::1", "a:-1", "a:\u0661"]
 )
-def test_what_is_no_address_is_told(text: str) -> None:
+def test_a_bad_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="address"):
         Address.parse(text)
 
@@ -42,7 +42,7 @@ def test_addresses_are_one_or_several() -> None:
         parse_addresses([])
 
 
-def test_a_name_that_no_broker_takes_is_told() -> None:
+def test_a_name_that_no_broker_takes_is_refused() -> None:
     assert check_name("orders#ephemeral", "topic") == "orders#ephemeral"
     with pytest.raises(InvalidName, match="'to bill' is no name of a channel: 1 to 64"):
         check_name("to bill", "channel")
@@ -73,7 +73,7 @@ def test_senseless_limits_and_identities_are_refused() -> None:
         Identity(heartbeat_interval_ms=5)
 
 
-def test_an_identity_says_only_what_is_asked_for() -> None:
+def test_an_identity_sends_only_the_fields_that_are_set() -> None:
     assert "msg_timeout" not in Identity().fields()
     fields = Identity(message_timeout_ms=5000, output_buffer_bytes=-1, client_id="me").fields()
     assert fields["msg_timeout"] == 5000

@@ -1,4 +1,4 @@
-"""What a client writes is the kernel's before the next line runs, or a crash would take it along.
+"""The kernel has a client's write before the next line runs, or a crash would lose it.
 
 A consumer says which messages it starts, so that a handler that kills the process is charged.
 """
@@ -14,7 +14,7 @@ import uvloop
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_what_is_written_is_on_its_way(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_writes_are_sent_at_once(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def write() -> bytes:
         loop = asyncio.get_running_loop()
         with socket.create_server(("127.0.0.1", 0)) as server:

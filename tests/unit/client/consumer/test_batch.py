@@ -28,7 +28,7 @@ async def one_batch(consumer: Consumer) -> Batch:
 
 
 @pytest.mark.parametrize("bodies", [SAME, MIXED], ids=["same size", "mixed sizes"])
-async def test_a_batch_has_what_was_sent(bodies: list[bytes]) -> None:
+async def test_a_batch_has_the_sent_messages(bodies: list[bytes]) -> None:
     pa = pytest.importorskip("pyarrow")
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
         deliver(broker, bodies)
@@ -157,7 +157,7 @@ async def test_batches_end_when_the_consumer_is_stopped() -> None:
         assert await counting == 1
 
 
-async def test_a_message_larger_than_what_is_read_at_once_arrives() -> None:
+async def test_a_message_larger_than_a_read_arrives() -> None:
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
         body = struct.pack(">I", 7) * 500_000
         deliver(broker, [b"before", body, b"after"])

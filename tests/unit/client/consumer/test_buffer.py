@@ -1,4 +1,4 @@
-"""What waits in the inbox, and what it costs to know how much that is."""
+"""Messages that wait in the buffer, and the cost of counting them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_filling_a_batch_does_not_count_all_that_waits_at_each_arrival() -
     assert walked.steps < 1000
 
 
-async def test_what_waits_is_counted_whatever_is_done_with_it() -> None:
+async def test_waiting_messages_are_counted_over_all_operations() -> None:
     inbox = ReceiveBuffer()
     async with ScriptedBroker() as broker:
         connection = await Connection.open(Address.parse(broker.address), Identity())
@@ -85,26 +85,26 @@ async def test_what_waits_is_counted_whatever_is_done_with_it() -> None:
         connection.abort()
 
 
-class Told(AckBatcher):
-    """Answers of a channel that counts failures; what is told as started is written down."""
+class RecordingBatcher(AckBatcher):
+    """Answers of a channel that counts failures; records the messages reported as started."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
-        self.told: list[int] = []
+        self.started_numbers: list[int] = []
 
     @property
     def max_attempts(self) -> int:
         return 3
 
     def started(self, message_id: bytes) -> None:
-        self.told.append(int(message_id, 16))
+        self.started_numbers.append(int(message_id, 16))
 
 
 @asynccontextmanager
-async def told_inbox() -> AsyncIterator[tuple[ReceiveBuffer, Told]]:
+async def recording_inbox() -> AsyncIterator[tuple[ReceiveBuffer, RecordingBatcher]]:
     async with ScriptedBroker() as broker:
         connection = await Connection.open(Address.parse(broker.address), Identity())
-        yield ReceiveBuffer(), Told(connection)
+        yield ReceiveBuffer(), RecordingBatcher(connection)
         connection.abort()
 
 
@@ -142,30 +142,30 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_becomes_ready_is_told_a_turn_before() -> None:
-    async with told_inbox() as (inbox, answers):
+async def test_starts_are_reported_a_turn_before_messages_are_ready() -> None:
+    async with recording_inbox() as (inbox, answers):
         put(inbox, answers, *[""] * 50)
         assert not inbox.refill()
-        assert answers.told
+        assert answers.started_numbers
         assert not inbox.ready
         assert not inbox.refill(), "and no more while that is on its way"
         await asyncio.sleep(0)
-        assert [number_of(message) for message in inbox.ready][-1] == answers.told[0]
+        assert [number_of(message) for message in inbox.ready][-1] == answers.started_numbers[0]
 
 
 async def test_runs_grow_while_handlers_are_quick_and_shrink_when_one_is_slow() -> None:
-    async with told_inbox() as (inbox, answers):
+    async with recording_inbox() as (inbox, answers):
         put(inbox, answers, *[""] * 500)
         inbox._run_size = 32
         inbox._run_began_s = time.monotonic() + 1
         assert len(await take(inbox)) == 64
         inbox._run_began_s = time.monotonic() - 1
         assert len(await take(inbox)) == 1
-        assert answers.told == [63, 64]
+        assert answers.started_numbers == [63, 64]
 
 
 async def test_each_that_has_failed_has_a_run_of_its_own() -> None:
-    async with told_inbox() as (inbox, answers):
+    async with recording_inbox() as (inbox, answers):
         put(inbox, answers, "", "", "failed", "suspect", "", "")
         runs = []
         while inbox.count():
@@ -173,11 +173,11 @@ async def test_each_that_has_failed_has_a_run_of_its_own() -> None:
             inbox._run_began_s = time.monotonic() + 1
             runs.append([number_of(message) for message in await take(inbox)])
         assert runs == [[0, 1], [2], [3], [4, 5]]
-        assert answers.told == [1, 2, 3, 5]
+        assert answers.started_numbers == [1, 2, 3, 5]
 
 
 async def test_a_suspect_waits_until_all_workers_are_idle_and_others_wait_for_it() -> None:
-    async with told_inbox() as (inbox, answers):
+    async with recording_inbox() as (inbox, answers):
         inbox.worker_count = 2
         put(inbox, answers, "", "suspect", "")
         inbox._run_size = 1
@@ -186,7 +186,7 @@ async def test_a_suspect_waits_until_all_workers_are_idle_and_others_wait_for_it
         other = asyncio.create_task(take(inbox))  # the second worker; the first one is at work
         await turns()
         assert not other.done()
-        assert answers.told == [0]
+        assert answers.started_numbers == [0]
         first.finish()
         mine = asyncio.create_task(take(inbox))
         await asyncio.wait([other, mine], return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ async def test_a_suspect_waits_until_all_workers_are_idle_and_others_wait_for_it
 
 
 async def test_a_handler_that_hangs_holds_up_no_suspect_for_ever() -> None:
-    async with told_inbox() as (inbox, answers):
+    async with recording_inbox() as (inbox, answers):
         answers.message_timeout_s = 0.4
         inbox.worker_count = 2
         put(inbox, answers, "", "suspect", "suspect", "")
@@ -214,8 +214,8 @@ async def test_a_handler_that_hangs_holds_up_no_suspect_for_ever() -> None:
             assert [number_of(message) for message in await take(inbox)] == [2], "at once now"
 
 
-async def test_a_suspect_waits_for_what_the_application_has_taken() -> None:
-    async with told_inbox() as (inbox, answers):
+async def test_a_suspect_waits_for_messages_that_the_application_has() -> None:
+    async with recording_inbox() as (inbox, answers):
         out: list[Message] = []
         inbox.is_out = lambda: any(not message.is_answered for message in out)
         put(inbox, answers, "", "suspect", "")
@@ -235,7 +235,7 @@ async def test_a_suspect_waits_for_what_the_application_has_taken() -> None:
 
 
 async def test_an_application_that_gathers_messages_gets_suspects_too() -> None:
-    async with told_inbox() as (inbox, answers):
+    async with recording_inbox() as (inbox, answers):
         answers.message_timeout_s = 0.8
         out: list[Message] = []
         inbox.is_out = lambda: any(not message.is_answered for message in out)
@@ -248,7 +248,7 @@ async def test_an_application_that_gathers_messages_gets_suspects_too() -> None:
 
 
 async def test_a_suspect_is_a_batch_of_its_own_beside_no_other() -> None:
-    async with told_inbox() as (inbox, answers):
+    async with recording_inbox() as (inbox, answers):
         out: list[Batch] = []
         inbox.is_out = lambda: any(batch.is_open for batch in out)
 

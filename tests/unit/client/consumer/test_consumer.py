@@ -1,4 +1,4 @@
-"""The consumer and its connections, against brokers that do what the test tells them."""
+"""The consumer and its connections, against brokers that follow a script."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from martlet.client.transport import dialer
 FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
-async def test_it_subscribes_and_asks_for_messages() -> None:
+async def test_a_consumer_subscribes_and_asks_for_messages() -> None:
     async with (
         ScriptedBroker() as broker,
         Consumer("orders", "billing", broker.address, max_in_flight=7) as consumer,
@@ -147,7 +147,7 @@ async def test_ready_counts_are_shared_and_shared_again() -> None:
             await eventually(lambda: len(two.named("SUB")) == 2 and last() == [3, 3, 3])
 
 
-async def test_a_ready_count_is_never_above_what_the_broker_takes() -> None:
+async def test_a_ready_count_is_never_above_the_broker_s_limit() -> None:
     async with (
         ScriptedBroker(max_rdy_count=50) as broker,
         Consumer("t", "c", broker.address, max_in_flight=1000),
@@ -206,7 +206,7 @@ async def test_answers_that_came_too_late_are_counted_and_harm_nothing(
     assert caplog.text.count("too late") == 1, "not a line for each of thousands"
 
 
-async def test_a_channel_that_the_broker_will_not_have_is_told() -> None:
+async def test_a_channel_name_that_the_broker_refuses_is_reported() -> None:
     async def script(command: Command) -> bool:
         if command.name == "SUB":
             command.peer.fail(b"E_BAD_CHANNEL SUB channel name is not valid")
@@ -221,7 +221,7 @@ async def test_a_channel_that_the_broker_will_not_have_is_told() -> None:
         Consumer("t", "c c", broker.address)
 
 
-async def test_a_refusal_when_connecting_again_ends_what_waits_for_messages() -> None:
+async def test_a_refusal_at_reconnect_ends_waiting_calls() -> None:
     refuse = False
 
     async def script(command: Command) -> bool:
@@ -260,7 +260,7 @@ async def test_a_channel_that_is_full_is_tried_again() -> None:
         assert len(broker.named("SUB")) == 3
 
 
-async def test_what_is_senseless_is_told() -> None:
+async def test_senseless_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="max_in_flight=0"):
         Consumer("t", "c", "a:1", max_in_flight=0)
     consumer = Consumer("t", "c", "a:1")

@@ -36,20 +36,20 @@ async def handling(consumer: Consumer) -> AsyncIterator[Consumer]:
 async def shows(broker: ScriptedBroker, expected: list[str]) -> None:
     """Wait until these ready counts and answers have come, in this order."""
 
-    def told() -> list[str]:
+    def shown() -> list[str]:
         return [
             f"RDY {each.words[1]}" if each.name == "RDY" else each.name
             for each in broker.named("RDY", "FIN", "REQ")
         ]
 
     try:
-        await broker.until(lambda: told() == expected)
+        await broker.until(lambda: shown() == expected)
     except TimeoutError:
-        assert told() == expected
+        assert shown() == expected
         raise
 
 
-async def test_it_backs_off_and_comes_back_as_the_clients_of_nsq_do() -> None:
+async def test_a_consumer_backs_off_and_resumes_as_the_clients_of_nsq_do() -> None:
     """The commands that go-nsq sends in its own test of this, in the same order."""
     async with (
         ScriptedBroker() as broker,
@@ -79,7 +79,7 @@ async def test_it_backs_off_and_comes_back_as_the_clients_of_nsq_do() -> None:
         assert consumer.counts.finished == 5
 
 
-async def test_what_is_only_put_off_is_no_failure_and_no_success() -> None:
+async def test_a_deferral_is_neither_failure_nor_success() -> None:
     async with (
         ScriptedBroker() as broker,
         handling(Consumer("t", "c", broker.address, max_in_flight=5, failure_backoff=QUICK)),
@@ -115,7 +115,7 @@ async def test_a_thousand_failures_at_once_are_one_step(caplog: pytest.LogCaptur
     assert "channel c of topic t: messages succeed again" in caplog.text
 
 
-async def test_what_the_application_requeues_is_no_failure(
+async def test_a_requeue_by_the_application_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
@@ -135,7 +135,7 @@ async def test_what_the_application_requeues_is_no_failure(
     ("error", "fails"),
     [(Requeue(5), False), (Requeue(5, backoff=True), True), (RuntimeError("down"), True)],
 )
-async def test_what_a_handler_raises_is_a_failure_unless_it_only_puts_off(
+async def test_an_error_of_a_handler_is_a_failure_unless_it_defers(
     error: Exception, fails: bool
 ) -> None:
     async def handle(_message: Message) -> None:

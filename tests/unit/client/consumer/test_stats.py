@@ -1,4 +1,4 @@
-"""How a consumer stands, as it tells it."""
+"""The stats of a consumer."""
 
 import asyncio
 from dataclasses import FrozenInstanceError
@@ -9,7 +9,7 @@ from tests.unit.client.scripted_broker import ScriptedBroker, eventually
 from martlet.client import Consumer, FailureBackoff
 
 
-async def test_it_tells_how_it_stands_with_each_broker() -> None:
+async def test_stats_show_the_state_of_each_broker() -> None:
     async with ScriptedBroker() as one, ScriptedBroker() as two:
         await two.go_away()
         async with Consumer(

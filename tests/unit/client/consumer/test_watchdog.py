@@ -38,7 +38,7 @@ def dog(after_s: float = 10) -> Watchdog:
         ({"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 5.0}, "its timer has not run"),
     ],
 )
-def test_a_stall_is_told_when_it_has_lasted(sight: dict[str, Any], cause: str) -> None:
+def test_a_stall_is_reported_when_it_has_lasted(sight: dict[str, Any], cause: str) -> None:
     watchdog = dog()
     stalled = replace(WELL, **sight)
     assert watchdog.check(WELL, 0) == ""
@@ -58,7 +58,7 @@ def test_a_stall_is_told_when_it_has_lasted(sight: dict[str, Any], cause: str) -
         {"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 1000.0},
     ],
 )
-def test_what_is_idle_or_held_back_is_no_stall(sight: dict[str, Any]) -> None:
+def test_an_idle_or_paused_consumer_has_not_stalled(sight: dict[str, Any]) -> None:
     watchdog = dog()
     for now_s in range(0, 100, 5):
         assert watchdog.check(replace(WELL, **sight), now_s) == ""
@@ -70,12 +70,12 @@ def test_messages_that_wait_are_no_stall_while_others_are_answered() -> None:
         assert watchdog.check(replace(WELL, waiting=9, progress=now_s), now_s) == ""
 
 
-async def test_handlers_that_hang_are_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_handlers_that_hang_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     go = asyncio.Event()
-    told: list[str] = []
+    causes: list[str] = []
 
     def on_stall(cause: str) -> None:
-        told.append(cause)
+        causes.append(cause)
         raise RuntimeError("the hook is broken too")
 
     async def handle(_message: Message) -> None:
@@ -87,10 +87,10 @@ async def test_handlers_that_hang_are_told(caplog: pytest.LogCaptureFixture) -> 
     ):
         running = asyncio.create_task(consumer.run(handle))
         broker.deliver(1, 2, 3)
-        await eventually(lambda: bool(told))
+        await eventually(lambda: bool(causes))
         await asyncio.sleep(0.1)
-        assert len(told) == 1, "once for each stall"
-        assert "2 wait here" in told[0]
+        assert len(causes) == 1, "once for each stall"
+        assert "2 wait here" in causes[0]
         assert "2 wait here" in consumer.stats.stall
         go.set()
         await eventually(lambda: not consumer.stats.stall)
@@ -101,7 +101,7 @@ async def test_handlers_that_hang_are_told(caplog: pytest.LogCaptureFixture) -> 
     assert "the hook is broken too" in caplog.text
 
 
-async def test_a_loop_that_is_held_up_is_told(
+async def test_a_blocked_event_loop_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("martlet.client.consumer.watchdog.LATE_S", 0.1)
@@ -115,7 +115,7 @@ async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() ->
     async def silent(command: Command) -> bool:
         return command.name == "IDENTIFY"
 
-    told: list[str] = []
+    causes: list[str] = []
     async with ScriptedBroker() as one, ScriptedBroker(silent) as two:
         consumer = Consumer(
             "t",
@@ -123,14 +123,14 @@ async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() ->
             [one.address, two.address],
             connect_timeout_s=0.3,
             stall_after_s=0.05,
-            on_stall=told.append,
+            on_stall=causes.append,
         )
         entering = asyncio.create_task(consumer.__aenter__())
         await one.until(lambda: one.named("RDY"))
         one.deliver(1, 2)
         await entering
         assert consumer.stats.waiting == 2
-        assert told == []
+        assert causes == []
         await consumer.close()
 
 
@@ -138,7 +138,7 @@ async def test_looking_for_brokers_is_taken_up_again_where_it_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("martlet.client.consumer.brokers.REVIVAL_S", 0.01)
-    told: list[str] = []
+    causes: list[str] = []
     calls = 0
 
     async def ask(_discovery: Discovery, _url: str) -> object:
@@ -147,16 +147,18 @@ async def test_looking_for_brokers_is_taken_up_again_where_it_breaks(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Discovery, "_ask", ask)
-    async with Consumer("t", "c", lookup="127.0.0.1:1", on_stall=told.append):
+    async with Consumer("t", "c", lookup="127.0.0.1:1", on_stall=causes.append):
         await eventually(lambda: calls > 2)
-    assert "discovery of brokers failed" in told[0]
+    assert "discovery of brokers failed" in causes[0]
     ended = calls
     await asyncio.sleep(0.03)
     assert calls == ended
 
 
-async def test_a_connection_that_breaks_within_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+async def test_an_unforeseen_error_of_a_connection_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    causes: list[str] = []
 
     def lost(_dialer: Dialer, _error: object) -> None:
         raise RuntimeError("a bug")
@@ -164,16 +166,16 @@ async def test_a_connection_that_breaks_within_is_told(monkeypatch: pytest.Monke
     monkeypatch.setattr(Dialer, "lost", lost)
     async with (
         ScriptedBroker() as broker,
-        Consumer("t", "c", broker.address, on_stall=told.append) as consumer,
+        Consumer("t", "c", broker.address, on_stall=causes.append) as consumer,
     ):
         running = asyncio.create_task(consumer.run(print))
         await asyncio.sleep(0)
         broker.peers[0].hang_up()
         with pytest.raises(RuntimeError, match="a bug"):
             await running
-    assert told == ["keeping a connection broke: RuntimeError('a bug')"]
+    assert causes == ["keeping a connection broke: RuntimeError('a bug')"]
 
 
-def test_a_senseless_time_is_told() -> None:
+def test_a_senseless_time_is_refused() -> None:
     with pytest.raises(ValueError, match="stall_after_s=-1"):
         Consumer("t", "c", "a:1", stall_after_s=-1)

@@ -1,4 +1,4 @@
-"""What a member tells its broker of what it starts, and how it handles what was charged."""
+"""Reports of a member about started messages, and its handling of charged ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Queue:
-    """A queue of 300 messages that were fetched, and what its broker was told."""
+    """A queue of 300 fetched messages, and the reports to its broker."""
 
     def __init__(self, line: ReadyQueues, failures: Sequence[Sequence[int]] | None = ()) -> None:
         self.said: list[tuple[list[tuple[int, int]], bool]] = []
@@ -60,7 +60,7 @@ class Queue:
         return batch
 
 
-async def test_where_the_broker_does_not_want_to_know_nothing_is_said() -> None:
+async def test_nothing_is_reported_to_a_broker_that_does_not_ask() -> None:
     queue = Queue(ReadyQueues(), None)
     for _ in range(5):
         (await queue.take()).finish()
@@ -69,7 +69,7 @@ async def test_where_the_broker_does_not_want_to_know_nothing_is_said() -> None:
     assert queue.said == []
 
 
-async def test_a_slow_message_is_said_alone_and_fast_ones_by_runs(
+async def test_a_slow_message_is_reported_alone_and_fast_ones_by_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starts, "TAKE_BACK_S", 100.0)
@@ -86,7 +86,7 @@ async def test_a_slow_message_is_said_alone_and_fast_ones_by_runs(
     assert runs == [(3, 5), (5, 9), (9, 17), (17, 33), (33, 65), (65, 129), (129, 257)]
 
 
-async def test_what_other_handlers_are_at_work_on_is_said_too(clock: Clock) -> None:
+async def test_messages_of_other_handlers_are_reported_too(clock: Clock) -> None:
     queue = Queue(ReadyQueues())
     first = await queue.take()
     clock.now_s += 0.01
@@ -99,7 +99,7 @@ async def test_what_other_handlers_are_at_work_on_is_said_too(clock: Clock) -> N
     second.finish()
 
 
-async def test_what_is_done_or_not_started_is_taken_back(clock: Clock) -> None:
+async def test_reports_of_finished_or_unstarted_messages_are_taken_back(clock: Clock) -> None:
     queue = Queue(ReadyQueues())
     (await queue.take()).finish()
     message = await queue.take()
@@ -114,7 +114,7 @@ async def test_what_is_done_or_not_started_is_taken_back(clock: Clock) -> None:
     assert queue.said[-1][0][-1][0] == 2
 
 
-async def test_what_was_charged_is_handled_while_nothing_else_is(clock: Clock) -> None:
+async def test_a_charged_message_is_handled_alone(clock: Clock) -> None:
     queue = Queue(ReadyQueues(), [[2, 1, 0, False]])
     first = await queue.take()
     second = await queue.take()
@@ -166,7 +166,7 @@ async def test_a_message_that_is_over_is_for_no_handler(clock: Clock) -> None:
     assert queue.held.next_commit == 1
 
 
-async def test_batches_end_before_what_was_charged_which_is_a_batch_of_its_own(
+async def test_batches_end_before_a_charged_message_which_is_a_batch_of_its_own(
     clock: Clock,
 ) -> None:
     queue = Queue(ReadyQueues(), [[3, 1, 0, False], [4, 1, 0, False], [9, 1, 0, False]])
@@ -182,7 +182,7 @@ async def test_batches_end_before_what_was_charged_which_is_a_batch_of_its_own(
     assert sizes == [(0, 3), (3, 1), (4, 1), (5, 4), (9, 1), (10, 5)]
 
 
-async def test_batches_that_are_put_back_end_before_what_was_charged_too(clock: Clock) -> None:
+async def test_batches_that_are_put_back_end_before_a_charged_message_too(clock: Clock) -> None:
     queue = Queue(ReadyQueues(), [[2, 1, 0, False]])
     (await queue.batch(2)).give_back()
     again = await queue.batch(10)

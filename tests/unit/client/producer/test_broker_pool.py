@@ -1,4 +1,4 @@
-"""A producer over several brokers that do what the test tells them."""
+"""A producer over several brokers that follow a script."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ PUBLISHES = {"PUB", "MPUB", "DPUB"}
 
 
 class Mood:
-    """A script whose broker stores, refuses, says nothing, or hangs up, as it is told."""
+    """A script whose broker stores, refuses, stays silent, or hangs up, as the test sets it."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -76,7 +76,7 @@ async def test_messages_go_round(brokers: list[ScriptedBroker]) -> None:
         for number in range(9):
             await producer.publish("t", b"%d" % number)
         assert [len(broker.bodies()) for broker in brokers] == [3, 3, 3]
-        # What is published in one turn stays together.
+        # Publishes of one turn stay together.
         await asyncio.gather(*(producer.publish("t", b"x%d" % n) for n in range(10)))
         assert sorted(len(broker.bodies()) for broker in brokers) == [3, 3, 13]
         stats = producer.stats
@@ -84,7 +84,7 @@ async def test_messages_go_round(brokers: list[ScriptedBroker]) -> None:
         assert sorted(each.stored for each in stats.brokers) == [3, 3, 13]
 
 
-async def test_who_is_slow_gets_less(brokers: list[ScriptedBroker], moods: list[Mood]) -> None:
+async def test_a_slow_broker_gets_less(brokers: list[ScriptedBroker], moods: list[Mood]) -> None:
     moods[0].does = "hold"
     async with Producer(addresses(brokers)) as producer:
         await connected(producer, 3)
@@ -97,7 +97,7 @@ async def test_who_is_slow_gets_less(brokers: list[ScriptedBroker], moods: list[
         await slow
 
 
-async def test_what_a_lost_broker_did_not_answer_goes_to_another(
+async def test_unanswered_messages_of_a_lost_broker_go_to_another(
     brokers: list[ScriptedBroker], moods: list[Mood]
 ) -> None:
     moods[0].does = moods[1].does = "hold"
@@ -122,7 +122,7 @@ async def test_what_a_lost_broker_did_not_answer_goes_to_another(
         await brokers[0].listen()
 
 
-async def test_what_one_cannot_store_another_does(
+async def test_a_message_that_one_broker_cannot_store_goes_to_another(
     brokers: list[ScriptedBroker], moods: list[Mood]
 ) -> None:
     moods[0].does = "refuse"
@@ -137,7 +137,7 @@ async def test_what_one_cannot_store_another_does(
         assert (refusing.health, refusing.refused) == (Health.REFUSING, 1)
 
 
-async def test_who_can_store_again_is_found_out_with_one_message(
+async def test_one_message_probes_whether_a_broker_stores_again(
     brokers: list[ScriptedBroker], moods: list[Mood]
 ) -> None:
     moods[0].does = "refuse"
@@ -159,7 +159,7 @@ async def test_who_can_store_again_is_found_out_with_one_message(
         await asyncio.gather(*publishes)
 
 
-async def test_what_nobody_can_store_is_refused(
+async def test_a_message_that_no_broker_can_store_is_refused(
     brokers: list[ScriptedBroker], moods: list[Mood]
 ) -> None:
     for mood in moods:
@@ -202,7 +202,7 @@ async def test_the_only_broker_is_not_given_up(
         await publish
 
 
-async def test_it_is_not_tried_more_often_than_asked(
+async def test_a_publish_is_not_tried_more_often_than_asked(
     brokers: list[ScriptedBroker], moods: list[Mood]
 ) -> None:
     for mood in moods:
@@ -232,25 +232,25 @@ async def test_a_key_has_one_broker_and_moves_as_a_whole(
         await connected(producer, 3)
         for number in range(12):
             await producer.publish("t", b"%d" % number, order_key="k")
-        (home,) = [n for n, broker in enumerate(brokers) if broker.bodies()]
-        assert brokers[home].bodies() == [b"%d" % number for number in range(12)]
-        moods[home].does = "hold"
+        (owner,) = [n for n, broker in enumerate(brokers) if broker.bodies()]
+        assert brokers[owner].bodies() == [b"%d" % number for number in range(12)]
+        moods[owner].does = "hold"
         publishes = []
         for number in range(12, 16):
             publishes.append(
                 asyncio.create_task(producer.publish("t", b"%d" % number, order_key="k"))
             )
-            await eventually(lambda: len(moods[home].held) == len(publishes))
-        await brokers[home].go_away()
+            await eventually(lambda: len(moods[owner].held) == len(publishes))
+        await brokers[owner].go_away()
         publishes.append(asyncio.create_task(producer.publish("t", b"16", order_key="k")))
         await asyncio.gather(*publishes)
-        rest = [broker.bodies() for n, broker in enumerate(brokers) if n != home]
+        rest = [broker.bodies() for n, broker in enumerate(brokers) if n != owner]
         assert sorted(rest) == [[], [b"%d" % number for number in range(12, 17)]]
-        moods[home].does = "store"
-        await brokers[home].listen()
+        moods[owner].does = "store"
+        await brokers[owner].listen()
         await connected(producer, 3)
         await producer.publish("t", b"17", order_key="k")
-        assert brokers[home].bodies()[-1] == b"17"
+        assert brokers[owner].bodies()[-1] == b"17"
 
 
 async def test_ordered_keeps_each_topic_at_one_broker(brokers: list[ScriptedBroker]) -> None:
@@ -301,7 +301,7 @@ async def test_submit_is_limited_by_bytes_too(brokers: list[ScriptedBroker]) -> 
         await producer.submit("t", b"x")
 
 
-async def test_closing_does_not_wait_for_who_says_nothing(brokers: list[ScriptedBroker]) -> None:
+async def test_closing_does_not_wait_for_a_silent_broker(brokers: list[ScriptedBroker]) -> None:
     async def says_nothing(_command: Command) -> bool:
         return True
 
@@ -313,7 +313,7 @@ async def test_closing_does_not_wait_for_who_says_nothing(brokers: list[Scripted
         await producer.publish("t", b"x")
 
 
-async def test_a_lookup_daemon_that_says_nothing_holds_up_nobody(
+async def test_a_silent_lookup_daemon_delays_no_publish(
     brokers: list[ScriptedBroker],
 ) -> None:
     async with (
@@ -347,7 +347,7 @@ async def test_a_search_that_breaks_begins_again(
     assert "begins again" in caplog.text
 
 
-async def test_what_cannot_be_encoded_fails_and_holds_up_nothing(
+async def test_a_batch_that_cannot_be_encoded_fails_and_delays_no_other(
     brokers: list[ScriptedBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ProducerBatch.command
@@ -374,7 +374,7 @@ STORED = b'{"status": "OK", "queue": 0, "offset": 0, "id": "0000000000000000"}'
 
 
 class Sends:
-    """A script that hangs up on so many SENDs, and then holds them."""
+    """A script that hangs up on the first SENDs, and then holds them."""
 
     def __init__(self, hang_ups: int) -> None:
         self.hang_ups = hang_ups
@@ -427,7 +427,7 @@ async def test_a_send_that_is_never_answered_holds_up_publishes_until_it_fails()
         await publish
 
 
-async def test_what_came_behind_a_refused_publish_was_not_tried_and_is_not_counted() -> None:
+async def test_publishes_behind_a_refused_one_do_not_count_as_attempts() -> None:
     async def refuse_first(command: Command) -> bool:
         if command.bodies != [b"refused"]:
             return bool(held)
@@ -462,6 +462,6 @@ async def test_what_came_behind_a_refused_publish_was_not_tried_and_is_not_count
         ({"addresses": []}, "no address given"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(settings: dict[str, object], why: str) -> None:
+def test_senseless_settings_are_refused(settings: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Producer(**settings)  # type: ignore[arg-type]

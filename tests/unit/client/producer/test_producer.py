@@ -1,4 +1,4 @@
-"""The producer against a broker that does what the test tells it."""
+"""The producer against a broker that follows a script."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ FAST = Backoff(first_s=0.01, max_s=0.05)
 
 
 class Silence:
-    """A script that leaves publishes unanswered until it is told to answer."""
+    """A script that leaves publishes unanswered until the test lets it answer."""
 
     def __init__(self) -> None:
         self.held: list[Command] = []
@@ -59,7 +59,7 @@ async def test_a_publish_returns_when_the_broker_has_said_ok() -> None:
     assert broker.identities[0]["user_agent"]
 
 
-async def test_what_is_published_in_one_turn_goes_in_one_command_a_topic() -> None:
+async def test_publishes_of_one_turn_go_in_one_command_per_topic() -> None:
     async with ScriptedBroker() as broker, Producer(broker.address) as producer:
         await asyncio.gather(
             *(producer.publish("a" if n % 2 else "b", b"%d" % n) for n in range(20)),
@@ -85,7 +85,7 @@ async def test_publishes_do_not_wait_for_each_others_answers() -> None:
         await asyncio.gather(*publishes)
 
 
-async def test_what_was_not_answered_is_sent_again_in_order() -> None:
+async def test_unanswered_publishes_are_sent_again_in_order() -> None:
     silence = Silence()
     async with (
         ScriptedBroker(silence) as broker,
@@ -108,7 +108,7 @@ async def test_what_was_not_answered_is_sent_again_in_order() -> None:
         assert again == [b"1", b"2", b"3", b"4"], "each once, and not what was answered"
 
 
-async def test_the_first_of_what_is_sent_again_goes_by_itself() -> None:
+async def test_the_first_repeated_publish_goes_by_itself() -> None:
     silence = Silence()
     async with (
         ScriptedBroker(silence) as broker,
@@ -130,7 +130,7 @@ async def test_the_first_of_what_is_sent_again_goes_by_itself() -> None:
         await two
 
 
-async def test_a_refused_publish_is_told_and_the_next_one_works() -> None:
+async def test_a_refused_publish_is_reported_and_the_next_one_works() -> None:
     async def script(command: Command) -> bool:
         if b"bad" in command.bodies:
             command.peer.fail(b"E_PUB_FAILED PUB failed disk full")
@@ -169,8 +169,8 @@ async def test_only_ok_is_an_ok(answer: bytes) -> None:
         await producer.publish("t", b"two")
         assert len(broker.peers) == 2, "what it says next may be the answer to the one before"
         assert producer.stats.pending_messages == 0
-        (told,) = producer.stats.brokers
-        assert (told.stored, told.refused, told.lost) == (1, 0, 1)
+        (broker_stats,) = producer.stats.brokers
+        assert (broker_stats.stored, broker_stats.refused, broker_stats.lost) == (1, 0, 1)
     assert broker.bodies() == [b"one", b"two"]
 
 
@@ -244,7 +244,7 @@ async def test_a_cancelled_publish_is_not_sent() -> None:
         ("t", 5, TypeError, "not int"),
     ],
 )
-async def test_bad_input_is_told_before_it_is_sent(
+async def test_bad_input_is_refused_before_it_is_sent(
     topic: str, body: bytes, error: type[Exception], why: str
 ) -> None:
     limits = Limits(max_message_bytes=100)
@@ -269,7 +269,7 @@ async def test_bodies_may_be_any_bytes() -> None:
     assert broker.bodies() == [b"one", b"three", b"four"]
 
 
-async def test_publish_many_is_cut_to_what_the_broker_takes() -> None:
+async def test_publish_many_is_cut_to_the_limits_of_the_broker() -> None:
     limits = Limits(max_body_bytes=100, max_message_bytes=50)
     bodies = [b"%02d" % number * 5 for number in range(60)]
     async with ScriptedBroker() as broker, Producer(broker.address, limits=limits) as producer:
@@ -343,7 +343,7 @@ async def test_publish_many_takes_no_more_than_may_be_in_flight() -> None:
     assert len(broker.bodies()) == 1000
 
 
-async def test_no_broker_is_told_with_the_address_and_the_reason() -> None:
+async def test_the_error_of_no_broker_has_the_address_and_the_reason() -> None:
     async with ScriptedBroker() as broker:
         address = broker.address
     with pytest.raises(ConnectFailed, match=rf"0\.2 s: {address}: .*[Rr]efused|{address}.*failed"):
@@ -351,7 +351,7 @@ async def test_no_broker_is_told_with_the_address_and_the_reason() -> None:
             pass
 
 
-async def test_what_is_no_nsq_broker_is_told() -> None:
+async def test_a_server_that_is_no_nsq_broker_is_reported() -> None:
     async def web(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -364,14 +364,14 @@ async def test_what_is_no_nsq_broker_is_told() -> None:
                 pass
 
 
-async def test_a_broker_that_wants_auth_is_told() -> None:
+async def test_a_broker_that_wants_auth_is_reported() -> None:
     async with ScriptedBroker(auth_required=True) as broker:
         with pytest.raises(ConnectFailed, match="AUTH"):
             async with Producer(broker.address, timeout_s=0.2, backoff=FAST):
                 pass
 
 
-async def test_closing_waits_for_what_is_published() -> None:
+async def test_closing_waits_for_pending_publishes() -> None:
     silence = Silence()
     async with ScriptedBroker(silence) as broker:
         async with Producer(broker.address) as producer:

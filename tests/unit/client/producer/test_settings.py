@@ -35,7 +35,7 @@ async def test_a_keyword_is_in_the_place_of_a_settings_field() -> None:
 
 
 @pytest.mark.parametrize("kind", [Producer, sync.Producer])
-def test_a_keyword_that_is_none_is_the_default_but_for_a_number_of_retries(kind: Any) -> None:
+def test_none_is_the_default_of_each_keyword_but_retries(kind: Any) -> None:
     producer = kind(backoff=None, limits=None, hooks=None, retries=None, send_retries=None)
     inner = getattr(producer, "_producer", producer)
     assert inner._limits == Limits()

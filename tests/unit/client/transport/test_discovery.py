@@ -1,4 +1,4 @@
-"""What lookup daemons that misbehave can do: nothing."""
+"""Lookup daemons that misbehave do no harm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def daemon(answer: Answer) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def not_found(*bodies: bytes | None) -> AsyncIterator[str]:
-    """A server that answers these one after the other, with 404 where they tell of no brokers;
+    """A server that answers these one after the other, with 404 where they list no brokers;
     None for NSQ's answer to bytes that are no command, in segments of TCP as nsqd sends it.
     """
     left = iter(bodies)
@@ -64,10 +64,10 @@ async def not_found(*bodies: bytes | None) -> AsyncIterator[str]:
 
 
 async def look(*daemons: str) -> tuple[list[Address], bool]:
-    """What is known once each daemon was asked once."""
+    """Return the addresses once each daemon was asked once."""
     found: list[tuple[list[Address], bool]] = []
     watch = asyncio.create_task(
-        Discovery("t", daemons, 60.0, lambda *told: found.append(told)).watch()
+        Discovery("t", daemons, 60.0, lambda *args: found.append(args)).watch()
     )
     await eventually(lambda: len(found) == len(daemons))
     watch.cancel()
@@ -120,15 +120,15 @@ async def very_many(response: web.StreamResponse) -> None:
 
 
 @pytest.mark.parametrize(("bad", "count"), [(odd, 1), (null, 0), (other, 0), (very_many, 1000)])
-async def test_what_is_sound_of_an_answer_counts(bad: Answer, count: int) -> None:
+async def test_the_sound_part_of_an_answer_counts(bad: Answer, count: int) -> None:
     async with daemon(bad) as one:
         found, is_all = await look(one)
     assert len(found) == count
     assert not is_all, "so nothing is let go of because of it"
 
 
-async def test_a_slow_daemon_holds_up_nobody() -> None:
-    """The other is asked again and again meanwhile, and what it tells is taken at once."""
+async def test_a_slow_daemon_does_not_delay_the_others() -> None:
+    """The other is asked again and again meanwhile, and its answers are used at once."""
     go = asyncio.Event()
     asked = 0
 
@@ -142,7 +142,7 @@ async def test_a_slow_daemon_holds_up_nobody() -> None:
 
     found: list[tuple[list[Address], bool]] = []
     async with daemon(slow) as one, daemon(quick) as two, asyncio.timeout(discovery.ANSWER_S - 1):
-        search = Discovery("t", [one, two], 60.0, lambda *told: found.append(told))
+        search = Discovery("t", [one, two], 60.0, lambda *args: found.append(args))
         watch = asyncio.create_task(search.watch())
         await search.first_found()
         assert found == [([Address("b", 4150)], False)]
@@ -164,7 +164,7 @@ async def test_a_slow_daemon_holds_up_nobody() -> None:
         (None, "that is a TCP port; give the lookup daemon's HTTP address"),
     ],
 )
-async def test_another_server_than_a_lookup_daemon_is_told(
+async def test_a_server_that_is_no_lookup_daemon_is_logged(
     body: bytes | None, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such as the HTTP or TCP port of a broker: it was taken for a daemon without the topic."""
@@ -173,10 +173,10 @@ async def test_another_server_than_a_lookup_daemon_is_told(
     assert f"{address} does not answer: {why}, whose port is usually 4161" in caplog.text
 
 
-async def test_a_topic_that_no_broker_has_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    tells: list[bytes] = [b'{"message": "TOPIC_NOT_FOUND"}'] * 2
-    tells += [b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}']
-    tells += [b'{"producers": []}'] * 2
+async def test_a_topic_that_no_broker_has_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[bytes] = [b'{"message": "TOPIC_NOT_FOUND"}'] * 2
+    answers += [b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}']
+    answers += [b'{"producers": []}'] * 2
     looks = 0
 
     def found(_addresses: list[Address], is_all: bool) -> None:
@@ -185,17 +185,17 @@ async def test_a_topic_that_no_broker_has_is_told_once(caplog: pytest.LogCapture
         looks += 1
         search.look_again()
 
-    async with not_found(*tells) as address, asyncio.timeout(discovery.ANSWER_S):
+    async with not_found(*answers) as address, asyncio.timeout(discovery.ANSWER_S):
         search = Discovery("typo", [address], 60.0, found)
         watch = asyncio.create_task(search.watch())
-        await eventually(lambda: looks == len(tells))
+        await eventually(lambda: looks == len(answers))
         watch.cancel()
         await asyncio.wait([watch])
-    told = f"http://{address}: no broker with topic 'typo' is known there; looking again every 60 s"
-    assert caplog.messages == [told, told], "once before there was one, and once after that"
+    line = f"http://{address}: no broker with topic 'typo' is known there; looking again every 60 s"
+    assert caplog.messages == [line, line], "once before there was one, and once after that"
 
 
-async def test_a_daemon_that_does_not_tell_topics_is_told_once(
+async def test_a_daemon_that_does_not_list_topics_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.socket() as closed:
@@ -221,7 +221,7 @@ def resolve(host: object, *_rest: object, **_options: object) -> list[object]:
 
 
 @pytest.mark.parametrize("make", [Consumer, PullConsumer, Producer])
-async def test_a_broadcast_address_that_does_not_resolve_is_told_with_the_way_out(
+async def test_a_broadcast_address_that_does_not_resolve_is_logged_with_what_to_do(
     make: type[Consumer | PullConsumer | Producer],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

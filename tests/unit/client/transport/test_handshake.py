@@ -1,4 +1,4 @@
-"""The handshake, against brokers that answer what the test tells them."""
+"""The handshake, against brokers that answer by a script."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def open_one(broker: ScriptedBroker, **identity: Any) -> Connection:
     return await Connection.open(address, Identity(**identity), timeout_s=2)
 
 
-async def test_what_is_not_answered_is_not_offered() -> None:
+async def test_a_feature_missing_from_the_answer_is_not_offered() -> None:
     async with ScriptedBroker() as broker:
         for asked, says in (
             ({"tls": True}, "does not offer TLS"),
@@ -68,7 +68,7 @@ async def test_what_is_not_answered_is_not_offered() -> None:
 
 
 async def test_nothing_that_came_before_tls_is_read_as_if_it_came_in_it() -> None:
-    """Or somebody on the way could answer in the broker's place."""
+    """Otherwise an attacker on the way could answer in the broker's place."""
     async with ScriptedBroker(answering(agreed(tls_v1=True), frame(0, b"OK"))) as broker:
         with pytest.raises(ConnectRefused, match="tls: "):
             await open_one(broker, tls=Tls(verify=False))
@@ -94,14 +94,14 @@ async def test_nothing_that_came_before_tls_is_read_as_if_it_came_in_it() -> Non
         ([agreed(auth_required=True), frame(0, b"OK")], "the answer to AUTH is no JSON object"),
     ],
 )
-async def test_what_is_no_answer_is_a_failure(frames: list[bytes], says: str) -> None:
+async def test_a_bad_answer_is_a_failure(frames: list[bytes], says: str) -> None:
     async with ScriptedBroker(answering(*frames)) as broker:
         with pytest.raises(ConnectFailed, match=says) as caught:
             await open_one(broker, auth_secret="x")
         assert not isinstance(caught.value, ConnectRefused), "another attempt may do"
 
 
-async def test_a_certificate_that_has_expired_is_told(tmp_path: Path) -> None:
+async def test_an_expired_certificate_is_reported(tmp_path: Path) -> None:
     trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
@@ -123,14 +123,14 @@ async def test_a_certificate_that_has_expired_is_told(tmp_path: Path) -> None:
             await Connection.open(address, identity, timeout_s=5)
 
 
-async def test_an_identity_that_the_broker_will_not_have_is_told() -> None:
+async def test_an_identity_that_the_broker_refuses_is_reported() -> None:
     async with ScriptedBroker(answering(frame(1, b"E_BAD_BODY IDENTIFY no"))) as broker:
         with pytest.raises(ConnectRefused, match="E_BAD_BODY IDENTIFY no"):
             async with Producer(broker.address, backoff=FAST):
                 pass
 
 
-async def test_heartbeats_in_the_handshake_are_answered_and_what_follows_is_not_lost() -> None:
+async def test_heartbeats_in_the_handshake_are_answered_and_lose_nothing() -> None:
     async def script(command: Command) -> bool:
         if command.name == "AUTH":
             assert command.bodies == [b"s\xe4cret"]
@@ -191,7 +191,9 @@ async def test_a_refusal_is_hopeless_only_when_all_refuse() -> None:
         assert len(strict.peers) == 1
 
 
-async def test_who_was_taken_before_is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_was_accepted_before_is_patient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dialer, "PATIENCE_S", 0.2)
     refusals = 0
 
@@ -240,7 +242,7 @@ async def test_a_broker_that_was_found_and_refuses_is_done_without(
                 pass
 
 
-def test_what_is_asked_for_is_checked(tmp_path: Path) -> None:
+def test_settings_are_checked(tmp_path: Path) -> None:
     context = ssl.create_default_context()
     for settings, says in (
         ({"key_file": "x"}, "cert_file"),
@@ -278,7 +280,7 @@ def test_files_are_read_again_once_they_have_changed(tmp_path: Path) -> None:
     assert second.get_ca_certs() != first.get_ca_certs()
 
 
-def test_an_encrypted_key_without_its_password_asks_nobody(tmp_path: Path) -> None:
+def test_an_encrypted_key_without_its_password_does_not_prompt(tmp_path: Path) -> None:
     trustme = pytest.importorskip("trustme")
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     leaf = trustme.CA().issue_cert("client.example")

@@ -1,4 +1,4 @@
-"""More time for what takes long, and none for what is done with or forgotten."""
+"""More time for slow handlers, and none for messages that are answered or forgotten."""
 
 import asyncio
 import gc
@@ -97,7 +97,7 @@ async def test_nothing_is_touched_where_it_is_not_wanted() -> None:
         await running
 
 
-async def test_what_iterating_has_handed_out_is_touched_as_long_as_it_is_held(
+async def test_iterated_messages_are_touched_while_they_are_held(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
@@ -108,7 +108,7 @@ async def test_what_iterating_has_handed_out_is_touched_as_long_as_it_is_held(
         broker.deliver(1, 2, 3)
         messages = [await anext(consumer) for _ in range(3)]
         messages.pop().finish()
-        del messages[0]  # Nobody can answer it any more.
+        del messages[0]  # It can no longer be answered.
         await broker.until(lambda: broker.answered("TOUCH"))
         await eventually(lambda: "delivers it again" in caplog.text)
         assert set(broker.answered("TOUCH")) == {2}
@@ -117,7 +117,7 @@ async def test_what_iterating_has_handed_out_is_touched_as_long_as_it_is_held(
     assert broker.answered("REQ") == [2]
 
 
-async def test_that_touches_do_not_help_any_more_is_told_however_late_that_is_seen(
+async def test_touches_that_no_longer_help_are_logged_however_late_that_is_seen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
@@ -133,7 +133,7 @@ async def test_that_touches_do_not_help_any_more_is_told_however_late_that_is_se
         message.finish()
 
 
-async def test_what_is_forgotten_is_given_back_at_the_end_where_that_is_near() -> None:
+async def test_forgotten_messages_are_given_back_at_a_near_end() -> None:
     async with (
         ScriptedBroker(msg_timeout=60_000) as broker,
         Consumer("t", "c", broker.address) as consumer,

@@ -1,4 +1,4 @@
-"""What becomes of messages that fail: they come again, are put off, or are given up."""
+"""Failed messages come again, are deferred, or are given up."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def test_nothing_is_given_up_unless_asked_for() -> None:
         assert consumer.stats.given_up == 0
 
 
-async def test_what_is_given_up_is_handed_over_before_it_is_finished(
+async def test_a_message_given_up_is_handed_over_before_it_is_finished(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     handled: list[bytes] = []
@@ -73,7 +73,9 @@ async def test_what_is_given_up_is_handed_over_before_it_is_finished(
     assert (handled, kept) == ([b"body 1"], [b"body 2"])
 
 
-async def test_what_could_not_be_handed_over_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_message_that_could_not_be_handed_over_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def keep(_message: Message) -> None:
         raise OSError("no room")
 
@@ -87,7 +89,7 @@ async def test_what_could_not_be_handed_over_is_kept(caplog: pytest.LogCaptureFi
     assert "no room" in caplog.text
 
 
-async def test_without_a_hook_it_is_logged_that_nobody_keeps_it(
+async def test_a_message_given_up_without_a_hook_is_logged_as_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with ScriptedBroker() as broker, handling(broker, fail, max_attempts=1):
@@ -121,7 +123,7 @@ def test_delays_as_go_nsq_has_them() -> None:
 
 
 @pytest.mark.parametrize("attempts", [-1, 65_536])
-def test_a_senseless_limit_is_told(attempts: int) -> None:
+def test_a_senseless_limit_is_refused(attempts: int) -> None:
     with pytest.raises(ValueError, match=f"max_attempts={attempts}"):
         Consumer("t", "c", "a:1", max_attempts=attempts)
 

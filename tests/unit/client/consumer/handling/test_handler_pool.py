@@ -92,7 +92,7 @@ async def test_a_thread_that_does_not_end_holds_up_no_closing() -> None:
         go.set()
 
 
-async def test_processes_survive_whatever_a_handler_does(
+async def test_processes_survive_failures_of_their_handlers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedBroker() as broker:
@@ -100,8 +100,8 @@ async def test_processes_survive_whatever_a_handler_does(
         async with handling(broker, obey, on="processes", concurrency=1, close_timeout_s=1):
             # Messages behind the one that dies are handled by a new process.
             first, second = f"pid {tmp_path / 'one'}", f"pid {tmp_path / 'two'}"
-            for number, what in enumerate((first, "odd", "later", "exit", "die", second)):
-                deliver(broker, number, what)
+            for number, body in enumerate((first, "odd", "later", "exit", "die", second)):
+                deliver(broker, number, body)
             broker.peers[0].answer(b"_heartbeat_")
             await broker.until(lambda: broker.nops == 1)
             await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6, timeout_s=60)
@@ -157,16 +157,16 @@ time.sleep(60)
 
 
 async def test_processes_end_with_a_consumer_that_is_killed(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     consumer = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", BEGINS_A_PROCESS, str(told)
+        sys.executable, "-c", BEGINS_A_PROCESS, str(pid_file)
     )
     try:
-        await eventually(lambda: told.exists() and told.read_text().endswith("."))
+        await eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("."))
     finally:
         consumer.kill()
         await consumer.wait()
-    pid = int(told.read_text()[:-1])
+    pid = int(pid_file.read_text()[:-1])
     await eventually(lambda: not is_running(pid))
 
 

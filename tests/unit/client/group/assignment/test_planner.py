@@ -44,7 +44,7 @@ class Post:
         }
 
     def of(self, method: str) -> list[Mapping[str, Any]]:
-        """What it was called with."""
+        """Return the arguments of the calls of a method."""
         return [fields for called, fields in self.calls if called == method]
 
 
