@@ -74,7 +74,7 @@ def test_each_fault_is_found_alone(change: dict[str, Any], fault: str) -> None:
     assert fault in only
 
 
-def test_lost_is_what_was_answered_and_is_missing_anywhere() -> None:
+def test_answered_messages_missing_anywhere_are_lost() -> None:
     account = replace(
         GOOD,
         answered=b"\1\1\1\0",

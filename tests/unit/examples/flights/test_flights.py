@@ -1,4 +1,4 @@
-"""The source: what is read of it, and how it is told when it is not there."""
+"""The source: its rows, and the error when it is missing."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def test_one_in_a_hundred_fails_the_first_time_only() -> None:
     assert (handling.deliveries, handling.failures) == (3 * ONE_IN + 3, 3)
 
 
-async def test_what_comes_twice_counts_once() -> None:
+async def test_a_repeated_message_counts_once() -> None:
     handling = DemoHandling("127.0.0.1:4150", 3)
     for row, carrier, delay_min in [(1, "UA", 5), (1, "UA", 5), (2, "UA", None)]:
         handling.handle(message(row, carrier, delay_min))
