@@ -23,7 +23,7 @@ def storage() -> SimulatedStorage:
     return storage
 
 
-def test_it_reads_back(storage: SimulatedStorage) -> None:
+def test_a_checkpoint_is_read_back(storage: SimulatedStorage) -> None:
     assert load(storage) == Checkpoint(ENTRIES)
 
 
@@ -34,9 +34,9 @@ def test_every_flipped_byte_is_noticed(storage: SimulatedStorage) -> None:
         broken = bytearray(good)
         broken[place] ^= 32
         storage.replace(checkpoint.NAME, bytes(broken))
-        told = load(storage)
-        assert isinstance(told, str)
-        assert told.startswith("the checkpoint is damaged: position ")
+        trouble = load(storage)
+        assert isinstance(trouble, str)
+        assert trouble.startswith("the checkpoint is damaged: position ")
 
 
 def test_a_cut_or_empty_or_missing_one_is_not_used(storage: SimulatedStorage) -> None:

@@ -45,7 +45,7 @@ def test_segments_follow_each_other_and_records_never_cross_their_ends() -> None
         assert position // SEGMENT_BYTES == (position + 279) // SEGMENT_BYTES
 
 
-def test_each_segment_begins_with_what_its_owner_wants_there() -> None:
+def test_each_segment_begins_with_the_head_of_its_owner() -> None:
     log = new_log(SimulatedStorage(Random(1)))
     heads: list[int] = []
 
@@ -156,7 +156,7 @@ def test_a_flush_that_fails_is_not_tried_again() -> None:
         append(log)
 
 
-def test_what_is_flushed_survives_a_power_cut_and_nothing_else_must() -> None:
+def test_only_flushed_records_must_survive_a_power_cut() -> None:
     kept = 0
     for seed in range(60):
         storage = SimulatedStorage(Random(seed))
@@ -182,7 +182,7 @@ def test_what_is_flushed_survives_a_power_cut_and_nothing_else_must() -> None:
     assert 0 < kept < 30, "some power cuts lose something, and not all lose everything"
 
 
-def test_a_flush_covers_what_an_unfinished_one_covered() -> None:
+def test_a_flush_covers_an_unfinished_one() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     for _ in range(20):
@@ -197,7 +197,7 @@ def test_a_flush_covers_what_an_unfinished_one_covered() -> None:
     assert log.flush_job().segments == (log.segments[-1],)
 
 
-def test_what_was_there_at_the_start_belongs_to_the_first_flush() -> None:
+def test_the_first_flush_covers_records_from_before_the_start() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""What a failed flush left in memory: noted, found by the next start, and written once more."""
+"""Pages that a failed flush left in memory: noted, found by the next start, and written again."""
 
 from __future__ import annotations
 

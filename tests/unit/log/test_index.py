@@ -164,7 +164,7 @@ def test_rows_are_filled_in_from_the_log(storage: SimulatedStorage) -> None:
     assert Index(storage, 1, 0, 0, 10, index.crc).verify()
 
 
-def test_a_file_that_is_not_what_it_was_does_not_verify(storage: SimulatedStorage) -> None:
+def test_a_changed_file_does_not_verify(storage: SimulatedStorage) -> None:
     index = filled(storage)
     index.write()
     name = index.name

@@ -1,4 +1,4 @@
-"""Records: what is written reads back, and what is not a record of its place is refused."""
+"""Records are read back as written, and bytes that are no record of their place are refused."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_every_flipped_bit_is_noticed() -> None:
         (lambda record: record[:8] + b"\x10" + record[9:], "length 16, parts need"),
     ],
 )
-def test_what_is_no_record_is_told_why(change: object, text: str) -> None:
+def test_the_error_of_a_bad_record_says_why(change: object, text: str) -> None:
     assert callable(change)
     with pytest.raises(BadRecord, match=text):
         read_record(change(entry()), 0, 4096)

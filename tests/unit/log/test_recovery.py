@@ -1,4 +1,4 @@
-"""Reading a log forward: where it ends, what is damaged, and what an earlier life left behind."""
+"""Reading a log forward: its end, its damage, and the remains of an earlier life."""
 
 from random import Random
 
@@ -51,7 +51,7 @@ def test_an_empty_log() -> None:
     assert (found, report.end_position, report.cut, report.damaged) == ([], 0, None, [])
 
 
-def test_a_torn_tail_is_cut_and_told() -> None:
+def test_a_torn_tail_is_cut_and_reported() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     *_, last = append(log, b"one", b"two", b"three" * 20)
@@ -66,7 +66,7 @@ def test_a_torn_tail_is_cut_and_told() -> None:
     assert report.damaged == []
 
 
-def test_a_flipped_bit_in_the_middle_is_passed_over_and_told() -> None:
+def test_a_flipped_bit_in_the_middle_is_skipped_and_reported() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     positions = append(log, b"one", b"two", b"three", b"four")
@@ -151,7 +151,7 @@ def test_the_last_segment_exactly_full() -> None:
     assert len(read(storage)[0]) == 2
 
 
-def test_what_is_left_of_a_segment_is_too_short_for_a_header() -> None:
+def test_the_rest_of_a_segment_may_be_too_short_for_a_header() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     append(log, b"x" * (SEGMENT_BYTES - HEADER_BYTES - 40))

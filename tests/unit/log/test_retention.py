@@ -125,7 +125,7 @@ def segment_base(position: int) -> int:
     return position // SEGMENT_BYTES * SEGMENT_BYTES
 
 
-def test_places_of_segments_that_have_gone_are_none(made: Log) -> None:
+def test_segments_that_have_gone_have_no_places(made: Log) -> None:
     places = SegmentLocator(made.log.segments)
     places.find(np.empty(0, np.uint64))
     positions = np.array([made.big.row(row).position for row in range(100)], np.uint64)
@@ -138,7 +138,7 @@ def test_places_of_segments_that_have_gone_are_none(made: Log) -> None:
     assert [n < 0 for n in numbers] == [base == gone.base for base in before]
 
 
-def test_cleaning_moves_what_is_needed_and_frees_the_segment(made: Log) -> None:
+def test_cleaning_moves_needed_records_and_frees_the_segment(made: Log) -> None:
     log = made.log
     needs = [need(made, made.big, 99, 4), need(made, made.small, 0)]
     needed = needed_bytes(log.segments, needs)

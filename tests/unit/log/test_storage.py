@@ -15,7 +15,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "log").iterdir())
 
 
-def test_a_second_broker_is_refused_and_told_who_has_the_folder(tmp_path: Path) -> None:
+def test_a_second_broker_is_refused_with_the_process_that_has_the_folder(tmp_path: Path) -> None:
     first = DiskStorage(tmp_path)
     with pytest.raises(FolderInUse, match=rf"in use by another broker \(process {os.getpid()}\)"):
         DiskStorage(tmp_path)
@@ -38,7 +38,7 @@ def test_segments_are_there_again_after_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_view_shows_what_is_written_later(tmp_path: Path) -> None:
+def test_a_view_shows_later_writes(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
     segment = storage.create(0, SEGMENT_BYTES)
     view = segment.view[8:16]
@@ -78,7 +78,7 @@ def test_a_busy_log_may_keep_more_spares_until_it_is_idle(tmp_path: Path) -> Non
     storage.close()
 
 
-def test_a_segment_that_somebody_reads_is_not_written_over(tmp_path: Path) -> None:
+def test_a_segment_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
     segment = storage.create(0, SEGMENT_BYTES)
     segment.write(b"being sent", 0)
@@ -90,7 +90,9 @@ def test_a_segment_that_somebody_reads_is_not_written_over(tmp_path: Path) -> No
     storage.close()
 
 
-def test_spares_are_made_in_advance_and_those_of_another_size_given_back(tmp_path: Path) -> None:
+def test_spare_segments_are_made_in_advance_and_those_of_another_size_given_back(
+    tmp_path: Path,
+) -> None:
     storage = DiskStorage(tmp_path)
     storage.reserve(SEGMENT_BYTES, 2)
     assert [name.endswith(".spare") for name in names(tmp_path)] == [True, True]
@@ -107,7 +109,7 @@ def test_spares_are_made_in_advance_and_those_of_another_size_given_back(tmp_pat
     again.close()
 
 
-def test_what_must_stay_free_stays_free(tmp_path: Path) -> None:
+def test_reserved_space_stays_free(tmp_path: Path) -> None:
     disk = os.statvfs(tmp_path)
     everything = disk.f_blocks * disk.f_frsize
     storage = DiskStorage(tmp_path, keep_free_bytes=everything)
@@ -125,7 +127,7 @@ def test_what_must_stay_free_stays_free(tmp_path: Path) -> None:
 def test_the_last_spare_of_a_full_disk_is_kept_for_the_next_checkpoint(
     tmp_path: Path, free_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal could use it; but only a checkpoint lets segments go, and so makes room."""
+    """The journal could use it; but only a checkpoint frees segments."""
     storage = DiskStorage(tmp_path)
     storage.reserve(SEGMENT_BYTES, 2)
     monkeypatch.setattr(
