@@ -1,4 +1,4 @@
-"""What the registry knows, and forgets with time."""
+"""The registry: its entries, and their expiry."""
 
 from martlet.lookup.registry import Peer, Registry
 
@@ -21,17 +21,17 @@ class World:
         return peer
 
 
-def test_a_broker_that_was_silent_for_long_is_not_told_of_until_it_is_heard() -> None:
+def test_a_long_silent_broker_is_not_listed_until_it_is_heard() -> None:
     world = World()
-    silent, heard = world.peer("silent", "t"), world.peer("heard", "t")
+    silent, active = world.peer("silent", "t"), world.peer("heard", "t")
     world.now_ns += 300 * SECOND_NS
-    world.registry.ping(heard)
-    assert world.registry.producers("t") == [silent, heard]
+    world.registry.ping(active)
+    assert world.registry.producers("t") == [silent, active]
     world.now_ns += 1
-    assert world.registry.producers("t") == [heard]
-    assert world.registry.nodes() == [heard]
+    assert world.registry.producers("t") == [active]
+    assert world.registry.nodes() == [active]
     world.registry.ping(silent)
-    assert world.registry.producers("t") == [silent, heard]
+    assert world.registry.producers("t") == [silent, active]
 
 
 def test_a_tombstone_hides_a_broker_for_one_topic_and_for_a_while() -> None:
