@@ -97,7 +97,7 @@ def test_config_keys_are_nsqds() -> None:
     assert BrokerOptions.flags()["tcp-address"].config_key == "tcp_address"
 
 
-def test_node_id_of_a_host_is_what_nsqd_takes() -> None:
+def test_the_default_node_id_is_that_of_nsqd() -> None:
     # `nsqd` on a host named "vm" logs "ID: 617".
     assert default_node_id("vm") == 617
 
@@ -131,17 +131,17 @@ def test_every_default_could_be_written_as_a_flag() -> None:
         ({"tls_client_auth_policy": "require", "tls_cert": "a"}, "give --tls-cert and --tls-key"),
     ],
 )
-def test_refuses_what_cannot_be(wrong: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         BrokerOptions(**wrong)
     assert message in str(caught.value)
 
 
-def test_tells_what_has_no_effect_only_when_it_was_set() -> None:
+def test_options_without_effect_are_reported_only_when_set() -> None:
     assert BrokerOptions().without_effect() == []
-    (told,) = BrokerOptions(queue_scan_worker_pool_max=2).without_effect()
-    assert told[0].name == "queue-scan-worker-pool-max"
-    assert told[1] == 2
+    (found,) = BrokerOptions(queue_scan_worker_pool_max=2).without_effect()
+    assert found[0].name == "queue-scan-worker-pool-max"
+    assert found[1] == 2
 
 
 def test_a_segment_is_whole_pages() -> None:

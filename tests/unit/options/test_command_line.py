@@ -97,7 +97,7 @@ def test_numbers_may_be_hexadecimal_and_sizes_have_units() -> None:
         (["-tcp-add=x"], "there is no flag -tcp-add; did you mean"),
     ],
 )
-def test_says_what_is_wrong_and_exits_with_2(
+def test_a_wrong_flag_is_reported_and_exits_with_2(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -163,7 +163,7 @@ def test_the_command_line_goes_before_the_file(config: Path) -> None:
         ('tls_required = "perhaps"', "tls_required: 'perhaps' is none of"),
     ],
 )
-def test_says_what_is_wrong_in_the_file(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_the_config_file_are_reported(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.cfg"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(OptionError) as caught:
@@ -206,7 +206,7 @@ def test_says_that_the_file_is_not_there(tmp_path: Path) -> None:
         read(f"--config={tmp_path / 'none.cfg'}")
 
 
-def test_help_says_what_a_flag_without_meaning_does_instead(
+def test_help_explains_flags_without_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -256,7 +256,7 @@ def test_a_log_line_looks_like_nsqds() -> None:
 
 
 @pytest.mark.usefixtures("quiet_logger")
-def test_what_a_client_sent_makes_no_second_log_line() -> None:
+def test_client_input_makes_no_second_log_line() -> None:
     stream = io.StringIO()
     start.set_up_logging(LogLevel.INFO, "", stream)
     log = logging.getLogger("martlet.server.tcp")
