@@ -26,7 +26,7 @@ class Files:
 
     Attributes:
         segments: their bytes, by base.
-        checkpoint: what that tells.
+        checkpoint: its content.
     """
 
     def __init__(self, core: Core) -> None:
@@ -65,7 +65,7 @@ class Files:
         return max(base for base in self.segments if base <= header.position)
 
     def audit(self) -> Audit:
-        """What an audit finds."""
+        """Return the audit of the files."""
         bases = sorted(self.segments)
         places = tuple(
             SegmentPlace(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", None)
@@ -88,12 +88,12 @@ class Files:
 
 
 def audited(core: Core) -> Audit:
-    """What an audit of a broker finds, with its journal written."""
+    """Audit a broker, with its journal written."""
     core.broker.write_journal()
     return Files(core).audit()
 
 
-def told(audit: Audit, topic: str, channel: str = "") -> dict[str, int]:
+def counts_of(audit: Audit, topic: str, channel: str = "") -> dict[str, int]:
     """The counts of a channel, or of the topic itself, over all hours, but for those that are 0."""
     counts: dict[str, int] = defaultdict(int)
     for line in audit.lines:

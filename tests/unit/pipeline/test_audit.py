@@ -1,4 +1,4 @@
-"""What an audit finds in the log of a simulated broker, with losses planted and without."""
+"""Audits of the log of a simulated broker, with losses planted and without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 from tests.unit.broker.delayed.test_delayed_messages import delay, due_now
 from tests.unit.broker.retention.test_eviction import SEGMENTS, SmallCore
 from tests.unit.broker.transactions.test_manager import Producer
-from tests.unit.pipeline.audited import Files, audited, told
+from tests.unit.pipeline.audited import Files, audited, counts_of
 
 from martlet.broker.delayed.delayed_messages import HOUR_NS
 from martlet.broker.policy import ChannelPolicy
@@ -51,7 +51,7 @@ def halfway(core: Core) -> Core:
 # what is counted
 
 
-def test_what_a_channel_has_done_is_counted_by_the_hour() -> None:
+def test_a_channel_is_counted_by_the_hour() -> None:
     core = Core()
     core.clock.advance(HOUR_NS - core.clock.now_ns % HOUR_NS)
     client = core.client("t").ready(10)
@@ -78,14 +78,14 @@ def test_a_topic_without_channels_has_a_row() -> None:
     assert (row["topic"], row["channel"], row["published"]) == ("t", "", 1)
 
 
-def test_what_was_let_go_is_counted_as_earlier_and_not_as_lost() -> None:
+def test_released_messages_are_counted_as_earlier_and_not_as_lost() -> None:
     core = Core()
     client = core.client("t").ready(1000)
     core.fill("t", 6)
     client.finish()
     core.stop()
     audit = audited(core)
-    published = told(audit, "t")["published"]
+    published = counts_of(audit, "t")["published"]
     assert published == len(client.got)
     assert next(iter(audit.rows()))["hour"] is None
     assert not audit.findings
@@ -103,14 +103,14 @@ def test_dead_letters_are_counted_and_are_messages_of_their_own_topic() -> None:
     for _ in range(5):
         core.wait(SECOND_NS)
     audit = audited(core)
-    counts = told(audit, "t", "c")
+    counts = counts_of(audit, "t", "c")
     assert (counts["dead"], counts["timed_out"], counts["retried"]) == (1, 2, 1)
     assert "open" not in counts
-    assert told(audit, "t.c.dead")["published"] == 1
+    assert counts_of(audit, "t.c.dead")["published"] == 1
     assert not audit.findings
 
 
-def test_messages_brought_back_are_for_one_channel_and_are_not_published_again() -> None:
+def test_redriven_messages_are_for_one_channel_and_are_not_published_again() -> None:
     core = Core()
     core.channel("t", "other")
     client = core.client("t").ready(10)
@@ -120,38 +120,38 @@ def test_messages_brought_back_are_for_one_channel_and_are_not_published_again()
     topic.stage([b"again"], -topic.channels["c"].id)
     core.broker.commit()
     audit = audited(core)
-    assert told(audit, "t")["published"] == 1
-    assert told(audit, "t", "other")["open"] == 1
-    assert told(audit, "t", "c")["delivered"] == 2
+    assert counts_of(audit, "t")["published"] == 1
+    assert counts_of(audit, "t", "other")["open"] == 1
+    assert counts_of(audit, "t", "c")["delivered"] == 2
     assert not audit.findings
 
 
-def test_groups_have_finished_what_lies_below_their_offset() -> None:
+def test_groups_have_finished_messages_below_their_offset() -> None:
     core = Core()
     channel = core.channel("t")
     core.broker.topics["t"].configure_channel("c", ChannelPolicy(kind="offsets"))
     core.publish("t", *(b"%d" % n for n in range(10)))
     assert channel.group is not None
     channel.group.commit(7)
-    counts = told(audited(core), "t", "c")
+    counts = counts_of(audited(core), "t", "c")
     assert (counts["finished"], counts["open"]) == (7, 3)
 
 
 # what is lost
 
 
-def test_a_segment_that_is_missing_is_named_with_what_channels_needed_of_it() -> None:
+def test_a_missing_segment_is_named_with_its_needed_messages() -> None:
     files = Files(halfway(Core()))
     base = sorted(files.segments)[3]
-    before = told(files.audit(), "t")["published"]
+    before = counts_of(files.audit(), "t")["published"]
     del files.segments[base]
     audit = files.audit()
     finding = only(audit)
     assert (finding.topic, finding.broker) == ("t", "b")
     assert finding.unfinished == {"c": finding.count}
     assert [place.file for place in finding.places] == [f"log/{base:020d}.log"]
-    assert told(audit, "t")["published"] == before
-    assert told(audit, "t", "c")["lost"] == audit.lost == finding.count
+    assert counts_of(audit, "t")["published"] == before
+    assert counts_of(audit, "t", "c")["lost"] == audit.lost == finding.count
     assert audit.is_lossy
 
 
@@ -166,7 +166,7 @@ def test_a_cut_segment_is_named(kept: int) -> None:
     assert kept > SEGMENT_BYTES - 100 or (finding.kind == "lost" and finding.count)
 
 
-def test_what_is_cut_of_the_end_of_a_stopped_log_is_known_by_the_checkpoint() -> None:
+def test_messages_cut_from_a_stopped_log_are_known_by_the_checkpoint() -> None:
     core = Core()
     client = core.client("t").ready(100)
     core.publish("t", *(b"%d" % n for n in range(20)))
@@ -261,7 +261,7 @@ def test_a_message_that_is_stored_twice_is_named_and_is_no_loss() -> None:
     assert not RecordFlag.RELOCATED & first.flags
 
 
-def test_a_damaged_record_that_holds_neither_is_told_as_damage() -> None:
+def test_a_damaged_record_of_neither_kind_is_reported_as_damage() -> None:
     core = Core(traces=True)
     client = core.client("t").ready(1)
     core.publish("t", b"a")
@@ -339,7 +339,7 @@ def test_half_messages_rolled_back_are_not_lost_and_those_of_an_open_transaction
     files = Files(core)
     audit = files.audit()
     assert not audit.findings
-    assert told(audit, "t")["published"] == 1
+    assert counts_of(audit, "t")["published"] == 1
     half = next(topic for topic in core.broker.by_id.values() if topic.name == "%half")
     back, opened, _ = files.headers(RecordKind.BATCH, half.id)
     files.damage(opened)
@@ -361,7 +361,7 @@ def test_delayed_messages_that_still_wait_are_there_or_lost() -> None:
     files = Files(core)
     audit = files.audit()
     assert not audit.findings
-    assert told(audit, "t")["published"] == 1
+    assert counts_of(audit, "t")["published"] == 1
     waiting = [h for h in files.headers(RecordKind.BATCH) if h.topic != core.broker.topics["t"].id][
         -1
     ]
@@ -370,7 +370,7 @@ def test_delayed_messages_that_still_wait_are_there_or_lost() -> None:
     assert (finding.count, finding.text) == (1, "delayed messages")
 
 
-def test_what_was_emptied_or_deleted_is_not_lost() -> None:
+def test_emptied_and_deleted_messages_are_not_lost() -> None:
     core = Core()
     for name in "tuv":
         core.client(name).ready(3)
@@ -383,10 +383,10 @@ def test_what_was_emptied_or_deleted_is_not_lost() -> None:
     core.stop()
     audit = audited(core)
     assert not audit.findings
-    assert "open" not in told(audit, "t", "c")
+    assert "open" not in counts_of(audit, "t", "c")
 
 
-def test_what_a_full_disk_has_given_up_is_dropped_and_not_lost() -> None:
+def test_messages_given_up_for_a_full_disk_are_dropped_and_not_lost() -> None:
     core = SmallCore()
     client = core.client("t").ready(3)
     for number in range(300):
@@ -398,7 +398,7 @@ def test_what_a_full_disk_has_given_up_is_dropped_and_not_lost() -> None:
         if number % 50 == 49:
             assert not Files(core).audit().findings
     audit = audited(core)
-    assert core.dropped() == told(audit, "t", "c")["dropped"] > 0
+    assert core.dropped() == counts_of(audit, "t", "c")["dropped"] > 0
     assert not audit.findings
     assert "dropped" in audit.text()
 
@@ -406,18 +406,18 @@ def test_what_a_full_disk_has_given_up_is_dropped_and_not_lost() -> None:
 # what was let go, and what was taken away
 
 
-def test_a_stretch_is_missing_where_everybody_who_tells_of_it_says_that_it_is_there() -> None:
+def test_a_stretch_is_missing_if_all_heads_that_cover_it_list_it() -> None:
     there = [(0, 100), (300, 400)]
     heads = [(100, [(0, 100)]), (300, [(0, 300)])]
     assert missing_from(there, heads) == [(100, 300)]
     # A checkpoint that was begun before the newest segment let one go.
     assert missing_from(there, [*heads, (290, [(0, 100), (200, 300)])]) == [(200, 300)]
-    # What was not yet written when it was told need not be there.
+    # A message not yet written when it was published need not be there.
     assert missing_from([(0, 100)], [(150, [(0, 200)])]) == [(100, 150)]
     assert missing_from([(0, 100)], []) == []
 
 
-def test_json_tells_what_the_text_tells() -> None:
+def test_json_and_text_report_the_same() -> None:
     files = Files(halfway(Core()))
     files.damage(files.headers(RecordKind.BATCH)[40])
     audit = files.audit()
@@ -430,7 +430,7 @@ def test_json_tells_what_the_text_tells() -> None:
     assert found["hours"][0]["lost"] == 1
 
 
-def test_of_several_brokers_a_finding_tells_whose_log_it_is_in() -> None:
+def test_a_finding_names_the_log_if_there_are_several_brokers() -> None:
     files = Files(halfway(Core()))
     files.damage(files.headers(RecordKind.BATCH)[40])
     audit = files.audit()
@@ -442,7 +442,7 @@ def test_of_several_brokers_a_finding_tells_whose_log_it_is_in() -> None:
     assert "in the log of" not in replace(audit, logs=logs[1:]).text()
 
 
-def test_a_checkpoint_that_can_not_be_read_is_a_note_and_no_loss() -> None:
+def test_an_unreadable_checkpoint_is_a_note_and_no_loss() -> None:
     log = LogSummary(
         "b", "/data/b", 1, 1, 1, 1, 1, 0, 0, is_whole=False, trouble="the checkpoint is damaged"
     )
@@ -468,10 +468,10 @@ def test_the_page_has_tables_and_plots_of_all_this() -> None:
     )
 
 
-# what the power cut, what was cut by hand, and what is of somebody else
+# cuts by power loss, cuts by hand, and files of another broker
 
 
-def test_what_a_start_has_passed_over_and_nobody_misses_is_no_loss() -> None:
+def test_skipped_bytes_that_no_message_misses_are_no_loss() -> None:
     core = Core(traces=True)
     client = core.client("t").ready(3)
     core.publish("t", b"a", b"b", b"c")
@@ -489,7 +489,7 @@ def test_what_a_start_has_passed_over_and_nobody_misses_is_no_loss() -> None:
     core.kill()
     assert core.restored.report.damaged
     assert not Files(core).audit().findings
-    # What is damaged since then was not there when it was started.
+    # Later damage was not there when it was started.
     files = Files(core)
     files.damage(files.headers(RecordKind.TOPOLOGY)[-1])
     assert files.audit().is_lossy
@@ -508,7 +508,7 @@ def test_delayed_messages_that_a_full_disk_has_given_up_are_not_lost() -> None:
     assert not [each for each in Files(core).audit().findings if each.topic.startswith("%")]
 
 
-def test_the_newest_file_is_cut_behind_what_was_written_down() -> None:
+def test_a_cut_of_the_newest_file_behind_its_last_record_is_found() -> None:
     files = Files(halfway(Core()))
     last = files.headers(RecordKind.CURSOR)[-1]
     newest = max(files.segments)
@@ -518,7 +518,7 @@ def test_the_newest_file_is_cut_behind_what_was_written_down() -> None:
     assert place.reason == "the file is cut here"
 
 
-def test_a_segment_of_another_broker_is_told_from_ones_own() -> None:
+def test_a_segment_of_another_broker_is_found() -> None:
     core, other = Core(), Core()
     other.broker.topic("u")
     for each, name in ((core, "t"), (other, "t")):
@@ -533,7 +533,7 @@ def test_a_segment_of_another_broker_is_told_from_ones_own() -> None:
     assert "files of two brokers are mixed" in place.reason
 
 
-def test_a_checkpoint_of_another_broker_is_told_from_ones_own() -> None:
+def test_a_checkpoint_of_another_broker_is_found() -> None:
     core, other = halfway(Core()), Core()
     other.publish("u", b"a")
     for each in (core, other):

@@ -1,4 +1,4 @@
-"""How a command of a job ends: what it is told, and what it answers."""
+"""How a command of a job ends: its signals, and its exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "session", session)
 
 
-def _told_to_end(_options: JobOptions, run: Run) -> int:
+def _ends_early(_options: JobOptions, run: Run) -> int:
     os.kill(os.getpid(), signal.SIGTERM)
     assert run.stopping.wait(10)
     return OK
@@ -32,7 +32,7 @@ def _told_to_end(_options: JobOptions, run: Run) -> int:
 
 @pytest.mark.usefixtures("no_spark")
 def test_a_job_of_steps_ends_at_its_next_one_and_well() -> None:
-    job = Job("steps", "", JobOptions, _told_to_end)
+    job = Job("steps", "", JobOptions, _ends_early)
     assert carry_out(job, JobOptions()) == OK
 
 
@@ -40,13 +40,13 @@ def test_a_job_of_steps_ends_at_its_next_one_and_well() -> None:
 def test_a_job_without_steps_ends_at_once_and_never_as_if_it_were_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = Job("whole", "", JobOptions, _told_to_end, has_steps=False)
+    job = Job("whole", "", JobOptions, _ends_early, has_steps=False)
     assert carry_out(job, JobOptions()) == FAILED
     assert capsys.readouterr().err == "martlet pipeline whole: ended before it was done\n"
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_an_end_that_became_an_error_in_spark_is_told_as_an_end(
+def test_a_stop_that_became_an_error_in_spark_is_reported_as_a_stop(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def work(_options: JobOptions, _run: Run) -> int:
@@ -60,7 +60,7 @@ def test_an_end_that_became_an_error_in_spark_is_told_as_an_end(
     assert capsys.readouterr().err == "martlet pipeline whole: ended before it was done\n"
 
 
-def test_a_job_that_is_told_to_end_while_spark_starts_does_nothing(
+def test_a_job_stopped_while_spark_starts_does_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @contextmanager

@@ -1,4 +1,4 @@
-"""What all jobs are started with."""
+"""Options of all jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_addresses_come_one_by_one_or_with_commas() -> None:
         ({"metrics_address": "9100"}, "--metrics-address=9100"),
     ],
 )
-def test_what_is_none_is_refused(wrong: dict[str, object], said: str) -> None:
+def test_bad_options_are_refused(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         JobOptions(**wrong)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Descriptions of reports: what they say, and what is said of wrong ones."""
+"""Descriptions of reports: their meaning, and the errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_expression_has_a_column_of_its_own() -> None:
         ("topics = ['a b']\n" + GOOD, "topics has 'a b': a topic's name is 1 to 64 of"),
     ],
 )
-def test_what_cannot_be_is_named(text: str, said: str) -> None:
+def test_impossible_descriptions_are_named(text: str, said: str) -> None:
     with pytest.raises(BadDescription, match=said):
         parse(text)
 
@@ -110,7 +110,7 @@ def test_a_board_keeps_the_newest_rows_alone() -> None:
     assert board.rows == [{"n": 1, "value": 3}]
 
 
-def test_rows_that_are_each_new_are_all_kept_and_a_batch_that_is_told_again_counts_once(
+def test_new_rows_are_all_kept_and_a_repeated_batch_counts_once(
     tmp_path: Path,
 ) -> None:
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -153,7 +153,7 @@ def test_groups_without_a_value_have_lines_of_their_own() -> None:
     assert plot.series == {"null": [1.0], "''": [2.0], "NL": [3.0]}
 
 
-def test_a_command_that_cannot_be_is_told_before_spark_starts(
+def test_an_impossible_command_is_refused_before_spark_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.toml"

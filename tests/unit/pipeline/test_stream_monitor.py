@@ -34,7 +34,7 @@ class Query:
         return StreamingQueryException(message=self._error) if self._error else None
 
     @property
-    def is_told(self) -> bool:
+    def is_exhausted(self) -> bool:
         return not self._said
 
 
@@ -46,7 +46,7 @@ def begin(*queries: Query) -> Any:
 def test_a_query_is_waited_for_until_its_source_is_there() -> None:
     query = Query("Initializing StreamExecution", "Initializing sources", "Waiting for data")
     assert begin(query) is query
-    assert query.is_told
+    assert query.is_exhausted
 
 
 def test_a_python_that_came_too_late_is_started_again() -> None:

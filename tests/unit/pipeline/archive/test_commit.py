@@ -30,7 +30,7 @@ START_US = 500_000 * HOUR_US
 
 
 class Killed(BaseException):
-    """What kill -9 is to a process; nothing catches it."""
+    """Stands for kill -9: nothing catches it."""
 
 
 class Dying(LocalStore):
@@ -97,7 +97,7 @@ def messages(first: int, last: int) -> pa.RecordBatch:
 
 
 def write(store: Store, first: int, last: int, batch: str, table: ParquetTable) -> Manifest:
-    """What a task does."""
+    """Write as a task does."""
     writing = Writing(store.location, Shape(("topic", "date", "hour")), flush=False)
     stretch = Stretch(KEY, first, last)
     folder = table.stage("run", batch)
@@ -159,7 +159,7 @@ def test_a_commit_that_is_killed_at_any_step_is_whole_after_the_next_start(tmp_p
         reached = position[KEY]
         assert reached in (5, 12)
         assert seen(folder) == list(range(reached))
-        # Spark does the batch again, of which only what is left is planned.
+        # Spark does the batch again; only the rest of it is planned.
         if reached == 5:
             table.commit("next", [write(LocalStore(folder), 5, 12, "again", table)])
         assert seen(folder) == list(range(12))
@@ -200,7 +200,7 @@ def test_a_compaction_that_is_killed_at_any_step_loses_and_doubles_nothing(
 
 
 def join(table: ParquetTable, store: Store) -> int:
-    """What a compaction does, with the first two files of each folder."""
+    """Join the first two files of each folder, as a compaction does."""
     swaps = []
     for number, folder in enumerate(
         sorted({n.rpartition("/")[0] for n in table.files(recursive=True)})
@@ -230,7 +230,7 @@ def test_a_file_that_comes_while_others_are_joined_stays(tmp_path: Path) -> None
     assert len(table.files(recursive=True)) == 2
 
 
-def test_joined_files_whose_parts_have_gone_meanwhile_are_left_out(tmp_path: Path) -> None:
+def test_joined_files_are_left_out_when_their_parts_have_gone(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     table = begun(store)
     for first in range(3):
@@ -288,7 +288,7 @@ def test_the_log_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert table.position() == {KEY: 25}
 
 
-def test_what_was_written_on_another_machine_is_told(tmp_path: Path) -> None:
+def test_files_written_on_another_machine_are_reported(tmp_path: Path) -> None:
     table = begun(LocalStore(tmp_path))
     manifest = write(LocalStore(tmp_path / "elsewhere"), 0, 5, "one", table)
     with pytest.raises(FileNotFoundError, match="all machines of the cluster must share"):
@@ -296,14 +296,14 @@ def test_what_was_written_on_another_machine_is_told(tmp_path: Path) -> None:
     assert table.position() == {KEY: 0}
 
 
-def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_commit_is_reported(tmp_path: Path) -> None:
     table = begun(LocalStore(tmp_path))
     (tmp_path / "_martlet/log/00000000000000000002.json").write_text("{}")
     with pytest.raises(ArchiveDamagedError, match="is not a commit of an archive"):
         table.begin("next")
 
 
-def test_a_user_may_remove_what_is_old(tmp_path: Path) -> None:
+def test_a_user_may_remove_old_files(tmp_path: Path) -> None:
     table = begun(LocalStore(tmp_path))
     table.commit("run", [write(table.store, 0, 5, "one", table)])
     for file in tmp_path.rglob("hour=*/*.parquet"):
@@ -332,7 +332,7 @@ def test_a_task_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [1, 4])
-def test_a_commit_that_has_gone_is_told_and_nothing_is_archived_twice(
+def test_a_missing_commit_is_reported_and_nothing_is_archived_twice(
     tmp_path: Path, gone: int
 ) -> None:
     store = LocalStore(tmp_path)

@@ -79,7 +79,7 @@ def test_joined_it_is_the_same(writing: Writing) -> None:
     assert seen(writing) == list(range(11))
 
 
-def test_what_is_no_table_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no Delta table"):
         compact(str(tmp_path), 1 << 20)
 

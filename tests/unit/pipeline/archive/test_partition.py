@@ -61,7 +61,7 @@ def test_values_are_escaped_as_hive_does(value: str, name: str, tmp_path: object
     assert folder_of({"c": value}) == f"c={name}"
 
 
-def test_what_is_escaped_is_read_again(tmp_path: object) -> None:
+def test_escaped_values_are_read_back(tmp_path: object) -> None:
     values = ["a/b", "50%=x", "a:b?", "{}[]^", 'quo"te', "new\nline"]
     for value in values:
         folder = f"{tmp_path}/{folder_of({'c': value})}"
@@ -86,7 +86,7 @@ def test_far_too_many_folders_are_refused() -> None:
         ([("x", pa.float64())], ("x",), "double cannot name folders"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_impossible_partitions_are_refused(
     fields: list[tuple[str, pa.DataType]] | None, partition_by: tuple[str, ...], wrong: str
 ) -> None:
     with pytest.raises(ValueError, match=wrong):

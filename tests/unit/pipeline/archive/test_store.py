@@ -75,7 +75,7 @@ def test_a_move_may_be_done_again(store: Store) -> None:
         store.move("staged/y", "p=1/y")
 
 
-def test_to_remove_what_is_not_there_does_no_harm(store: Store) -> None:
+def test_removing_a_missing_file_does_no_harm(store: Store) -> None:
     store.create("a/b", b"one")
     store.create("a/c/d", b"one")
     store.remove("a/x")
@@ -105,7 +105,7 @@ def test_an_archive(store: Store) -> None:
     assert store.files("_martlet/staged", recursive=True) == {}
 
 
-def test_what_nobody_knows_is_told() -> None:
+def test_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         Store.at("nonsense://somewhere/x")
 
@@ -121,7 +121,7 @@ def test_folders_are_exchanged(tmp_path: Path) -> None:
         exchange(tmp_path / "a", tmp_path / "c")
 
 
-def test_who_has_the_lock_keeps_others_out(tmp_path: Path) -> None:
+def test_the_holder_of_the_lock_keeps_others_out(tmp_path: Path) -> None:
     import fcntl
 
     store = LocalStore(tmp_path)
