@@ -1,4 +1,4 @@
-"""The limits of properties, and what is no block of them."""
+"""The limits of properties, and bytes that are no block of them."""
 
 import struct
 
@@ -26,7 +26,7 @@ from martlet.properties.model import BadProperties, Properties, Sent, tag_hash
         (Properties(headers={"n": 7}), "is int, it must be str"),  # type: ignore[dict-item]
     ],
 )
-def test_what_no_message_may_have_is_named(properties: Properties, text: str) -> None:
+def test_impossible_properties_are_named(properties: Properties, text: str) -> None:
     with pytest.raises(BadProperties, match=text):
         properties.pack()
 
@@ -65,7 +65,7 @@ def test_nothing_is_a_block_of_nothing() -> None:
 
 
 def test_the_hash_of_a_tag_is_javas() -> None:
-    # "TagA".hashCode() and others, as a JVM tells them, without sign.
+    # "TagA".hashCode() and others, as of a JVM, without sign.
     assert tag_hash("TagA") == 2598919
     assert tag_hash("") == 0
     assert tag_hash("polygenelubricants") == 0x8000_0000
