@@ -1,4 +1,4 @@
-"""What an auth server's answer allows; answers as a client sees them are in tests/interop."""
+"""Permissions of an auth server's answer; answers as a client sees them are in tests/interop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_to_publish_is_asked_with_the_empty_channel() -> None:
         (b'{"ttl": -1}', r"invalid TTL -1 \(must be >0\)"),
     ],
 )
-def test_what_is_no_answer_is_told(data: bytes, reason: str) -> None:
+def test_a_bad_answer_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(BadAnswer, match=reason):
         read_answer(data)
 

@@ -9,7 +9,7 @@ BAD = b"FIN zzzzzzzzzzzzzzzz\n"
 
 
 @pytest.mark.parametrize("count", [2, 15, 16, 17, 80, 81, 500, MAX_FINISHES - 1])
-def test_a_run_of_finishes_ends_before_the_first_that_is_none(count: int) -> None:
+def test_a_run_of_finishes_ends_before_the_first_other_command(count: int) -> None:
     buffer = bytearray(GOOD * count + BAD * 3 + GOOD * 3)
     ids = finish_run(buffer, 0, len(buffer))
     assert ids is not None
@@ -29,7 +29,7 @@ def test_a_run_of_publishes_is_looked_for_so_far_and_no_farther() -> None:
     assert len(publish_run(buffer, 0, len(buffer), len(one) - 1, 1)) == MAX_PUBLISHES
 
 
-def test_a_wrong_id_in_front_is_no_run_whatever_comes_behind_it() -> None:
+def test_a_wrong_id_in_front_is_no_run() -> None:
     for wrong in (BAD + GOOD, GOOD + BAD):
         buffer = bytearray(wrong + GOOD * 20)
         assert finish_run(buffer, 0, len(buffer)) is None

@@ -1,4 +1,4 @@
-"""What the decoder makes of each command, and nsqd's text for each mistake."""
+"""The decoder's result for each command, and nsqd's text for each error."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_runs_end_where_something_else_comes() -> None:
     ]
 
 
-def test_an_id_that_is_none_among_good_ones_costs_the_others_nothing() -> None:
+def test_a_bad_id_among_good_ones_costs_the_others_nothing() -> None:
     lines = [b"FIN %016x\n" % n for n in range(2000)]
     lines[1000] = b"FIN not-a-number-zzz\n"
     commands = decode(b"".join(lines), ParserState.SUBSCRIBED)
@@ -282,7 +282,7 @@ FATAL = [
 
 
 @pytest.mark.parametrize(("data", "state", "text"), FATAL)
-def test_mistakes_are_told_in_nsqds_words(data: bytes, state: ParserState, text: str) -> None:
+def test_errors_have_nsqd_s_words(data: bytes, state: ParserState, text: str) -> None:
     with pytest.raises(ProtocolError) as raised:
         decode(data, state)
     assert str(raised.value) == text
@@ -317,7 +317,7 @@ def test_a_line_without_an_end_is_not_waited_for() -> None:
         (b"SUB t", 0),
     ],
 )
-def test_it_says_how_many_bytes_it_waits_for(data: bytes, wanted: int) -> None:
+def test_a_decoder_says_how_many_bytes_it_waits_for(data: bytes, wanted: int) -> None:
     reader = decoder()
     assert reader.decode(bytearray(b"....." + data), 5, 5 + len(data)) is None
     assert reader.wanted_bytes == wanted
@@ -339,7 +339,7 @@ def test_it_says_how_many_bytes_it_waits_for(data: bytes, wanted: int) -> None:
         (mpub(b"ab", b"c")[:-3], "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
     ],
 )
-def test_a_client_that_hangs_up_in_the_middle_is_told(data: bytes, text: str | None) -> None:
+def test_the_error_of_a_client_that_hangs_up_in_the_middle(data: bytes, text: str | None) -> None:
     error = decoder().cut_off(bytearray(data + b"left over"), len(data))
     assert (None if error is None else str(error)) == text
 
@@ -360,12 +360,12 @@ def test_a_lone_publish_is_recognised_once_its_line_is_known() -> None:
     """Whatever else it could be, or where more or less has come, is left to `decode`."""
     decoder = Decoder(LIMITS, is_valid_name)
     data = b"PUB t\n" + struct.pack(">i", 5) + b"hello"
-    room = bytearray(data + b"\n" * 40000)
-    assert decoder.lone_publish(room, len(data)) is None
+    buffer = bytearray(data + b"\n" * 40000)
+    assert decoder.lone_publish(buffer, len(data)) is None
     decoder.decode(bytearray(data), 0, len(data))
-    assert decoder.lone_publish(room, len(data)) == ("t", len(data) - 5)
+    assert decoder.lone_publish(buffer, len(data)) == ("t", len(data) - 5)
     for end in (*range(1, len(data)), len(data) + 1, 2 * len(data)):
-        assert decoder.lone_publish(room, end) is None
+        assert decoder.lone_publish(buffer, end) is None
     for other in (
         b"PUB u\n" + data[6:],
         b"MPUB t\n" + data[6:],
