@@ -1,4 +1,4 @@
-"""A data folder that cannot be used is told with its name, the flag and the way out."""
+"""The error of an unusable data folder has its name, the flag and what to do."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LOG = logging.getLogger("folder")
 def refused(path: Path) -> str:
     with pytest.raises(OSError, match="--data-path") as caught:
         open_folder(path, BrokerOptions(), LOG)
-    told = str(caught.value)
-    assert told.startswith(f"the data folder {path} cannot be used: ")
-    return told
+    message = str(caught.value)
+    assert message.startswith(f"the data folder {path} cannot be used: ")
+    return message
 
 
 def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "error_text"),
     [
         (errno.EACCES, "let the user that runs the broker write there (chown, chmod), or give"),
         (errno.EROFS, "its disk can only be read: mount it otherwise, or give another --data-path"),
@@ -47,8 +47,8 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
         (errno.EIO, "give another --data-path if it is not meant"),
     ],
 )
-def test_what_the_system_refuses(
-    number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_errors_of_the_system_are_explained(
+    number: int, error_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may write everywhere, so the system is asked to refuse."""
 
@@ -56,16 +56,16 @@ def test_what_the_system_refuses(
         raise OSError(number, "no")
 
     monkeypatch.setattr(data_folder, "DiskStorage", refuse)
-    assert told in refused(tmp_path)
+    assert error_text in refused(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", "nonsense"])
 def test_a_name_that_cannot_be_understood(tmp_path: Path, content: str) -> None:
     """It ended in a traceback, and kept the folder locked."""
     (tmp_path / NAME).write_text(content, encoding="ascii")
-    told = refused(tmp_path)
-    assert "cannot be understood" in told
-    assert "put it back from a backup, or delete it" in told
+    message = refused(tmp_path)
+    assert "cannot be understood" in message
+    assert "put it back from a backup, or delete it" in message
     (tmp_path / NAME).unlink()
     open_folder(tmp_path, BrokerOptions(), LOG).storage.close()
 
@@ -82,7 +82,7 @@ def test_another_broker_on_it(tmp_path: Path) -> None:
     storage.close()
 
 
-async def test_what_a_start_meets_in_the_log_is_told_with_the_folder(
+async def test_an_error_of_the_log_at_the_start_names_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **named: object) -> None:
@@ -109,10 +109,10 @@ def test_a_folder_of_nsqds_is_refused_and_stays_as_it_was(tmp_path: Path, name: 
     (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(NsqdData) as caught:
         open_folder(tmp_path, BrokerOptions(), LOG)
-    told = str(caught.value)
-    assert f"{tmp_path} has files of nsqd's ({name})" in told
-    assert f"run 'martlet import-nsqd {tmp_path} --data-path=OTHER'" in told
-    assert "with --ignore-nsqd-data" in told
+    message = str(caught.value)
+    assert f"{tmp_path} has files of nsqd's ({name})" in message
+    assert f"run 'martlet import-nsqd {tmp_path} --data-path=OTHER'" in message
+    assert "with --ignore-nsqd-data" in message
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 

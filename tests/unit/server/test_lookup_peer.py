@@ -1,4 +1,4 @@
-"""What a broker tells of a lookup daemon at which it cannot register: once, with the way out."""
+"""A broker logs once that it cannot register at a lookup daemon, and what to do."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.INFO)
 
 
-def told(caplog: pytest.LogCaptureFixture, address: str) -> list[str]:
-    """What the log has of a daemon."""
+def logged(caplog: pytest.LogCaptureFixture, address: str) -> list[str]:
+    """Return the log lines about a daemon."""
     return [message for message in caplog.messages if address in message]
 
 
-async def test_a_closed_port_is_told_once_and_its_end_too(
+async def test_a_closed_port_is_logged_once_and_so_is_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = 0
@@ -48,20 +48,20 @@ async def test_a_closed_port_is_told_once_and_its_end_too(
         writer.close()
         await writer.wait_closed()
 
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))  # and does not listen yet
-        address = f"127.0.0.1:{door.getsockname()[1]}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # and does not listen yet
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         async with Broker(lookupd_tcp_addresses=(address,)):
             await eventually(lambda: attempts >= 5)
-            async with await asyncio.start_server(serve, sock=door):
+            async with await asyncio.start_server(serve, sock=listener):
                 await eventually(lambda: "registered after" in caplog.text)
-    assert told(caplog, address)[:3] == [
+    assert logged(caplog, address)[:3] == [
         f"LOOKUP({address}): adding peer",
         f"LOOKUP connecting to {address}",
         f"LOOKUPD({address}): cannot register: connection refused; is a lookup daemon running"
         " there? (trying again)",
     ]
-    assert "failed attempts" in told(caplog, address)[-2] + told(caplog, address)[-1]
+    assert "failed attempts" in logged(caplog, address)[-2] + logged(caplog, address)[-1]
     assert caplog.text.count("cannot register") == 1
 
 
@@ -76,7 +76,7 @@ async def test_a_closed_port_is_told_once_and_its_end_too(
         (b"", "the connection was closed"),
     ],
 )
-async def test_what_is_wrong_with_an_answer_is_told_in_words(
+async def test_a_bad_answer_is_logged_in_words(
     answer: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What the server does every so often."""
+"""Periodic tasks of the server."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ from martlet.server import clock
 from martlet.testing import Broker
 
 
-async def test_what_failed_once_for_an_unforeseen_reason_is_told_and_done_again(
+async def test_an_unforeseen_failure_of_a_task_is_logged_and_the_task_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The journal, and with it what is finished, would never be written again, in silence."""
+    """The journal, and with it finished messages, would never be written again, in silence."""
     async with Broker(tmp_path, journal_interval_ns=10_000_000) as broker:
         core = broker.server.broker
         again = asyncio.Event()
@@ -34,12 +34,14 @@ async def test_what_failed_once_for_an_unforeseen_reason_is_told_and_done_again(
         with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
             patched.setattr(core, "write_some_journal", write_some_journal)
             await asyncio.wait_for(again.wait(), 10)
-        told = [record for record in caplog.records if record.exc_info]
-        assert [str(record.exc_info[1]) for record in told if record.exc_info] == ["'unforeseen'"]
-        assert "_keep_journal" in told[0].getMessage()
+        failures = [record for record in caplog.records if record.exc_info]
+        assert [str(record.exc_info[1]) for record in failures if record.exc_info] == [
+            "'unforeseen'"
+        ]
+        assert "_keep_journal" in failures[0].getMessage()
 
 
-async def test_what_is_due_when_the_wall_clock_is_set_forward_comes_at_once(
+async def test_messages_due_after_the_wall_clock_is_set_forward_come_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when a machine wakes up: it would come as much later as the clock was behind."""

@@ -1,4 +1,4 @@
-"""What a broker warns of at its start."""
+"""Warnings of a broker at its start."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def warnings(caplog: pytest.LogCaptureFixture, options: BrokerOptions) -> 
 async def test_a_flush_of_each_message_that_ok_does_not_wait_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (told,) = await warnings(caplog, BrokerOptions(sync_every=1))
-    assert "OK does not wait for that" in told
-    assert "--flush=sync" in told
+    (warning,) = await warnings(caplog, BrokerOptions(sync_every=1))
+    assert "OK does not wait for that" in warning
+    assert "--flush=sync" in warning
     assert await warnings(caplog, BrokerOptions(sync_every=1, flush="sync")) == []
     assert await warnings(caplog, BrokerOptions()) == []
 
@@ -34,20 +34,20 @@ async def test_a_full_disk_is_not_written_to_files_any_more(
         BrokerOptions(disk_full_policy="dead-letter"),
         BrokerOptions(dead_letter_path="/somewhere"),
     ):
-        (told,) = await warnings(caplog, options)
-        assert "publishing is refused then" in told
+        (warning,) = await warnings(caplog, options)
+        assert "publishing is refused then" in warning
 
 
 async def test_a_broadcast_name_that_does_not_resolve(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (told,) = await warnings(caplog, BrokerOptions(broadcast_address="no.such.host.invalid"))
-    assert "'no.such.host.invalid'" in told
-    assert "does not resolve on this machine" in told
-    assert "--broadcast-address" in told
+    (warning,) = await warnings(caplog, BrokerOptions(broadcast_address="no.such.host.invalid"))
+    assert "'no.such.host.invalid'" in warning
+    assert "does not resolve on this machine" in warning
+    assert "--broadcast-address" in warning
     assert await warnings(caplog, BrokerOptions(broadcast_address="127.0.0.1")) == []
     monkeypatch.setattr(socket, "gethostname", lambda: "no.such.host.invalid")
     by_default = BrokerOptions(broadcast_address="no.such.host.invalid")
     assert await warnings(caplog, by_default) == [], "no lookup daemon tells it anybody"
-    told_on = by_default.replace(lookupd_tcp_addresses=("127.0.0.1:1",))
-    assert len(await warnings(caplog, told_on)) == 1
+    with_lookup = by_default.replace(lookupd_tcp_addresses=("127.0.0.1:1",))
+    assert len(await warnings(caplog, with_lookup)) == 1

@@ -31,7 +31,7 @@ class World:
         self.gave_way += 1
 
     def round(self) -> None:
-        """What was planned, once."""
+        """Run the planned calls once."""
         planned, self.planned = self.planned, []
         assert len(planned) <= 1
         for call in planned:
@@ -105,7 +105,7 @@ def test_an_idle_loop_sleeps_and_stays_asleep() -> None:
 
 
 @pytest.mark.parametrize(("speakers", "crowded"), [(1, False), (FEW, False), (FEW + 1, True)])
-def test_a_turn_of_many_is_told(speakers: int, crowded: bool) -> None:
+def test_a_turn_of_many_clients_is_recognized(speakers: int, crowded: bool) -> None:
     """Then the next one is served as a group."""
     world = World()
     for _ in range(speakers):

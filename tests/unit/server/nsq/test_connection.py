@@ -32,7 +32,7 @@ MANY = 100
 async def test_thousands_of_topics_in_one_receive_are_made_few_at_a_time(
     flush: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To make a topic takes long: 5,000 at once held up everybody for seconds."""
+    """Making a topic takes long: 5,000 at once held up all clients for seconds."""
     monkeypatch.setattr(pace, "SLICE_NS", 0)
     async with Broker(flush=flush) as broker:
         wire = await Wire.open(broker.tcp_address)
@@ -137,7 +137,7 @@ class Client:
 
 
 @pytest.mark.parametrize("layers", ["", "tls", "deflate", "tls deflate"])
-async def test_what_a_client_sent_before_it_was_lost_counts(layers: str, tmp_path: Path) -> None:
+async def test_commands_sent_before_a_client_was_lost_count(layers: str, tmp_path: Path) -> None:
     """It reset its connection, and the next write to it failed before its FINs were read."""
     certificates = Certificates(tmp_path)
     options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
@@ -167,7 +167,7 @@ async def test_what_a_client_sent_before_it_was_lost_counts(layers: str, tmp_pat
         assert channel.depth + channel.in_flight_count == 1
 
 
-async def test_what_comes_in_a_handshake_is_no_command(tmp_path: Path) -> None:
+async def test_input_during_a_handshake_is_no_command(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
     async with asyncio.timeout(10), Broker(**options) as broker:

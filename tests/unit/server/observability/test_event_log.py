@@ -1,4 +1,4 @@
-"""What is logged of a flood."""
+"""The log of a flood."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def events(clock: SimulatedClock) -> EventLog:
 def test_of_late_answers_a_hundred_a_second_of_each_client_are_logged(
     events: EventLog, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line costs ten times as much as the refusal: thousands of them held up everybody."""
+    """A line costs ten times as much as the refusal: thousands of them held up all clients."""
     for _ in range(3 * MAX_REFUSALS):
         events.refused(ONE, LATE)
     events.refused(OTHER, LATE)
-    told = [f"[{ONE}] - {LATE}"] * MAX_REFUSALS + [f"[{OTHER}] - {LATE}"]
-    assert caplog.messages == told
+    expected = [f"[{ONE}] - {LATE}"] * MAX_REFUSALS + [f"[{OTHER}] - {LATE}"]
+    assert caplog.messages == expected
     clock.advance(SECOND_NS)
     events.refused(ONE, LATE)
-    untold = f"[{ONE}] - {2 * MAX_REFUSALS} more lines like these, not logged each"
-    told += [untold, f"[{ONE}] - {LATE}"]
-    assert caplog.messages == told
+    summary = f"[{ONE}] - {2 * MAX_REFUSALS} more lines like these, not logged each"
+    expected += [summary, f"[{ONE}] - {LATE}"]
+    assert caplog.messages == expected
 
 
-def test_what_was_not_logged_is_counted_when_the_client_goes(
+def test_unlogged_lines_are_counted_when_the_client_goes(
     events: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(MAX_REFUSALS + 1):

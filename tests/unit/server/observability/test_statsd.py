@@ -52,7 +52,7 @@ def test_the_host_stands_in_the_prefix_as_with_nsqd(
     assert expand_prefix(template, address, port) == prefix
 
 
-async def test_the_config_tells_the_whole_prefix_as_nsqd_does() -> None:
+async def test_the_config_has_the_full_prefix_as_nsqd_s() -> None:
     async with Broker(broadcast_address="a.b", statsd_prefix="n.%s") as broker:
         assert broker.server.options.statsd_prefix == f"n.a_b_{broker.server.http_port}."
 
@@ -110,15 +110,15 @@ async def test_packets_are_spread_and_at_a_stop_the_rest_goes_at_once() -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:x", "127.0.0.1:99999"])
-async def test_an_address_that_is_none_is_told_each_time(
+async def test_a_bad_address_is_logged_each_time(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    told = asyncio.Event()
+    logged = asyncio.Event()
 
     class Tells(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.set()
+            logged.set()
 
     handler = Tells(logging.ERROR)
     log = logging.getLogger("martlet.server.observability.statsd")
@@ -126,8 +126,8 @@ async def test_an_address_that_is_none_is_told_each_time(
     try:
         async with Broker(statsd_address=address, statsd_interval_ns=5_000_000):
             for _ in range(2):
-                await asyncio.wait_for(told.wait(), 10)
-                told.clear()
+                await asyncio.wait_for(logged.wait(), 10)
+                logged.clear()
     finally:
         log.removeHandler(handler)
     text = [record.getMessage() for record in caplog.records]
