@@ -41,7 +41,7 @@ def test_a_server_that_listens_everywhere_is_reached_by_the_hosts_name() -> None
     assert values["lookupd_tcp_addresses"] == ("127.0.0.1:4160",)
 
 
-def test_without_a_lookup_daemon_brokers_are_told_of_others() -> None:
+def test_brokers_get_other_lookup_daemons_if_none_is_started() -> None:
     options = UpOptions(lookup=False, lookup_tcp_address="h:4150")
     found = plan(options, ("--lookupd-tcp-address=far:4160",))
     assert [server.name for server in found.servers] == ["broker-0"]
@@ -72,7 +72,7 @@ def test_any_free_ports_are_all_different() -> None:
         ({"max_restarts": -1}, "--max-restarts is -1; it must be at least 0"),
     ],
 )
-def test_what_is_refused(settings: dict[str, object], complaint: str) -> None:
+def test_wrong_options_are_refused(settings: dict[str, object], complaint: str) -> None:
     with pytest.raises(OptionError) as refused:
         UpOptions(**settings)  # type: ignore[arg-type]
     assert complaint in str(refused.value)

@@ -36,7 +36,7 @@ NEVER_READY = "import sys\nprint('no door', file=sys.stderr)\nsys.exit(3)\n"
 
 
 class Stage:
-    """Children, and what they and their supervisor have shown and told, in order."""
+    """Children, and the lines of them and their supervisor, in order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ async def test_groups_start_in_order_and_stop_in_reverse(stage: Stage) -> None:
     assert list(stage.folder.iterdir()) == []
 
 
-async def test_what_is_ready_while_it_is_still_begun_is_heard(
+async def test_a_child_that_is_ready_while_it_starts_is_noticed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = asyncio.create_subprocess_exec
@@ -107,7 +107,7 @@ async def test_what_is_ready_while_it_is_still_begun_is_heard(
     await running
 
 
-async def test_what_cannot_start_is_told_and_ends_the_others(stage: Stage) -> None:
+async def test_a_child_that_cannot_start_is_reported_and_ends_the_others(stage: Stage) -> None:
     supervisor = stage.supervisor([stage.child("one", STAYS)], [stage.child("two", NEVER_READY)])
     with pytest.raises(ChildProcessError, match=r"two cannot start.*with code 3: no door"):
         await supervisor.run()
@@ -115,7 +115,7 @@ async def test_what_cannot_start_is_told_and_ends_the_others(stage: Stage) -> No
     assert "all ready" not in stage.shown
 
 
-async def test_what_cannot_start_beside_others_leaves_no_error_that_nobody_takes(
+async def test_several_children_that_cannot_start_leave_no_unhandled_error(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = [stage.child("one", NEVER_READY), stage.child("two", READY + "signal.pause()\n")]
@@ -125,14 +125,16 @@ async def test_what_cannot_start_beside_others_leaves_no_error_that_nobody_takes
     assert "never retrieved" not in caplog.text
 
 
-async def test_what_is_not_there_is_told(stage: Stage) -> None:
+async def test_a_missing_program_is_reported(stage: Stage) -> None:
     child = Child("one", ["/nowhere/at/all"], stage.show, stage.folder)
     with pytest.raises(ChildProcessError, match=r"one cannot start: it could not be.*No such file"):
         await stage.supervisor([child]).run()
 
 
 @pytest.mark.usefixtures("quick")
-async def test_what_dies_is_started_again(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_child_that_dies_is_started_again(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     one = stage.child("one", STAYS)
     supervisor = stage.supervisor([one])
     with caplog.at_level(logging.INFO):
@@ -153,7 +155,7 @@ async def test_what_dies_is_started_again(stage: Stage, caplog: pytest.LogCaptur
 
 
 @pytest.mark.usefixtures("quick")
-async def test_what_does_not_stay_up_is_given_up(stage: Stage) -> None:
+async def test_a_child_that_does_not_stay_up_is_given_up(stage: Stage) -> None:
     supervisor = stage.supervisor(
         [stage.child("one", STAYS)], [stage.child("two", FALLS, max_restarts=2)]
     )
@@ -163,7 +165,7 @@ async def test_what_does_not_stay_up_is_given_up(stage: Stage) -> None:
     assert stage.shown[-1] == "one ends"
 
 
-async def test_what_does_not_stop_is_killed_in_time(stage: Stage) -> None:
+async def test_a_child_that_does_not_stop_is_killed_in_time(stage: Stage) -> None:
     supervisor = stage.supervisor([stage.child("one", STUBBORN)], stop_timeout_s=0.05)
     running = asyncio.create_task(supervisor.run())
     await stage.until("all ready")
@@ -171,7 +173,7 @@ async def test_what_does_not_stop_is_killed_in_time(stage: Stage) -> None:
     await asyncio.wait_for(running, 20)
 
 
-async def test_told_twice_to_stop_it_kills(stage: Stage) -> None:
+async def test_a_second_stop_kills(stage: Stage) -> None:
     supervisor = stage.supervisor([stage.child("one", STUBBORN)])
     running = asyncio.create_task(supervisor.run())
     await stage.until("all ready")
@@ -181,7 +183,7 @@ async def test_told_twice_to_stop_it_kills(stage: Stage) -> None:
     await asyncio.wait_for(running, 10)
 
 
-async def test_told_to_stop_before_all_is_ready(stage: Stage) -> None:
+async def test_a_stop_before_all_is_ready(stage: Stage) -> None:
     slow = READY + "signal.pause()\n"
     supervisor = stage.supervisor([stage.child("one", slow)], [stage.child("two", STAYS)])
     running = asyncio.create_task(supervisor.run())
@@ -226,7 +228,7 @@ async def test_an_endless_line_is_shown_in_pieces(stage: Stage) -> None:
 
 async def test_nothing_is_left_unheard_where_several_cannot_start(stage: Stage) -> None:
     unheard: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unheard.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
     fails = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{NEVER_READY}"
     children = [stage.child(name, fails) for name in ("one", "two")]
     supervisor = stage.supervisor([*children, stage.child("three", STAYS)])
@@ -254,7 +256,7 @@ async def test_a_signal_without_a_name_is_one_too(
     assert f"ended by signal {number:d}; it is started again" in caplog.text
 
 
-async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+async def test_a_folder_path_too_long_for_a_socket_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     stage = Stage(folder)
