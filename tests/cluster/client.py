@@ -43,7 +43,7 @@ class Ledger:
 
 
 async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
-    """Publish to every broker that the lookup daemons know of, until told to stop."""
+    """Publish to every broker that the lookup daemons know of, until stopped."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
 

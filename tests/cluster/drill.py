@@ -6,7 +6,7 @@
     python -m tests.cluster.drill --deeds=kill --json
 
 What was answered OK must be handled; what the clients know is in their ledgers.  For each deed the
-table tells how long the host was away (until it answered, for a server that was killed); how long
+table shows how long the host was away (until it answered, for a server that was killed); how long
 after its return it was in use again (a broker: by every consumer; a lookup daemon: by every broker;
 a client: at all, its start included); the longest time in which nobody handled anything, or had
 anything answered; and how late the latest message was handled that was answered meanwhile.
@@ -38,7 +38,7 @@ ROLES = ("broker", "lookup", "consumer", "producer")
 
 @dataclass(frozen=True)
 class Deed:
-    """What was done to a host, and what came of it."""
+    """An action on a host, and its effects."""
 
     host: str
     deed: str
@@ -52,7 +52,7 @@ class Deed:
 
 
 class Drill:
-    """The cluster and what is done to it.
+    """The cluster and the actions on it.
 
     Args:
         network: makes the hosts.
@@ -96,7 +96,7 @@ class Drill:
                 *(f"--lookupd-tcp-address={each.address}:{LOOKUP_TCP}" for each in lookups),
             )
         for host in brokers:
-            until(lambda: _get(f"http://{self._door(host)}/ping"), host.name)  # noqa: B023
+            until(lambda: _get(f"http://{self._http_address(host)}/ping"), host.name)  # noqa: B023
         daemons = [f"{each.address}:{LOOKUP_HTTP}" for each in lookups]
         for role, verb in (("producer", "produce"), ("consumer", "consume")):
             for host in self._by_role[role]:
@@ -130,8 +130,8 @@ class Drill:
         time.sleep(away_s)
         in_use = self._in_use(host)
         undo()
-        if (door := self._door(host)) and deed == "kill":
-            until(lambda: _get(f"http://{door}/ping"), host.name)
+        if (address := self._http_address(host)) and deed == "kill":
+            until(lambda: _get(f"http://{address}/ping"), host.name)
         back_ns = time.time_ns()
         until(in_use, f"{host.name} after {deed}")
         again_ns = time.time_ns()
@@ -170,7 +170,7 @@ class Drill:
         return {"answered": len(answered), "lost": len(missing), "handled_again": again}
 
     @staticmethod
-    def _door(host: Host) -> str:
+    def _http_address(host: Host) -> str:
         """Where a server answers HTTP."""
         port = {"broker": HTTP, "lookup": LOOKUP_HTTP}.get(host.name.partition("-")[0])
         return f"{host.address}:{port}" if port else ""
@@ -179,11 +179,11 @@ class Drill:
         role = host.name.partition("-")[0]
         if role == "broker":
             consumers = self._here("consumer")
-            url = f"http://{self._door(host)}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
+            url = f"http://{self._http_address(host)}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
             return lambda: _consumers(_get(url)) >= consumers
         if role == "lookup":
             brokers = self._here("broker")
-            url = f"http://{self._door(host)}/lookup?topic={TOPIC}"
+            url = f"http://{self._http_address(host)}/lookup?topic={TOPIC}"
             return lambda: len(json.loads(_get(url))["producers"]) >= brokers
         ledger = Path(self._ledger(host))
         size = ledger.stat().st_size if ledger.exists() else 0

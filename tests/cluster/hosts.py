@@ -5,7 +5,7 @@
     namespace of the drill            namespace of a host
     bridge 10.77.0.254 --- veth ----- 10.77.0.N, one server or client
             |
-            +-- without its veth: the host is cut off, and nobody is told
+            +-- without its veth: the host is cut off without a notice
 
 The drill has a namespace of its own too (`enter`), so nothing is changed on the machine, and all of
 it goes when the drill ends, however it ends.
@@ -103,7 +103,7 @@ class Host:
         return self.running.wait(_END_S)
 
     def leave(self) -> None:
-        """Be of no use to others, who are not told: here, its program stands still."""
+        """Be of no use to others without a notice: here, its program stands still."""
         self.stop()
 
     def come_back(self) -> None:
@@ -214,12 +214,12 @@ def _ip(*arguments: str, inside: Sequence[str] = ()) -> None:
     subprocess.run([*inside, "ip", *arguments], check=True)
 
 
-def until(what: Callable[[], object], name: str, seconds: float = 60) -> None:
-    """Ask until the answer is yes; other processes are what is waited for."""
+def until(ask_once: Callable[[], object], name: str, seconds: float = 60) -> None:
+    """Ask until the answer is yes, as other processes have to get there."""
     deadline_s = time.monotonic() + seconds
     while True:
         with suppress(OSError):
-            if what():
+            if ask_once():
                 return
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{name}: not within {seconds:g} s")
