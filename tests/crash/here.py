@@ -27,7 +27,7 @@ class BrokerHere(logging.Handler):
         self._lines.append(f"{record.levelname}: {record.getMessage()}\n")
 
     def log(self) -> str:
-        """What it has written so far."""
+        """Return the log so far."""
         return "".join(self._lines)
 
     def start(self) -> None:

@@ -29,7 +29,7 @@ STEP_S = 1.5 * JOURNAL_INTERVAL_S
 
 @dataclass
 class ChannelLedger:
-    """What a channel's consumers know."""
+    """The knowledge of a channel's consumers."""
 
     finished: set[bytes] = field(default_factory=set)
     journaled: set[bytes] = field(default_factory=set)
@@ -42,7 +42,7 @@ class ChannelLedger:
 
 
 class Ledger:
-    """What was promised."""
+    """The promises of a broker."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -75,12 +75,12 @@ class Ledger:
             self.complaints.append(f"{name} was finished and journaled, and comes again")
         if body in known.life:
             self.complaints.append(f"{name} was finished in this very life, and comes again")
-        for what, due_ns in (
+        for state, due_ns in (
             ("deferred", self.due_ns.get(body, 0)),
             ("requeued", known.not_before_ns.pop(body, 0)),
         ):
             if now_ns < due_ns - EARLY_NS:
-                self.complaints.append(f"{name}, {what}, comes {due_ns - now_ns} ns too early")
+                self.complaints.append(f"{name}, {state}, comes {due_ns - now_ns} ns too early")
 
     def died(self) -> None:
         """The broker has gone: what it had only in memory it may forget."""
@@ -88,30 +88,30 @@ class Ledger:
             known.life.clear()
 
     def missing(self, topic: str, channel: str) -> set[bytes]:
-        """What was answered OK and never came."""
+        """Return messages answered OK that never came."""
         return self.answered.get(topic, set()) - self.channel(topic, channel).delivered
 
 
 @dataclass
 class JournalSteps:
-    """How far the journal is, counted by answers.
+    """The progress of the journal, counted by answers.
 
-    `STEPS` timers, one set by the other, lie at most between a finish and its entry.  What is sent
-    `STEP_S` after an answer is answered when each timer that was set before that answer has run,
-    though the broker may have had no processor for as long as it liked: such answers are counted.
+    `STEPS` timers, one set by the other, lie at most between a finish and its entry.  A command
+    sent `STEP_S` after an answer is answered when each timer set before that answer has run, even
+    if the broker had no processor for long: such answers are counted.
     """
 
     count: int = 0
     _answered_s: float = 0.0
 
     def answered(self, sent_s: float) -> None:
-        """What was sent at this time has been answered."""
+        """Count an answer to a command sent at this time."""
         if sent_s >= self._answered_s + STEP_S:
             self.count += 1
             self._answered_s = time.monotonic()
 
     def written_by(self) -> int:
-        """What was answered when the count was this one is in the journal."""
+        """Return the count whose answers are in the journal by now."""
         return self.count - STEPS
 
 
@@ -119,22 +119,22 @@ async def produce(ledger: Ledger, address: str, topic: str, delays_ms: tuple[int
     """Publish in all ways, several in flight, until the broker goes."""
     wire = await Wire.open(address)
     owed: deque[list[bytes]] = deque()
-    room = asyncio.Semaphore(8)
+    slots = asyncio.Semaphore(8)
 
     async def read() -> None:
         try:
             while True:
                 await wire.ok()
                 ledger.answer(topic, owed.popleft())
-                room.release()
+                slots.release()
         finally:
-            room.release()
+            slots.release()
 
     reader = asyncio.create_task(read())
     random = ledger.random
     try:
         while True:
-            await room.acquire()
+            await slots.acquire()
             if reader.done():
                 return await reader
             await asyncio.sleep(0)

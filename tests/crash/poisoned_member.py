@@ -18,7 +18,7 @@ _FAST = Backoff(first_s=0.01, max_s=0.1)
 
 
 async def main(address: str, ledger: str, concurrency: int, handling_s: float, how: str) -> None:
-    """Handle messages until the process is killed, or told to stop."""
+    """Handle messages until the process is killed or stopped."""
     file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     consumer = PullConsumer(
         "work", "g", address, start="first", commit_every_s=0.2, retry=_FAST, backoff=_FAST

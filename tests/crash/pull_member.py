@@ -21,7 +21,7 @@ FAST = Backoff(first_s=0.01, max_s=0.1)
 
 
 class PullMember:
-    """Handles what comes, now and then slowly or not at once, until it is told to end."""
+    """Handle messages, now and then slowly or not at once, until stopped."""
 
     def __init__(self, address: str, ledger: Path) -> None:
         self._file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -1,7 +1,7 @@
 """Folders that were damaged while no broker ran on them, and what a start makes of them.
 
 What is delivered, and what the log lines say, is the promise: no more is lost than what was
-damaged, nothing that was finished comes back, and nobody is left to find out by himself.
+damaged, nothing finished comes back, and all damage is reported.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def either(
 
 
 async def finds(folder: WrittenFolder, expected: list[bytes]) -> None:
-    """The channel has just this left, and what is published now comes behind it."""
+    """Check that the channel has just these left, and that new messages come behind them."""
     await folder.publish(range(NEW, NEW + 1))
     left = await folder.left()
     assert sorted(left) == sorted(expected + bodies_of(NEW))
@@ -94,7 +94,7 @@ async def finds(folder: WrittenFolder, expected: list[bytes]) -> None:
 
 
 def without(*batches: int) -> list[bytes]:
-    """What is left for the channel when these batches are lost."""
+    """Return the messages left for the channel when these batches are lost."""
     lost = {body for batch in batches for body in bodies_of(batch)}
     return [body for body in ALL[FINISHED:] if body not in lost]
 
@@ -104,7 +104,7 @@ def lost_lines(folder: WrittenFolder) -> list[str]:
 
 
 def lost_count(folder: WrittenFolder) -> int:
-    """How many messages those lines tell of."""
+    """Return the number of messages in those lines."""
     ends = (map(int, line.split(" to ")) for line in lost_lines(folder))
     return sum(last - first + 1 for first, last in ends)
 
@@ -165,7 +165,7 @@ async def test_a_flipped_bit_before_the_checkpoint_is_found_on_delivery(
 
 
 async def test_a_flipped_bit_in_the_batch_that_is_half_finished(stopped: WrittenFolder) -> None:
-    """What is left of it was in flight, and is read one by one."""
+    """The rest of it was in flight, and is read one by one."""
     half = FINISHED // BATCH_COUNT
     stopped.flip(stopped.batches()[half].position + HEADER_BYTES + 500)
     await stopped.start()
@@ -249,7 +249,7 @@ async def test_a_missing_segment_costs_its_messages(
 
 
 @pytest.mark.parametrize("left_bytes", [50, SEGMENT_BYTES // 2 + 3])
-async def test_a_segment_cut_short_costs_what_was_cut(
+async def test_a_segment_cut_short_loses_only_the_cut_messages(
     stopped: WrittenFolder, left_bytes: int
 ) -> None:
     """As a copy that broke off leaves it, at any length."""
@@ -355,7 +355,7 @@ async def test_a_wrong_checkpoint_costs_time_alone(
     assert main(["log", "verify", str(either.path)]) == 0
 
 
-async def test_without_checkpoint_and_index_the_log_tells_everything(
+async def test_everything_is_restored_from_the_log_without_checkpoint_and_index(
     stopped: WrittenFolder,
 ) -> None:
     (stopped.path / "checkpoint").unlink()

@@ -30,7 +30,7 @@ def is_bad(body: bytes) -> bool:
 
 
 class Ledger:
-    """What was answered OK, what was handled, and what became of the rest."""
+    """Messages answered OK, messages handled, and the fate of the rest."""
 
     def __init__(self) -> None:
         self.answered: set[bytes] = set()
@@ -54,7 +54,7 @@ class Ledger:
             self._reached.set()
 
     async def until_more(self, count: int) -> None:
-        """Wait until handlers were called, or messages handled, so many times more."""
+        """Wait until `count` more calls of handlers, or handled messages."""
         self._wanted = self.failures + len(self.handled) + count
         self._reached.clear()
         async with asyncio.timeout(AMPLE_S):
@@ -78,15 +78,15 @@ async def publish(ledger: Ledger, address: str) -> None:
 
 
 def call(broker: BrokerProcess, method: str, **fields: object) -> dict[str, Any]:
-    told = http_now(broker.http_address, f"/call/{method}", json.dumps(fields).encode())
-    answer: dict[str, Any] = json.loads(told)
+    body = http_now(broker.http_address, f"/call/{method}", json.dumps(fields).encode())
+    answer: dict[str, Any] = json.loads(body)
     return answer
 
 
 def counts(broker: BrokerProcess, topic: str, channel: str) -> tuple[int, int, int]:
     """Of a channel: what waits, is in flight, and waits for a time."""
-    told = json.loads(http_now(broker.http_address, f"/stats?format=json&topic={topic}"))
-    for found in told["topics"] or ():
+    stats = json.loads(http_now(broker.http_address, f"/stats?format=json&topic={topic}"))
+    for found in stats["topics"] or ():
         for each in found["channels"]:
             if each["channel_name"] == channel:
                 return each["depth"], each["in_flight_count"], each["deferred_count"]
@@ -134,8 +134,8 @@ async def test_no_dead_letter_is_lost(tmp_path: Path) -> None:
 
 
 def _dead(broker: BrokerProcess) -> dict[bytes, dict[str, Any]]:
-    told = call(broker, "dead_letters.show", topic="t", channel="c", limit=1000)
-    return {letter["body"].encode(): letter for letter in told["messages"]}
+    answer = call(broker, "dead_letters.show", topic="t", channel="c", limit=1000)
+    return {letter["body"].encode(): letter for letter in answer["messages"]}
 
 
 async def _redrive(broker: BrokerProcess) -> None:

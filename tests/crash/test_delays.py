@@ -40,7 +40,7 @@ FLAGS = (
 
 @dataclass
 class DelayLedger:
-    """What was promised of delayed messages."""
+    """The promises about delayed messages."""
 
     random: random.Random
     answered: dict[bytes, int] = field(default_factory=dict)
@@ -121,9 +121,9 @@ async def cancel(ledger: DelayLedger, broker: BrokerProcess) -> None:
             id = ledger.random.choice(list(ledger.ids)[-200:])
             body = ledger.ids.pop(id)
             ledger.maybe_cancelled.add(body)
-            told = (await connection.call("delay.cancel", topic="t", id=id.decode())).fields
+            fields = (await connection.call("delay.cancel", topic="t", id=id.decode())).fields
             ledger.maybe_cancelled.discard(body)
-            if told["cancelled"]:
+            if fields["cancelled"]:
                 if body in ledger.came:
                     ledger.complaints.append(f"{body[:10]!r} came, and then it was cancelled")
                 ledger.cancelled.add(body)
@@ -209,7 +209,7 @@ async def torture(broker: BrokerProcess, lives: int) -> None:
 async def until_none_waits(broker: BrokerProcess) -> None:
     """Return when the last is due."""
     while True:
-        told = await http(broker.http_address, "/call/delay.list", b'{"topic": "t"}')
-        if not json.loads(told)["pending_count"]:
+        body = await http(broker.http_address, "/call/delay.list", b'{"topic": "t"}')
+        if not json.loads(body)["pending_count"]:
             return
         await asyncio.sleep(0.1)

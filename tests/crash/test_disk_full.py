@@ -100,7 +100,7 @@ async def refusal(broker: BrokerProcess, target: str, body: bytes | None = None)
 
 
 async def is_well(broker: BrokerProcess) -> bool:
-    """Whether the broker says so, before anybody has tried to publish again."""
+    """Return whether the broker says so, before another publish is tried."""
     try:
         return await http(broker.http_address, "/ping") == b"OK"
     except HttpRefused:
@@ -120,7 +120,7 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     disk = os.statvfs(small_disk)
     assert disk.f_bavail * disk.f_frsize >= KEPT_FREE_BYTES - 2 * MIB
 
-    big = b"b" * 900_000  # small ones may still find room in the segment
+    big = b"b" * 900_000  # small ones may still fit into the segment
     assert (await refusal(broker, "/pub?topic=t", big)).startswith("503 PUB_FAILED the disk is")
     assert (await refusal(broker, "/ping")).startswith("500 NOK - the disk is full")
     stats = json.loads(await http(broker.http_address, "/stats?format=json"))
@@ -138,7 +138,7 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     assert {message.body for message in more} == left
 
 
-async def test_room_comes_with_the_fins_and_does_not_wait_for_a_checkpoint(
+async def test_finishing_frees_space_without_waiting_for_a_checkpoint(
     small_disk: Path,
 ) -> None:
     with BrokerProcess(
@@ -171,7 +171,7 @@ async def test_a_broker_killed_on_a_full_disk_comes_back(broker: BrokerProcess) 
 async def test_a_disk_filled_by_others_to_the_last_byte(
     broker: BrokerProcess, small_disk: Path
 ) -> None:
-    """Then even a checkpoint finds no room, and consuming must free some all the same."""
+    """Then even a checkpoint finds no space, and consuming must free some all the same."""
     publisher = Publisher(broker)
     await publisher.publish_until_refused()
     with open(small_disk / "other", "wb", buffering=0) as other, suppress(OSError):

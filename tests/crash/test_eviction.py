@@ -21,7 +21,7 @@ pytestmark = pytest.mark.crash
 SEGMENT_BYTES = 1 << 17
 MAX_BYTES = 8 * SEGMENT_BYTES
 INDEX_BYTES = 1 << 16
-"""What indexes may grow by until the next segment is made, and all is counted."""
+"""Growth of the indexes until the next segment is made, and all is counted."""
 BATCH = 50
 BODY_BYTES = 500
 
@@ -51,10 +51,10 @@ async def dropped_count(broker: BrokerProcess) -> int:
     assert topic["dropped_count"] == channel["dropped_count"]
     count = channel["dropped_count"]
     metrics = (await http(broker.http_address, "/metrics")).decode()
-    told = re.findall(
+    dropped = re.findall(
         r"^martlet_(?:channel|topic)_dropped_messages_total{.*} (\d+)$", metrics, re.M
     )
-    assert told == [str(count)] * 2
+    assert dropped == [str(count)] * 2
     assert isinstance(count, int)
     return count
 
@@ -98,7 +98,9 @@ async def test_publishing_never_ends(broker: BrokerProcess) -> None:
     assert "are lost" not in broker.log()
 
 
-async def test_who_reads_the_log_is_told(broker: BrokerProcess) -> None:
+async def test_a_reader_of_the_log_gets_an_error_for_dropped_messages(
+    broker: BrokerProcess,
+) -> None:
     wire = await Wire.open(broker.tcp_address)
     for number in range(80):
         wire.send(mpub("t", [b"%d " % number * 100] * BATCH))

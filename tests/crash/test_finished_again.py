@@ -1,4 +1,4 @@
-"""What was finished and comes again after a kill: no more than the journal had yet to be told."""
+"""Finished messages that come again after a kill: only those not yet in the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY_BYTES = 2000
 
 
 def cursors(folder: Path) -> list[tuple[int, int]]:
-    """What each cursor entry of the one channel tells: when it was written, and how many messages
+    """Return of each cursor entry of the one channel when it was written, and how many messages
     are finished by then.
     """
     found = []
@@ -67,7 +67,7 @@ async def finish(wire: Wire, count: int) -> set[bytes]:
     return finished
 
 
-async def test_a_kill_brings_back_what_was_finished_within_the_interval(tmp_path: Path) -> None:
+async def test_a_kill_brings_back_messages_finished_within_the_interval(tmp_path: Path) -> None:
     """A consumer of a backlog: nothing is published meanwhile that the cursor could go with."""
     interval_ns = BrokerOptions().journal_interval_ns
     assert interval_ns <= 100 * MILLISECOND_NS
@@ -83,15 +83,15 @@ async def test_a_kill_brings_back_what_was_finished_within_the_interval(tmp_path
             finished |= await finish(wire, 10)
         broker.kill()
         wire.close()
-        told = cursors(tmp_path)
+        written = cursors(tmp_path)
         broker.start()
         again = {got.body for got in await drain(broker.tcp_address, broker.http_address, "t", "c")}
-    rests_ns = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(told))
+    rests_ns = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(written))
     assert rests_ns[len(rests_ns) // 2] < 5 * interval_ns
-    assert len(finished & again) == len(finished) - told[-1][1]
+    assert len(finished & again) == len(finished) - written[-1][1]
 
 
-async def test_what_is_finished_while_much_is_stored_is_written_with_it(tmp_path: Path) -> None:
+async def test_finishes_are_written_along_with_stored_messages(tmp_path: Path) -> None:
     """However rarely the journal's own turn comes."""
     rounds = 60
     finished: set[bytes] = set()
@@ -105,8 +105,8 @@ async def test_what_is_finished_while_much_is_stored_is_written_with_it(tmp_path
         broker.kill()
         wire.close()
         publisher.close()
-        told = cursors(tmp_path)
+        written = cursors(tmp_path)
         broker.start()
         again = {got.body for got in await drain(broker.tcp_address, broker.http_address, "t", "c")}
-    assert len(told) > rounds // 20
+    assert len(written) > rounds // 20
     assert len(finished & again) < len(finished) // 4

@@ -1,7 +1,7 @@
 """A disk that fails to keep what it took: fdatasync ends in an error.
 
 The kernel may drop the pages that it could not write, and call the next fdatasync a success; so
-the only honest thing to do is to stop taking messages, and to say so wherever somebody asks.
+the only honest thing to do is to refuse messages, and to report that to each client.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def publish(broker: Broker, bodies: list[bytes]) -> None:
 
 
 async def error_of(broker: Broker, command: bytes) -> str:
-    """What the broker answers before it closes the connection."""
+    """Return the broker's answer before it closes the connection."""
     wire = await Wire.open(broker.tcp_address)
     wire.send(command)
     frame = await wire.answer()
@@ -85,7 +85,7 @@ async def fail(broker: Broker, disk: FailingDisk) -> None:
     wire.send(pub("t", b"in doubt"))
     frame = await wire.answer()
     refused = frame.data.startswith(f"E_PUB_FAILED PUB failed {REASON}".encode())
-    # Where OK is for what is written, it was, unless a flush had failed before it came.
+    # Where OK means written, it was, unless a flush had failed before it came.
     assert refused or (broker.options.flush == "async" and frame.data == b"OK")
     async with asyncio.timeout(5):
         await disk.failed.wait()
@@ -93,7 +93,7 @@ async def fail(broker: Broker, disk: FailingDisk) -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_a_failed_flush_ends_all_writing_and_is_told_everywhere(
+async def test_a_failed_flush_ends_all_writing_and_is_reported_everywhere(
     broker: Broker, disk: FailingDisk
 ) -> None:
     await publish(broker, [b"one", b"two"])
@@ -127,9 +127,7 @@ async def test_consumers_go_on_without_a_disk(broker: Broker, disk: FailingDisk)
     assert [message.body for message in got][:2] == [b"one", b"two"]
 
 
-async def test_what_was_answered_ok_is_there_after_a_restart(
-    disk: FailingDisk, tmp_path: Path
-) -> None:
+async def test_messages_answered_ok_survive_a_restart(disk: FailingDisk, tmp_path: Path) -> None:
     for flush in ("sync", "async"):
         folder = tmp_path / flush
         options = {"flush": flush, "sync_timeout_ns": 20_000_000}

@@ -33,11 +33,11 @@ _QUEUES = 4
 
 
 class Offsets:
-    """What the members of a group know of its offsets, over many lives of broker and members."""
+    """Offsets of a group as its members know them, over many lives of broker and members."""
 
     def __init__(self) -> None:
         self.fetched: dict[int, int] = {}
-        """By queue: up to where anybody has ever fetched, and handled, everything."""
+        """By queue, the offset up to which every message was fetched and handled."""
         self.journaled: dict[int, int] = {}
         """Committed, and surely written down."""
         self.commits = 0
@@ -52,13 +52,13 @@ class Offsets:
             self.reached.set()
 
     async def wait_for(self, more: int) -> None:
-        """Return when there were so many commits more."""
+        """Return after `more` further commits."""
         self.enough = self.commits + more
         self.reached.clear()
         await self.reached.wait()
 
     def granted(self, queue: int, offset: int) -> None:
-        """A member is told to begin there: may that be?"""
+        """Check an offset at which a member is to begin."""
         if offset > self.fetched.get(queue, 0):
             self.complaints.append(f"queue {queue} goes on at {offset}: some were never fetched")
         if offset < self.journaled.get(queue, 0):
@@ -154,13 +154,13 @@ class Member:
         known = self._offsets.fetched
         known[queue] = max(known.get(queue, 0), offset)
         if chance.random() < 0.5:
-            told, _ = await self.call(
+            answer, _ = await self.call(
                 "group.commit",
                 member=self._member,
                 generation=self._generation,
                 offsets={str(queue): offset},
             )
-            assert told["offsets"] == {str(queue): offset}, told
+            assert answer["offsets"] == {str(queue): offset}, answer
             self._offsets.committed()
             self._unsure.append((self._journal.count, queue, offset))
 

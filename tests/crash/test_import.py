@@ -59,7 +59,7 @@ def bodies(messages: list[Message]) -> list[bytes]:
 
 
 def kill_at(source: Path, data: Path, segments: int, delay_s: float) -> int | None:
-    """Run an import, and kill it a moment after the log has so many segments.
+    """Run an import, and kill it a moment after the log has a number of segments.
 
     Returns its exit code, None where it was killed.
     """

@@ -124,7 +124,7 @@ async def live(broker: BrokerProcess, ledger: Ledger, seconds: float, journaled:
 
 
 async def finish_all(broker: BrokerProcess, ledger: Ledger, topic: str, channel: str) -> None:
-    """Consume what is left, and see that nothing that was answered OK is missing."""
+    """Consume the rest, and check that no message answered OK is missing."""
     for got in await drain(broker.tcp_address, broker.http_address, topic, channel):
         ledger.delivered(topic, channel, got.body)
     assert ledger.missing(topic, channel) == set(), f"{topic}:{channel}"
@@ -132,8 +132,8 @@ async def finish_all(broker: BrokerProcess, ledger: Ledger, topic: str, channel:
 
 async def grow(broker: BrokerProcess, topic: str, queues: int) -> None:
     """Give a topic more queues, and see that none has gone."""
-    told = json.loads(await http(broker.http_address, "/log/topics"))
-    counts = {each["topic"]: len(each["queues"]) for each in told["topics"]}
+    listed = json.loads(await http(broker.http_address, "/log/topics"))
+    counts = {each["topic"]: len(each["queues"]) for each in listed["topics"]}
     assert counts[topic] == max(1, queues - 1)
     await http(broker.http_address, f"/topic/create?topic={topic}&queues={queues}", b"")
 

@@ -16,7 +16,7 @@ ARCHIVES = sorted((Path(__file__).parents[1] / "data").glob("data_folder_*.tar.x
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_the_folder_of_an_earlier_version_holds_what_it_held(archive: Path) -> None:
+def test_the_folder_of_an_earlier_version_keeps_its_messages(archive: Path) -> None:
     with unpacked(archive) as (folder, ledger):
         checked = verify(Folder(folder))
         assert checked.damage == []

@@ -27,11 +27,11 @@ LIVES = 3
 
 
 class Ledger:
-    """What was answered OK, and what was handled, of each key."""
+    """Messages answered OK and messages handled, by key."""
 
     def __init__(self) -> None:
         self.stored: dict[str, int] = dict.fromkeys(KEYS, 0)
-        """So many messages of each key were answered OK: those numbered from 0 up."""
+        """Number of messages of each key that were answered OK: those from 0 up."""
         self.handled: dict[str, set[int]] = defaultdict(set)
         self.is_ending = False
         self.wanted = 0
@@ -42,7 +42,7 @@ class Ledger:
         return sum(map(len, self.handled.values()))
 
     async def until_more(self, count: int) -> None:
-        """Wait until so many more messages were handled."""
+        """Wait until `count` more messages were handled."""
         self.wanted = self.handled_count + count
         self.reached.clear()
         await self.reached.wait()

@@ -28,7 +28,7 @@ _LIMIT_S = 60.0
 
 
 class Ledger:
-    """What members have written down."""
+    """The records of the members."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,10 +43,10 @@ class Ledger:
         """Each member has handled each queue in order, from where it got it on."""
         last: dict[tuple[str, str], int] = {}
         for line in self.path.read_text().splitlines():
-            what, member, queue, offset, *_ = line.split()
-            if what == "handled":
+            event, member, queue, offset, *_ = line.split()
+            if event == "handled":
                 assert int(offset) >= last[member, queue], line
-            last[member, queue] = int(offset) + (what == "handled")
+            last[member, queue] = int(offset) + (event == "handled")
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def begin(broker: BrokerProcess, ledger: Ledger) -> subprocess.Popen[bytes]:
 
 
 async def more(ledger: Ledger, count: int, answered: set[str]) -> None:
-    """Wait until so many messages more are handled, or all are."""
+    """Wait until `count` more messages are handled, or all are."""
     wanted = min(len(ledger.handled()) + count, len(answered))
     ends_s = time.monotonic() + _LIMIT_S
     while (handled := len(ledger.handled())) < wanted:
@@ -83,11 +83,11 @@ async def nothing_left(broker: BrokerProcess) -> None:
     try:
         while time.monotonic() < ends_s:
             try:
-                told = await connection.call("group.describe", topic="work", group="g")
+                description = await connection.call("group.describe", topic="work", group="g")
             except CallRefused:
-                pass  # Nobody has joined yet.
+                pass  # No member has joined yet.
             else:
-                lag = told.fields["lag"]
+                lag = description.fields["lag"]
                 if not lag:
                     return
             await asyncio.sleep(0.05)

@@ -91,8 +91,8 @@ class Scene:
     async def done(self) -> None:
         """Wait until everything is committed."""
         ends_s = time.monotonic() + _LIMIT_S
-        while (told := await self.queue())["lag"]:
-            assert time.monotonic() < ends_s, told
+        while (state := await self.queue())["lag"]:
+            assert time.monotonic() < ends_s, state
             await asyncio.sleep(0.02)
 
     async def queue(self) -> dict[str, Any]:
@@ -125,7 +125,9 @@ def opened(path: Path) -> Iterator[Scene]:
                 process.wait()
 
 
-async def test_a_slow_handler_with_many_prefetched_messages_buries_none(scene: Scene) -> None:
+async def test_a_slow_handler_with_many_prefetched_messages_makes_no_dead_letters(
+    scene: Scene,
+) -> None:
     await scene.begin(_GOOD[:40], max_attempts=1)
     scene.member(handling_s=0.05)
     await scene.done()
@@ -155,7 +157,7 @@ async def test_a_message_that_kills_its_member_is_dead_after_three_and_its_neigh
     assert (await scene.queue())["failures"] == {}
 
 
-async def test_what_a_crash_has_charged_is_what_was_started(scene: Scene) -> None:
+async def test_a_crash_charges_only_started_messages(scene: Scene) -> None:
     await scene.begin([b"good 0", b"good 1", b"poison", *_GOOD[2:]], max_attempts=3)
     await scene.killed(scene.member(handling_s=0.02))
     assert (await scene.queue())["failures"] == {"2": 1}

@@ -1,4 +1,4 @@
-"""History on a really small disk: it stays while there is room, and is in nobody's way."""
+"""History on a really small disk: it stays while there is space, and hinders no publish."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def replayed(broker: BrokerProcess, start: int) -> list[bytes]:
     return sorted(message.body for message in got)
 
 
-async def test_history_fills_a_small_disk_to_its_mark_and_refuses_nobody(
+async def test_history_fills_a_small_disk_to_its_mark_and_refuses_no_publish(
     broker: BrokerProcess,
 ) -> None:
     bodies = await publish(broker, range(200))
@@ -74,10 +74,10 @@ async def test_history_fills_a_small_disk_to_its_mark_and_refuses_nobody(
         bodies += await publish(broker, range(start, start + 400))
         await drain(broker.tcp_address, broker.http_address, "t", "c")
 
-    async def has_room() -> bool:
+    async def has_free_space() -> bool:
         return await start_offset(broker) > 600
 
-    await until(has_room)
+    await until(has_free_space)
     start = await start_offset(broker)
     assert start < 1_200, "what fits stays"
     assert await replayed(broker, start) == bodies[start:]
@@ -88,7 +88,7 @@ async def test_history_fills_a_small_disk_to_its_mark_and_refuses_nobody(
     assert await replayed(broker, start) == bodies[start:]
 
 
-async def test_what_nobody_has_finished_is_not_given_up_for_the_mark(
+async def test_unfinished_messages_are_not_dropped_for_the_mark(
     broker: BrokerProcess,
 ) -> None:
     bodies = await publish(broker, range(690))

@@ -1,7 +1,7 @@
 """Sends through brokers that are killed and connections that are cut: each stored exactly once.
 
 The ledger is the list of what was sent and where the broker said it is.  A proxy between producer
-and broker swallows answers and cuts connections, so that much of what is stored is never answered
+and broker swallows answers and cuts connections, so that many stored sends are never answered
 the first time.
 """
 
@@ -33,7 +33,7 @@ SOON = Backoff(first_s=0.01, max_s=0.05)
 
 
 class Ledger:
-    """What was sent, and what was answered."""
+    """Messages sent and messages answered."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -45,7 +45,7 @@ class Ledger:
         self._is_there = asyncio.Event()
 
     async def more(self, count: int) -> None:
-        """Return when so many more are answered."""
+        """Return when `count` more are answered."""
         self._wanted = len(self.answered) + count
         self._is_there.clear()
         await asyncio.wait_for(self._is_there.wait(), 60)
@@ -135,7 +135,7 @@ async def torture(folder: Path, lives: int, seed: int, flush: str) -> Ledger:
 
 
 @pytest.mark.parametrize(("flush", "lives"), [("async", 2), ("sync", 1)])
-async def test_each_is_stored_once_whatever_is_killed_or_cut(
+async def test_each_send_is_stored_once_despite_kills_and_cuts(
     tmp_path: Path, flush: str, lives: int
 ) -> None:
     ledger = await torture(tmp_path, lives, 1, flush)

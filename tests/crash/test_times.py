@@ -46,7 +46,7 @@ def end(broker: BrokerProcess, how: str) -> None:
 
 
 async def journaled(wire: Wire) -> None:
-    """Return when the broker has written down what it was told on this connection."""
+    """Return when the broker has written down the commands of this connection."""
     for _ in range(1 + STEPS):
         wire.send(pub("barrier", b"x"))
         await wire.ok()
@@ -61,7 +61,7 @@ async def next_message(wire: Wire, due_ns: int) -> Message:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-async def test_what_is_deferred_or_requeued_comes_at_its_time(
+async def test_deferred_and_requeued_messages_come_at_their_time(
     broker: BrokerProcess, again: BrokerHere, how: str
 ) -> None:
     wire = await Wire.subscribed(broker.tcp_address, "t", "c")
@@ -92,7 +92,7 @@ async def test_what_is_deferred_or_requeued_comes_at_its_time(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-async def test_what_became_due_while_the_broker_was_away_comes_at_once(
+async def test_messages_due_during_an_outage_come_at_once(
     broker: BrokerProcess, again: BrokerHere, how: str
 ) -> None:
     wire = await Wire.subscribed(broker.tcp_address, "t", "c")
@@ -110,7 +110,7 @@ async def test_what_became_due_while_the_broker_was_away_comes_at_once(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-async def test_what_was_in_flight_comes_again_at_once_and_with_its_id(
+async def test_in_flight_messages_come_again_at_once_with_their_ids(
     broker: BrokerProcess, again: BrokerHere, how: str
 ) -> None:
     wire = await Wire.subscribed(broker.tcp_address, "t", "c")

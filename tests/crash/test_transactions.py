@@ -34,14 +34,14 @@ TIGHT = (
 
 @dataclass
 class Ledger:
-    """What producers have added, and what they have decided: their own database."""
+    """Messages that producers added, and their decisions: their own database."""
 
     added: dict[str, Counter[tuple[str, bytes]]] = field(default_factory=dict)
     decided: dict[str, Outcome] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
 
     async def grown(self, count: int) -> None:
-        """Wait until so many more transactions were begun."""
+        """Wait until `count` more transactions were begun."""
         target = len(self.added) + count
         async with asyncio.timeout(60):
             while len(self.added) < target:  # noqa: ASYNC110
@@ -84,7 +84,7 @@ async def produce(ledger: Ledger, address: str, chance: random.Random) -> None:
 
 
 async def asked(ledger: Ledger, address: str) -> None:
-    """Somebody of the group who is there all the time."""
+    """A member of the group that is there all the time."""
     backoff = Backoff(first_s=0.01, max_s=0.1)
     async with Producer(address, group="g", check=ledger.check, backoff=backoff, timeout_s=60):
         await asyncio.Event().wait()
@@ -92,8 +92,8 @@ async def asked(ledger: Ledger, address: str) -> None:
 
 async def open_count(broker: BrokerProcess) -> int:
     """How many transactions have not ended."""
-    told = await http(broker.http_address, "/call/transaction.list", b"{}")
-    return int(json.loads(told)["count"])
+    body = await http(broker.http_address, "/call/transaction.list", b"{}")
+    return int(json.loads(body)["count"])
 
 
 async def settled(broker: BrokerProcess) -> None:

@@ -128,7 +128,7 @@ def test_one_command_one_ctrl_c(
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Also where nobody asks how an orphan ended."""
+    """Also where no process waits for orphans."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

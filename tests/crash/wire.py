@@ -19,7 +19,7 @@ ANSWER_S = 20.0
 """How long any answer may take."""
 HEARTBEAT = b"_heartbeat_"
 GONE = (ConnectionError, asyncio.IncompleteReadError)
-"""What it looks like when the broker has gone."""
+"""Errors of a connection whose broker has gone."""
 
 
 class Frame(NamedTuple):
@@ -66,7 +66,7 @@ def message(frame: Frame) -> Message:
 
 
 class Wire:
-    """A connection to a broker's TCP door."""
+    """A connection to a broker's TCP port."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -96,7 +96,7 @@ class Wire:
         await self.ok()
 
     def send(self, data: bytes) -> None:
-        """Send, unless the connection has gone, which reading tells."""
+        """Send, unless the connection has gone, which reading shows."""
         if not self.writer.is_closing():
             self.writer.write(data)
 
@@ -172,14 +172,14 @@ async def http(address: str, target: str, body: bytes | None = None) -> bytes:
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again, of a broker that tells nobody when it is so."""
+    """Poll a broker until a condition holds."""
     async with asyncio.timeout(ANSWER_S):
         while not await check():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 async def channels_of(address: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """What /stats says of each channel."""
+    """Return the stats of each channel."""
     report = json.loads(await http(address, "/stats?format=json"))
     return {
         (topic["topic_name"], channel["channel_name"]): channel

@@ -18,7 +18,7 @@ SEGMENT_BYTES = 1 << 16
 BATCHES = 90
 BATCH_COUNT = 20
 FINISHED = 130
-"""So many of the first messages are finished: six batches and a half."""
+"""Number of the first messages that are finished: six batches and a half."""
 SETTINGS = (
     f"--max-bytes-per-file={SEGMENT_BYTES}",
     "--min-free-bytes=0",
@@ -78,7 +78,7 @@ class WrittenFolder:
             self.kill()
 
     async def journaled(self) -> None:
-        """Return when the journal tells where the channel is."""
+        """Return when the journal has the place of the channel."""
         for number in range(5):
             await http(self.broker.http_address, f"/topic/create?topic=barrier{number}", b"")
             await asyncio.sleep(0.02)
@@ -91,7 +91,7 @@ class WrittenFolder:
         wire.close()
 
     async def left(self) -> list[bytes]:
-        """What channel c still has, in the order in which it comes."""
+        """Return the messages that channel c still has, in their order."""
         got = await drain(self.broker.tcp_address, self.broker.http_address, "t", "c")
         return [message.body for message in got]
 
