@@ -1,4 +1,4 @@
-"""Data folders as earlier versions of the broker wrote them, and ledgers of what is in them.
+"""Data folders as earlier versions of the broker wrote them, and ledgers of their content.
 
 ::
 
@@ -281,7 +281,7 @@ async def _is_due(address: str) -> bool:
 
 
 async def _consumed(broker: BrokerProcess) -> dict[str, Any]:
-    """What each channel still delivers, and what more when transactions are decided."""
+    """Return the messages of each channel, and those that come after transactions are decided."""
     address = broker.http_address
     await http(address, "/channel/unpause?topic=plain&channel=idle", b"")
     await http(address, "/topic/unpause?topic=paused", b"")
@@ -293,11 +293,11 @@ async def _consumed(broker: BrokerProcess) -> dict[str, Any]:
             continue
         await http(address, f"/channel/create?topic={topic}&channel={channel}", b"")
         got = await drain(broker.tcp_address, address, topic, channel)
-        found[f"delivered {topic} {channel}"] = sorted(_told(message) for message in got)
+        found[f"delivered {topic} {channel}"] = sorted(_as_fields(message) for message in got)
     return found
 
 
-def _told(message: Message) -> list[object]:
+def _as_fields(message: Message) -> list[object]:
     return [message.body.decode(), message.attempts, message.id.decode()]
 
 
