@@ -63,7 +63,7 @@ class Page:
         return str(self.path.relative_to(ROOT))
 
     def _parse(self) -> Iterator[str]:
-        """Collect the blocks; what is left is the prose."""
+        """Collect the blocks; the rest is the prose."""
         directives: dict[str, str] = {}
         lines = self.text.split("\n")
         number = 0

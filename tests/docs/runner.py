@@ -181,7 +181,7 @@ class Runner:
                 self._loop.run(test(*(self._fixtures[each] for each in wanted)))
 
     def _in_folder(self, code: str) -> str:
-        """The code with absolute paths for Java, whose current folder nobody can change."""
+        """Return the code with absolute paths for Java, whose current folder cannot be changed."""
         return _FOR_JAVA.sub(rf'\1"{self._folder}/\2"', code)
 
     async def _await(self, code: Any) -> None:
@@ -280,4 +280,4 @@ _PORTS = {
         "lookup-http-address": 4161,
     },
 }
-"""The ports on which a server listens that is not told otherwise."""
+"""The ports on which a server listens by default."""

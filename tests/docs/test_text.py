@@ -1,4 +1,4 @@
-"""The documents are short, their links lead somewhere, and what is not run is at least right."""
+"""The documents are short, their links lead somewhere, and commands not run are at least right."""
 
 from __future__ import annotations
 
