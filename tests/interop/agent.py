@@ -1,4 +1,4 @@
-"""An agent as the test sees it: a process, and what it has told so far."""
+"""An agent as the test sees it: a process and its events so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 
 class Agent:
-    """A running agent; `events` grows as it tells them."""
+    """A running agent; `events` grows as it reports them."""
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         self.events: list[Event] = []
@@ -54,8 +54,8 @@ class Agent:
             self._ended = True
             self._more.notify_all()
 
-    def wait(self, what: str, seconds: float, holds: Callable[[], object]) -> None:
-        """Wait until something holds for what the agent has told."""
+    def wait(self, name: str, seconds: float, holds: Callable[[], object]) -> None:
+        """Wait until a condition holds for the events of the agent."""
         deadline_s = time.monotonic() + seconds
         with self._more:
             while not holds():
@@ -64,15 +64,15 @@ class Agent:
                     self._errors.seek(0)
                     state = "the agent ended" if self._ended else f"not in {seconds:g} s"
                     raise AssertionError(
-                        f"{what}: {state}; its last events: {self.events[-8:]};"
+                        f"{name}: {state}; its last events: {self.events[-8:]};"
                         f" it wrote: {self._errors.read()[-2000:]}"
                     )
                 self._more.wait(left_s)
 
-    def told(self, event: str) -> list[Event]:
+    def events_named(self, event: str) -> list[Event]:
         """All events of that name."""
         return [each for each in list(self.events) if each["event"] == event]
 
     def bodies(self, event: str) -> list[str]:
         """Their bodies."""
-        return [each["body"] for each in self.told(event)]
+        return [each["body"] for each in self.events_named(event)]

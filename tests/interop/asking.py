@@ -1,4 +1,4 @@
-"""Asking a server over HTTP, and asking until it is so."""
+"""Ask a server over HTTP, once or until a condition holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def ask(address: str, path: str, method: str = "GET", body: bytes | None = None) -> Any:
-    """What an HTTP door answers, JSON where it is."""
+    """Return the answer of an HTTP server, decoded if it is JSON."""
     request = urllib.request.Request(f"http://{address}{path}", body, method=method)
     with urllib.request.urlopen(request, timeout=10) as response:
         text = response.read().decode()
@@ -22,13 +22,13 @@ def ask(address: str, path: str, method: str = "GET", body: bytes | None = None)
         return text
 
 
-def until(what: Callable[[], Any], seconds: float = 30) -> Any:
-    """Ask until the answer is yes; another process is what is waited for."""
+def until(ask_once: Callable[[], Any], seconds: float = 30) -> Any:
+    """Ask until the answer is yes, as another process has to get there."""
     deadline_s = time.monotonic() + seconds
     while True:
         answer: Any = None
         with suppress(urllib.error.HTTPError):
-            answer = what()
+            answer = ask_once()
         if answer:
             return answer
         assert time.monotonic() < deadline_s, f"{answer!r} after {seconds} s"

@@ -15,13 +15,13 @@ EVERYTHING = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "p
 
 def allowed(*authorizations: object, ttl: object = 3600, **more: object) -> bytes:
     """An answer that allows that."""
-    told = {"ttl": ttl, "identity": "anna", "identity_url": "https://example.com/anna"}
-    return json.dumps(told | {"authorizations": authorizations} | more).encode()
+    state = {"ttl": ttl, "identity": "anna", "identity_url": "https://example.com/anna"}
+    return json.dumps(state | {"authorizations": authorizations} | more).encode()
 
 
 @dataclass
 class Request:
-    """What was asked."""
+    """A request to the auth server."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What a secret is answered. With `held` it is answered when that is set."""
+    """The answer to a secret. With `held`, it is sent when that is set."""
 
     body: bytes = b""
     status: int = 200
@@ -70,8 +70,8 @@ class AuthServer:
 
             do_POST = do_GET
 
-            def log_message(self, *told: Any) -> None:
-                """Nothing is told."""
+            def log_message(self, *_args: Any) -> None:
+                """Log nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))

@@ -1,4 +1,4 @@
-"""What clients should never send over TCP, and how a broker answers: recorded from nsqd.
+"""Bad input over TCP and the answers to it, recorded from nsqd.
 
 Run as ``python -m tests.interop.bad_input_cases NSQD`` it prints the record anew.
 """
@@ -162,28 +162,28 @@ async def transcript(address: str, case: Case, number: int) -> list[str]:
     """The frames that come, and whether the connection is open at the end."""
     wire = await Wire.open(address, magic=case.magic)
     wire.send(case.data.replace(b"{t}", topic_of(number)))
-    told: list[str] = []
+    lines: list[str] = []
     try:
         while True:
             async with asyncio.timeout(SILENCE_S):
                 frame = await wire.frame()
             kind = {ERROR: "error", MESSAGE: "message"}.get(frame.type, "response")
-            told.append(f"{kind} {frame.data.decode(errors='backslashreplace')}")
+            lines.append(f"{kind} {frame.data.decode(errors='backslashreplace')}")
     except TimeoutError:
-        told.append("open")
+        lines.append("open")
     except (asyncio.IncompleteReadError, ConnectionError):
-        told.append("closed")
+        lines.append("closed")
     finally:
         wire.close()
-    return told
+    return lines
 
 
 async def transcripts(address: str) -> dict[str, list[str]]:
     """Of all cases, which run side by side."""
-    all_told = await asyncio.gather(
+    all_lines = await asyncio.gather(
         *(transcript(address, case, number) for number, case in enumerate(CASES))
     )
-    return {case.name: told for case, told in zip(CASES, all_told, strict=True)}
+    return {case.name: lines for case, lines in zip(CASES, all_lines, strict=True)}
 
 
 def nsqd(folder: Path) -> NsqdProcess:
@@ -192,8 +192,8 @@ def nsqd(folder: Path) -> NsqdProcess:
 
 def _record() -> None:
     with tempfile.TemporaryDirectory() as folder, nsqd(Path(folder)) as process:
-        told = asyncio.run(transcripts(process.tcp_address))
-    lines = [f" {json.dumps(name)}: {json.dumps(frames)}" for name, frames in told.items()]
+        recorded = asyncio.run(transcripts(process.tcp_address))
+    lines = [f" {json.dumps(name)}: {json.dumps(frames)}" for name, frames in recorded.items()]
     sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")
 
 

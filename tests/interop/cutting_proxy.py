@@ -1,4 +1,4 @@
-"""A proxy that can be told to swallow what the broker answers, and to cut its clients off."""
+"""A proxy that swallows the broker's answers and cuts its clients off, on request."""
 
 from __future__ import annotations
 

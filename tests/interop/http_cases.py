@@ -277,7 +277,7 @@ def normalised(answer: Answer) -> Answer:
 
 def _same(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        # Martlet tells its own version too, what a full disk dropped and what became a dead letter,
+        # Martlet has its own version too, counts of messages dropped and of dead letters,
         # and has all of its backlog on the disk.
         left_out = {
             "martlet_version",

@@ -1,4 +1,4 @@
-"""An HTTP server that takes messages, as somebody's web hook does."""
+"""An HTTP server that takes messages, as a user's web hook does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Taken(NamedTuple):
 
     @property
     def message(self) -> bytes:
-        """What was to be sent."""
+        """Return the message that was to be sent."""
         if self.method == "POST":
             return self.body
         (text,) = parse_qs(urlsplit(self.path).query, encoding="latin-1")["m"]
@@ -75,7 +75,7 @@ class HttpSink:
 
     @property
     def messages(self) -> list[bytes]:
-        """What was taken."""
+        """Return the messages that were accepted."""
         return [taken.message for taken in self.taken]
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """A large table of HTTP requests, made by combining what may stand in each place of one.
 
-There are too many to record what is answered to each: they are asked of both where there is an
-nsqd.  What was found that way, and what is worth keeping, stands in http_cases.
+There are too many to record each answer: they are asked of both where there is an
+nsqd.  Findings worth keeping stand in http_cases.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _BOOLEANS = ("true", "false", "1", "0", "FALSE", "no", "")
 
 
 def _spoiled(path: str) -> Iterator[str]:
-    """The path as somebody may type it."""
+    """Return the path as a user may type it."""
     yield from (path + "/", path.upper(), "/" + path, path + "//", path.replace("/", "//"))
     yield from ("/x/.." + path, path + "/.", path.title(), path + "%20", path.replace("p", "%70"))
     yield from (path + "?", path + "?a", path + "/?topic=a", path[:-1] or "/")
@@ -102,7 +102,7 @@ _KEPT_HEADERS = ("Content-Type", "X-NSQ-Content-Type", "Allow", "Location", "Con
 
 
 def answers(port: int, requests: list[Case]) -> Iterator[Answer]:
-    """What is answered to each, on one connection while it stays open."""
+    """Return the answer to each request, on one connection while it stays open."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         for case in requests:

@@ -1,4 +1,4 @@
-"""What is asked of a lookup daemon: a large table of HTTP requests, and long random walks of
+"""Requests to a lookup daemon: a large table of HTTP requests, and long random walks of
 brokers and operators.  Martlet's daemon and nsqlookupd must answer both alike.
 """
 
@@ -28,11 +28,11 @@ NAMES = [
     *("n" * 64, "n" * 65, "a;b", "a&topic=b", "%ff", "%C3%A9", "none"),
 ]
 _LEFT_OUT = frozenset({"topology_region", "topology_zone"})
-"""What nsqlookupd tells since 1.3."""
+"""Fields of nsqlookupd since 1.3."""
 _KEPT = frozenset({"last_update", "id", "remote_address"})
-"""What differs from run to run."""
+"""Fields that differ from run to run."""
 _NEVER_NS = -6795364578871345152
-"""What Go makes nanoseconds of for a time that was never set."""
+"""The nanoseconds of Go for a time that was never set."""
 
 
 def cases() -> Iterator[Case]:
@@ -103,7 +103,7 @@ class Peer:
         assert self._answer().startswith(b"{")
 
     def say(self, command: str) -> str:
-        """What is answered."""
+        """Send a command, and return the answer."""
         self._socket.sendall(command.encode() + b"\n")
         return self._answer().decode()
 
@@ -134,7 +134,7 @@ _LOOKS = (
 
 
 def walk(lookup: LookupProcess, seed: int, steps: int) -> Iterator[tuple[str, Any]]:
-    """A random walk: each step, and what is known after it."""
+    """A random walk: each step, and the registrations after it."""
     chance = random.Random(seed)
     port = int(lookup.http_address.rpartition(":")[2])
     peers: dict[str, Peer] = {}

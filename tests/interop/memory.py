@@ -10,12 +10,12 @@ MIB = 1 << 20
 
 
 def private_bytes(process: BrokerProcess) -> int:
-    """What the process holds for itself alone."""
+    """Return the private memory of the process."""
     lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 def anonymous_bytes(process: BrokerProcess) -> int:
-    """What of it is in memory alone."""
+    """Return its anonymous memory."""
     lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))

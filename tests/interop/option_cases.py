@@ -42,7 +42,7 @@ NAMES = tuple(
     tls_root_ca_file
     """)
 )
-"""What is asked of ``/config``: all that nsqd 1.3 knows, but for what differs by machine or run."""
+"""Names asked of ``/config``: all of nsqd 1.3 but those that differ by machine or run."""
 
 CONFIG = "options.toml"
 _START_S = 20.0
@@ -410,7 +410,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def ask(path: Path, name: str) -> object:
-    """What ``GET /config/NAME`` answers on a Unix socket: a number, a list or a text."""
+    """Return the answer of ``GET /config/NAME`` on a Unix socket: a number, a list or a text."""
     connection = _UnixConnection(path)
     try:
         connection.request("GET", f"/config/{name}")
@@ -425,7 +425,7 @@ def ask(path: Path, name: str) -> object:
 
 
 def last_word(text: str, exit_code: int) -> str:
-    """Of what a command said, the line that tells why it ended, without times and Go's version."""
+    """Return the line that says why a command ended, without times and Go's version."""
     lines = [line for line in text.splitlines() if line.strip()] or [""]
     panics = [line for line in lines if line.startswith("panic")]
     line = panics[0] if panics else lines[-1 if exit_code == 1 else 0]
@@ -436,9 +436,9 @@ def run(command: list[str], case: Case) -> Outcome:
     """Start a broker with a case's arguments, and see what comes of it."""
     with tempfile.TemporaryDirectory(prefix="options") as name:
         folder = Path(name)
-        doors = (f"--tcp-address={folder / 'tcp'}", f"--http-address={folder / 'http'}")
+        addresses = (f"--tcp-address={folder / 'tcp'}", f"--http-address={folder / 'http'}")
         process = subprocess.Popen(
-            [*command, *doors, *case.put_config(folder)],
+            [*command, *addresses, *case.put_config(folder)],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -471,7 +471,7 @@ def changed(outcome: Outcome, defaults: dict[str, Any]) -> Outcome:
 
 
 def record(program: str) -> dict[str, Any]:
-    """What nsqd makes of every case."""
+    """Record the outcome of nsqd for every case."""
     defaults = run([program], Case())["values"]
     outcomes = {case.name: changed(run([program], case), defaults) for case in CASES}
     for key in ("id", "broadcast_address"):  # made from the host's name

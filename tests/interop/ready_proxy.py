@@ -12,7 +12,7 @@ from typing import Self, cast
 
 
 class ReadyProxy:
-    """One for each consumer, with a door for each of its brokers.
+    """A proxy for one consumer, with a listener for each of its brokers.
 
     Args:
         brokers: the brokers' addresses.

@@ -37,7 +37,7 @@ def served(
     talk: Callable[[ssl.SSLSocket], bytes],
     shows: tuple[Path, Path],
 ) -> bytes:
-    """What a client has of a server that sends back all it gets."""
+    """Return the bytes that a client gets from an echo server."""
     from martlet.server.any_certificate import AnyCertificateContext
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +108,7 @@ def test_a_large_body_passes_both_ways(
     assert served(new_loop, certificates, talk, shows) == body
 
 
-def test_what_is_not_done_on_memory_is_refused(certificates: Certificates) -> None:
+def test_wrapping_as_a_client_is_refused(certificates: Certificates) -> None:
     """The same context, wrapped round a socket, is Python's ssl, which verifies."""
     from martlet.options import BrokerOptions
     from martlet.server.tls import server_context

@@ -1,4 +1,4 @@
-"""AUTH against a real auth server: the same story is told to Martlet and, where there is one, to
+"""AUTH against a real auth server: the same story is played to Martlet and, where there is one, to
 nsqd, and each must answer it alike.
 """
 
@@ -76,8 +76,8 @@ def broker(request: pytest.FixtureRequest, server: AuthServer) -> Iterator[Broke
         yield process
 
 
-async def told(broker: BrokerProcess, *commands: bytes) -> list[Frame]:
-    """What a client is answered that sends these at once and says no more."""
+async def answers(broker: BrokerProcess, *commands: bytes) -> list[Frame]:
+    """Return the answers to a client that sends these at once and then nothing."""
     wire = await Wire.open(broker.tcp_address)
     wire.send(b"".join(commands))
     wire.writer.write_eof()
@@ -91,7 +91,7 @@ async def told(broker: BrokerProcess, *commands: bytes) -> list[Frame]:
     return frames
 
 
-async def test_who_has_all_permissions_may_do_all(
+async def test_a_client_with_all_permissions_may_do_all(
     broker: BrokerProcess, server: AuthServer
 ) -> None:
     wire = await Wire.open(broker.tcp_address)
@@ -133,14 +133,14 @@ async def test_without_auth_nothing_is_done(broker: BrokerProcess) -> None:
         "DPUB": b"DPUB never 0\n" + u32(1) + b"x",
         "SUB": b"SUB never c\n",
     }.items():
-        frames = await told(broker, command, pub("never", b"x"))
+        frames = await answers(broker, command, pub("never", b"x"))
         assert frames == [frame_of(f"E_AUTH_FIRST AUTH required before {verb}")]
     stats = json.loads(await http(broker.http_address, "/stats?format=json&topic=never"))
     assert stats["topics"] is None
 
 
 @pytest.mark.parametrize("broker", ["martlet"], indirect=True)
-async def test_nobody_waits_for_a_body_that_is_refused_anyway(broker: BrokerProcess) -> None:
+async def test_a_refusal_does_not_wait_for_the_body(broker: BrokerProcess) -> None:
     """nsqd has read it all by then; no client can tell, and a stranger fills no memory."""
     heads = {
         "PUB": b"PUB never\n" + u32(1 << 20),
@@ -156,7 +156,9 @@ async def test_nobody_waits_for_a_body_that_is_refused_anyway(broker: BrokerProc
 
 
 @pytest.mark.parametrize("broker", ["martlet"], indirect=True)
-async def test_who_may_publish_is_asked_for_the_rest_of_the_body(broker: BrokerProcess) -> None:
+async def test_an_allowed_publisher_is_asked_for_the_rest_of_the_body(
+    broker: BrokerProcess,
+) -> None:
     body = b"x" * 300_000
     wire = await Wire.open(broker.tcp_address)
     wire.send(auth(b"all"))
@@ -169,7 +171,7 @@ async def test_who_may_publish_is_asked_for_the_rest_of_the_body(broker: BrokerP
     wire.close()
 
 
-async def test_a_size_that_is_none_is_told_first_where_nsqd_tells_it_first(
+async def test_a_bad_size_is_reported_before_missing_auth_where_nsqd_does(
     broker: BrokerProcess,
 ) -> None:
     refusals = {
@@ -178,10 +180,12 @@ async def test_a_size_that_is_none_is_told_first_where_nsqd_tells_it_first(
         b"MPUB never\n": "E_AUTH_FIRST AUTH required before MPUB",
     }
     for head, refusal in refusals.items():
-        assert await told(broker, head + u32(0)) == [frame_of(refusal)]
+        assert await answers(broker, head + u32(0)) == [frame_of(refusal)]
 
 
-async def test_what_is_not_allowed_is_refused(broker: BrokerProcess, server: AuthServer) -> None:
+async def test_commands_without_permission_are_refused(
+    broker: BrokerProcess, server: AuthServer
+) -> None:
     server.answers["some"] = Answer(
         allowed(
             {"topic": "^orders$", "channels": ["^billing"], "permissions": ["subscribe"]},
@@ -198,12 +202,12 @@ async def test_what_is_not_allowed_is_refused(broker: BrokerProcess, server: Aut
         (b"SUB order billing\n", 'SUB on "order" "billing"'),
         (pub("never", b"x"), 'PUB on "never" ""'),
     ):
-        frames = await told(broker, auth(b"some"), commands)
+        frames = await answers(broker, auth(b"some"), commands)
         assert frames == [
             Frame(RESPONSE, answer),
             frame_of(f"E_UNAUTHORIZED AUTH failed for {text}"),
         ]
-    frames = await told(broker, auth(b"some"), pub("t12", b"x"), b"SUB orders billing-2\n")
+    frames = await answers(broker, auth(b"some"), pub("t12", b"x"), b"SUB orders billing-2\n")
     assert frames == [Frame(RESPONSE, answer), OK, OK]
 
 
@@ -244,25 +248,25 @@ async def test_what_is_not_allowed_is_refused(broker: BrokerProcess, server: Aut
         ),
     ],
 )
-async def test_what_an_auth_server_may_answer(
+async def test_answers_of_the_auth_server(
     broker: BrokerProcess, server: AuthServer, answer: Answer, frames: list[Frame]
 ) -> None:
     server.answers["odd"] = answer
-    assert await told(broker, auth(b"odd")) == frames
+    assert await answers(broker, auth(b"odd")) == frames
 
 
 async def test_mistakes_with_auth(broker: BrokerProcess) -> None:
-    assert await told(broker, auth(b"unknown")) == [FAILED]
-    assert await told(broker, auth(b"all"), auth(b"all")) == [
+    assert await answers(broker, auth(b"unknown")) == [FAILED]
+    assert await answers(broker, auth(b"all"), auth(b"all")) == [
         ANNA,
         frame_of("E_INVALID AUTH already set"),
     ]
-    assert await told(broker, auth(b"all"), b"SUB t c#ephemeral\n", auth(b"all")) == [
+    assert await answers(broker, auth(b"all"), b"SUB t c#ephemeral\n", auth(b"all")) == [
         ANNA,
         OK,
         frame_of("E_INVALID cannot AUTH in current state"),
     ]
-    assert await told(broker, b"AUTH now\n") == [
+    assert await answers(broker, b"AUTH now\n") == [
         frame_of("E_INVALID AUTH invalid number of parameters")
     ]
 
@@ -270,14 +274,12 @@ async def test_mistakes_with_auth(broker: BrokerProcess) -> None:
 async def test_a_secret_is_any_bytes(broker: BrokerProcess, server: AuthServer) -> None:
     secret = "a b&c=d/?#%ä\n+"
     server.answers[secret] = Answer(allowed(EVERYTHING))
-    assert await told(broker, auth(secret.encode())) == [ANNA]
-    assert await told(broker, auth(b"\xff\x00")) == [FAILED]
+    assert await answers(broker, auth(secret.encode())) == [ANNA]
+    assert await answers(broker, auth(b"\xff\x00")) == [FAILED]
     assert dict(server.asked[-1].query)["secret"] == "�\0"
 
 
-async def test_commands_behind_auth_wait_and_nobody_else_does(
-    broker: BrokerProcess, server: AuthServer
-) -> None:
+async def test_only_commands_behind_auth_wait(broker: BrokerProcess, server: AuthServer) -> None:
     held = threading.Event()
     server.answers["slow"] = Answer(allowed(EVERYTHING), held=held)
     slow, other = await Wire.open(broker.tcp_address), await Wire.open(broker.tcp_address)
@@ -315,10 +317,12 @@ async def test_a_client_may_go_while_its_secret_is_looked_at(
     await until(is_asked)
     wire.close()
     held.set()
-    assert await told(broker, auth(b"all"), pub("t", b"after")) == [ANNA, OK]
+    assert await answers(broker, auth(b"all"), pub("t", b"after")) == [ANNA, OK]
 
 
-async def test_what_has_expired_is_asked_again(broker: BrokerProcess, server: AuthServer) -> None:
+async def test_an_expired_authorization_is_asked_again(
+    broker: BrokerProcess, server: AuthServer
+) -> None:
     server.answers["brief"] = Answer(allowed(EVERYTHING, ttl=1))
     wire = await Wire.open(broker.tcp_address)
     wire.send(auth(b"brief") + pub("t", b"1") * 3)
@@ -362,7 +366,7 @@ async def test_a_renewal_that_fails_ends_the_connection(
 @pytest.mark.parametrize("kind", [BrokerProcess, NsqdProcess])
 @pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
-def test_the_certificate_of_a_client_is_told(
+def test_the_auth_server_gets_the_certificate_of_a_client(
     server: AuthServer, tmp_path: Path, kind: type[BrokerProcess], compression: str, policy: str
 ) -> None:
     """And commands behind AUTH wait in TLS and under compression just the same."""
@@ -399,22 +403,26 @@ def test_the_certificate_of_a_client_is_told(
 def test_pynsq_authenticates(broker: BrokerProcess, secret: str, event: str) -> None:
     command = [sys.executable, "-m", "tests.interop.agents.pynsq_auth_agent"]
     with Agent([*command, broker.tcp_address, secret], cwd=ROOT) as agent:
-        agent.wait(event, 20, lambda: bool(agent.told(event)))
+        agent.wait(event, 20, lambda: bool(agent.events_named(event)))
 
 
 async def test_without_auth_servers_there_is_no_auth() -> None:
     with BrokerProcess() as broker:
-        assert await told(broker, auth(b"all")) == [frame_of("E_AUTH_DISABLED AUTH disabled")]
+        assert await answers(broker, auth(b"all")) == [frame_of("E_AUTH_DISABLED AUTH disabled")]
 
 
 async def test_servers_are_tried_until_one_answers(server: AuthServer) -> None:
     with AuthServer({"all": Answer(b"", 500)}) as broken:
-        nobody = f"127.0.0.1:{free_port()}"
-        addresses = [broken.address, nobody, f"http://{server.address}/who/may?region=north"]
+        closed_address = f"127.0.0.1:{free_port()}"
+        addresses = [
+            broken.address,
+            closed_address,
+            f"http://{server.address}/who/may?region=north",
+        ]
         flags = [f"--auth-http-address={address}" for address in addresses]
         with BrokerProcess(None, *flags) as broker:
             for _ in range(20):  # each time in an order left to chance
-                assert await told(broker, auth(b"all")) == [ANNA]
+                assert await answers(broker, auth(b"all")) == [ANNA]
             assert server.asked[-1].path == "/who/may"
             assert server.asked[-1].query[0] == ("region", "north")
             # Whose turn it is first is left to chance.
@@ -426,15 +434,15 @@ async def test_a_server_that_does_not_answer_is_given_up() -> None:
     with AuthServer({"all": Answer(allowed(EVERYTHING), held=held)}) as server:
         flags = [f"--auth-http-address={server.address}", "--http-client-request-timeout=300ms"]
         with BrokerProcess(None, *flags) as broker:
-            assert await told(broker, auth(b"all")) == [FAILED]
+            assert await answers(broker, auth(b"all")) == [FAILED]
             held.set()
-            assert await told(broker, auth(b"all"), pub("t", b"x")) == [ANNA, OK]
+            assert await answers(broker, auth(b"all"), pub("t", b"x")) == [ANNA, OK]
 
 
 async def test_a_server_can_be_asked_by_post(server: AuthServer) -> None:
     flags = [f"--auth-http-address={server.address}", "--auth-http-request-method=post"]
     with BrokerProcess(None, *flags) as broker:
-        assert await told(broker, auth(b"all")) == [ANNA]
+        assert await answers(broker, auth(b"all")) == [ANNA]
     request = server.asked[-1]
     assert (request.method, request.path, request.query) == ("POST", "/auth", [])
     assert request.headers["Content-Type"] == "application/json"

@@ -48,8 +48,8 @@ async def test_half_of_a_surrogate_pair_is_refused_and_said_so(options: dict[str
     async with Broker() as broker, connected(broker) as connection:
         for _ in range(2):
             asked = connection.ask(commands.send("t", [b"x"], options))
-            told = json.loads(await asyncio.wait_for(asked, 20))
-            assert told["status"] == "BAD_ARGUMENT"
+            answer = json.loads(await asyncio.wait_for(asked, 20))
+            assert answer["status"] == "BAD_ARGUMENT"
         assert (await call(broker, "transaction.list"))["count"] == 0
 
 
@@ -78,17 +78,17 @@ async def test_a_whole_pair_is_a_character() -> None:
         assert [each["id"] for each in listed["transactions"]] == ["\U0001f600"]
 
 
-async def test_what_is_nested_where_a_number_should_be_is_not_written_out() -> None:
+async def test_a_nested_value_for_a_number_is_not_written_out() -> None:
     """It may be too deep for that."""
     async with Broker() as broker, connected(broker) as connection:
         for value, shown in (([[0]], "a list"), ({"a": []}, "an object"), ("7", "7")):
-            told = json.loads(await connection.ask(commands.send("t", [b"x"], {"queue": value})))
-            assert told["status"] == "BAD_ARGUMENT"
-            assert told["text"].endswith(f", not {shown}")
+            answer = json.loads(await connection.ask(commands.send("t", [b"x"], {"queue": value})))
+            assert answer["status"] == "BAD_ARGUMENT"
+            assert answer["text"].endswith(f", not {shown}")
 
 
 @pytest.mark.parametrize("method", ["transaction.list", "transaction.show"])
-async def test_who_does_not_read_large_answers_gets_no_more_of_them_until_he_does(
+async def test_a_client_that_does_not_read_large_answers_gets_no_more_until_it_does(
     method: str,
 ) -> None:
     fields = {"id": "t" * 200, "max_body_bytes": 1 << 20, "limit": 1000}
@@ -112,18 +112,18 @@ async def test_who_does_not_read_large_answers_gets_no_more_of_them_until_he_doe
                 await asyncio.sleep(0)
         for _ in range(300):
             await asyncio.sleep(0)
-        heard = set()
+        answered = set()
         for _ in range(count):
             size = int.from_bytes(await reader.readexactly(4), "big")
             frame = await reader.readexactly(size)
             assert frame[:4] == (17).to_bytes(4, "big")
-            heard.add(int.from_bytes(frame[4:8], "big"))
+            answered.add(int.from_bytes(frame[4:8], "big"))
             assert asked.transport.get_write_buffer_size() < 4 << 20
-        assert heard == set(range(count))
+        assert answered == set(range(count))
         writer.close()
 
 
-async def test_the_client_does_not_send_what_no_broker_takes() -> None:
+async def test_the_client_does_not_send_values_that_no_broker_takes() -> None:
     async with Broker() as broker:
         with pytest.raises(ValueError, match="group="):
             Producer(broker.tcp_address, group="\ud800")

@@ -1,5 +1,6 @@
-"""What is no HTTP, or too slow or too large of it: who sends it gets an error, and others do not
-notice.  What nsqd answers to well-formed requests is in test_http.
+"""Bad, slow and too large HTTP: its client gets an error, and others do not notice.
+
+Answers of nsqd to well-formed requests are in test_http.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ async def test_http_garbage_gets_a_client_error(broker: BrokerProcess, data: byt
     assert ("h", "c") not in await channels_of(broker.http_address)
 
 
-async def test_slow_http_clients_hold_up_nobody(broker: BrokerProcess) -> None:
+async def test_slow_http_clients_do_not_hold_up_others(broker: BrokerProcess) -> None:
     host, _, port = broker.http_address.rpartition(":")
     head = b"POST /pub?topic=late HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
     pairs = [await asyncio.open_connection(host, int(port)) for _ in range(200)]

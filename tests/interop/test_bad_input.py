@@ -77,18 +77,18 @@ async def broker(process: BrokerProcess) -> AsyncIterator[BrokerProcess]:
 
 
 async def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
-    told = await bad_input_cases.transcripts(broker.tcp_address)
-    assert told == RECORDED | ELSE
+    answers = await bad_input_cases.transcripts(broker.tcp_address)
+    assert answers == RECORDED | ELSE
 
 
 @NEEDS_NSQD
-async def test_the_record_is_what_nsqd_answers(tmp_path: Path) -> None:
+async def test_recorded_answers_are_those_of_nsqd(tmp_path: Path) -> None:
     with bad_input_cases.nsqd(tmp_path) as process:
         assert await bad_input_cases.transcripts(process.tcp_address) == RECORDED
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_what_was_published_before_a_mistake_is_answered_first(
+async def test_publishes_before_an_error_are_answered_first(
     broker: BrokerProcess, at_once: bool
 ) -> None:
     wire = await Wire.open(broker.tcp_address)
@@ -128,7 +128,7 @@ async def test_no_message_comes_before_the_answer_to_sub(tmp_path: Path, flush: 
 async def test_the_error_reaches_a_client_that_goes_on_sending(
     broker: BrokerProcess, data: bytes
 ) -> None:
-    """A socket closed with octets that nobody has read is reset, and takes the error along."""
+    """A socket closed with unread octets is reset, and the error is lost with it."""
     for _ in range(10):
         wire = await Wire.open(broker.tcp_address)
         wire.send(data)
@@ -179,10 +179,17 @@ async def test_a_command_of_which_the_end_never_comes_is_not_done(
 ) -> None:
     topic = f"half-{how}"
     await http(broker.http_address, f"/topic/create?topic={topic}", b"")
-    whole = mpub(topic, [b"a" * 100, b"b" * 100])
-    for cut in (1, 5, len(f"MPUB {topic}\n") + 2, len(f"MPUB {topic}\n") + 8, 100, len(whole) - 1):
+    command = mpub(topic, [b"a" * 100, b"b" * 100])
+    for cut in (
+        1,
+        5,
+        len(f"MPUB {topic}\n") + 2,
+        len(f"MPUB {topic}\n") + 8,
+        100,
+        len(command) - 1,
+    ):
         wire = await Wire.open(broker.tcp_address)
-        wire.send(whole[:cut])
+        wire.send(command[:cut])
         await wire.writer.drain()
         if how == "closed":
             wire.writer.write_eof()
@@ -425,7 +432,7 @@ async def test_a_broker_without_file_descriptors_recovers(tmp_path: Path) -> Non
         kept.close()
 
 
-async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path) -> None:
+async def test_no_file_descriptor_for_an_index_does_not_stop_other_clients(tmp_path: Path) -> None:
     """A channel whose old messages cannot be looked up waits; publishers and timers go on."""
     with BrokerProcess(tmp_path, "--checkpoint-interval=1h", "--log-level=error") as process:
         address = process.tcp_address
@@ -471,7 +478,7 @@ async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path)
 # what belongs to others
 
 
-async def test_nobody_finishes_twice_or_for_others(broker: BrokerProcess) -> None:
+async def test_a_message_is_finished_once_and_by_its_client_only(broker: BrokerProcess) -> None:
     mine = await Wire.subscribed(broker.tcp_address, "ids", "c")
     mine.send(b"RDY 1\n")
     await http(broker.http_address, "/pub?topic=ids", b"one")
@@ -507,8 +514,8 @@ async def test_many_finishes_of_which_some_are_wrong(broker: BrokerProcess) -> N
     wire.send(b"".join(b"FIN %b\n" % id for id in sent))
     errors = [await wire.answer() for _ in range(4)]
     assert [frame.type for frame in errors] == [ERROR] * 4
-    told = [frame.data.split()[2] for frame in errors]
-    assert told == [b"f" * 16, b"0" * 16, ids[3], b"f" * 16]
+    refused_ids = [frame.data.split()[2] for frame in errors]
+    assert refused_ids == [b"f" * 16, b"0" * 16, ids[3], b"f" * 16]
     assert await wire.silent(0.1)
     state = (await channels_of(broker.http_address))["runs", "c"]
     assert (state["depth"], state["in_flight_count"]) == (0, 0)

@@ -142,7 +142,7 @@ async def test_brokers_and_consumers_come_and_go_and_all_is_handled(
         await asyncio.sleep(0.2)
         is_over = True
         await asyncio.gather(*loads)
-        steady.set()  # What is left is for two in flight over three brokers.
+        steady.set()  # The rest is for two in flight over three brokers.
         await until(lambda: published <= handled.keys())
         last.set()
     assert [await consumer for consumer in consumers] == [10, 2, 2]

@@ -35,7 +35,7 @@ def consumer(broker: Broker, offsets: Path | None, **settings: Any) -> Broadcast
 
 
 async def some(consumer: BroadcastConsumer, count: int) -> list[bytes]:
-    """So many messages, which are done."""
+    """Receive and finish some messages; return them."""
     bodies: list[bytes] = []
     async with asyncio.timeout(30):
         async for message in consumer:
@@ -56,12 +56,12 @@ async def test_each_gets_all_and_goes_on_where_it_was(broker: Broker, tmp_path: 
     put(broker, [b"5"])
     async with consumer(broker, tmp_path / "one", start="first") as each:
         assert await some(each, 1) == [b"5"]
-    told = json.loads((tmp_path / "one").read_text())
-    assert told["topic"] == "t"
-    assert told["offsets"] == {broker.tcp_address: {"0": 4, "1": 2}}
+    stored = json.loads((tmp_path / "one").read_text())
+    assert stored["topic"] == "t"
+    assert stored["offsets"] == {broker.tcp_address: {"0": 4, "1": 2}}
 
 
-async def test_it_begins_where_it_is_told(broker: Broker) -> None:
+async def test_a_broadcast_consumer_begins_at_its_start_setting(broker: Broker) -> None:
     put(broker, [b"0", b"1"])
     await asyncio.sleep(0.002)
     moment = datetime.now(UTC)
@@ -75,7 +75,7 @@ async def test_it_begins_where_it_is_told(broker: Broker) -> None:
             assert await some(each, 3) == [b"0", b"1", b"2"]
 
 
-async def test_it_commits_every_so_often_and_goes_back_when_it_is_sent_back(
+async def test_a_broadcast_consumer_commits_periodically_and_after_a_seek_back(
     broker: Broker, tmp_path: Path
 ) -> None:
     put(broker, [b"0", b"1", b"2"])
@@ -96,7 +96,7 @@ async def test_it_commits_every_so_often_and_goes_back_when_it_is_sent_back(
                 await asyncio.sleep(0.005)
 
 
-async def test_without_auto_commit_the_file_has_what_was_committed_alone(
+async def test_without_auto_commit_the_file_has_explicit_commits_only(
     broker: Broker, tmp_path: Path
 ) -> None:
     put(broker, [b"0", b"1", b"2"])
@@ -172,7 +172,7 @@ async def test_a_message_that_fails_is_tried_for_ever_unless_it_is_given_up(
         ),
     ],
 )
-def test_a_file_that_is_none_is_told_and_kept(tmp_path: Path, text: str, wrong: str) -> None:
+def test_a_bad_offset_file_is_refused_and_kept(tmp_path: Path, text: str, wrong: str) -> None:
     path = tmp_path / "offsets"
     path.write_text(text)
     with pytest.raises(BadOffsetFile, match=wrong) as raised:

@@ -115,7 +115,9 @@ def test_a_second_broker_on_the_folder_is_refused(
     assert first.process.poll() is None
 
 
-def test_a_port_in_use_is_told_by_its_flag(start: Callable[..., Command], tmp_path: Path) -> None:
+def test_the_error_of_a_port_in_use_names_the_flag(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         command = start(
@@ -126,7 +128,7 @@ def test_a_port_in_use_is_told_by_its_flag(start: Callable[..., Command], tmp_pa
     assert "--http-address" in command.lines[-1]
 
 
-def test_warns_of_what_has_no_effect_and_of_unknown_keys(
+def test_flags_without_effect_and_unknown_keys_are_warned_of(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
     config = tmp_path / "nsqd.cfg"

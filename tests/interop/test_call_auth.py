@@ -41,9 +41,9 @@ class Caller:
 
     async def call(self, method: str, **fields: Any) -> dict[str, Any]:
         self._writer.write(commands.call(1, method, fields))
-        kind, told = await self.frame()
+        kind, body = await self.frame()
         assert kind == ANSWER
-        return dict(json.loads(told[8:]))
+        return dict(json.loads(body[8:]))
 
     async def send(self, topic: str, **options: Any) -> dict[str, Any]:
         self._writer.write(commands.send(topic, [b"x"], options))
@@ -67,13 +67,13 @@ async def caller(broker: Broker, secret: str = "") -> AsyncIterator[Caller]:
 
 
 async def test_nothing_can_be_called_before_auth(server: AuthServer) -> None:
-    async with Broker(auth_http_addresses=(server.address,)) as broker, caller(broker) as nobody:
+    async with Broker(auth_http_addresses=(server.address,)) as broker, caller(broker) as stranger:
         for method in ("transaction.list", "transaction.checks", "topic.describe"):
-            told = await nobody.call(method, group="g")
-            assert told["error"]["code"] == "FORBIDDEN"
+            answer = await stranger.call(method, group="g")
+            assert answer["error"]["code"] == "FORBIDDEN"
 
 
-async def test_transactions_are_known_to_those_who_may_publish_what_is_in_them(
+async def test_a_transaction_is_visible_to_clients_that_may_publish_its_messages(
     server: AuthServer,
 ) -> None:
     broker = Broker(
@@ -85,9 +85,9 @@ async def test_transactions_are_known_to_those_who_may_publish_what_is_in_them(
             assert (await boss.send(topic, transaction=id, branch="b", number=0, **begin))[
                 "status"
             ] == "OK"
-        told = await clerk.call("transaction.list")
-        assert [each["id"] for each in told["transactions"]] == ["b"]
-        assert told["count"] == 1
+        answer = await clerk.call("transaction.list")
+        assert [each["id"] for each in answer["transactions"]] == ["b"]
+        assert answer["count"] == 1
         asked = await clerk.call("transaction.checks", group="g")
         assert [each["id"] for each in asked["transactions"]] == ["b"]
         assert not (await clerk.call("transaction.checks", group="g", wait_ms=50))["transactions"]

@@ -55,14 +55,14 @@ async def test_all_that_is_not_finished_is_seen_where_it_is(reader: Reader) -> N
         first.finish()
         second.requeue(30_000, backoff=False)
         third.touch()
-        while (told := await peek(reader))["deferred_count"] < 2:
+        while (answer := await peek(reader))["deferred_count"] < 2:
             pass
         fourth = await anext(consumer)
-        told = await peek(reader)
+        answer = await peek(reader)
         now_ns = time.time_ns()
-        assert told["next_offset"] is None
-        assert (told["depth"], told["in_flight_count"], told["deferred_count"]) == (0, 2, 2)
-        by_offset = {message["offset"]: message for message in told["messages"]}
+        assert answer["next_offset"] is None
+        assert (answer["depth"], answer["in_flight_count"], answer["deferred_count"]) == (0, 2, 2)
+        by_offset = {message["offset"]: message for message in answer["messages"]}
         assert list(by_offset) == [1, 2, 3, 4]
         assert [each["state"] for each in by_offset.values()] == [
             *("deferred", "in_flight", "in_flight", "deferred")
@@ -79,11 +79,11 @@ async def test_all_that_is_not_finished_is_seen_where_it_is(reader: Reader) -> N
         assert 0 < by_offset[1]["due_ns"] - began_ns < 40 * 10**9
         assert 0 < by_offset[4]["due_ns"] - by_offset[4]["timestamp_ns"] <= 60 * 10**9
     # Nothing was taken by looking: it is all there, and the messages in flight are due.
-    while (told := await peek(reader))["in_flight_count"]:
+    while (answer := await peek(reader))["in_flight_count"]:
         pass
-    states = [message["state"] for message in told["messages"]]
+    states = [message["state"] for message in answer["messages"]]
     assert states == ["deferred", "due", "due", "deferred"]
-    assert [message["attempts"] for message in told["messages"]] == [1, 1, 1, 0]
+    assert [message["attempts"] for message in answer["messages"]] == [1, 1, 1, 0]
 
 
 async def test_page_by_page_and_state_by_state(reader: Reader) -> None:
@@ -92,10 +92,10 @@ async def test_page_by_page_and_state_by_state(reader: Reader) -> None:
     seen: list[str] = []
     offset: int | None = 0
     while offset is not None:
-        told = await peek(reader, offset=offset, limit=100)
-        assert len(told["messages"]) <= 100
-        seen += [message["body"] for message in told["messages"]]
-        offset = told["next_offset"]
+        answer = await peek(reader, offset=offset, limit=100)
+        assert len(answer["messages"]) <= 100
+        seen += [message["body"] for message in answer["messages"]]
+        offset = answer["next_offset"]
     assert seen == [str(number) for number in range(250)]
     assert (await peek(reader, state="in_flight,due,deferred"))["messages"] == []
     assert len((await peek(reader, state="waiting"))["messages"]) == 100
@@ -116,13 +116,13 @@ async def test_an_answer_has_a_limit(reader: Reader, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(channel_api, "MAX_ANSWER_BYTES", 10)
     await publish(reader, 4, start=1000)
     await reader.post("/channel/create", topic="t", channel="c")
-    told = await peek(reader)
-    assert ([message["body"] for message in told["messages"]], told["next_offset"]) == (
+    answer = await peek(reader)
+    assert ([message["body"] for message in answer["messages"]], answer["next_offset"]) == (
         ["1000", "1001"],
         2,
     )
-    told = await peek(reader, offset=2, max_body_bytes=1)
-    assert [message["body"] for message in told["messages"]] == ["1", "1"]
+    answer = await peek(reader, offset=2, max_body_bytes=1)
+    assert [message["body"] for message in answer["messages"]] == ["1", "1"]
 
 
 WRONG = [
@@ -147,7 +147,7 @@ WRONG = [
 ]
 
 
-async def test_says_what_is_wrong(reader: Reader) -> None:
+async def test_wrong_requests_are_refused_with_a_reason(reader: Reader) -> None:
     await publish(reader, 1)
     await reader.post("/channel/create", topic="t", channel="c")
     for path, query, status, message in WRONG:
@@ -185,15 +185,15 @@ async def test_back_to_a_time_and_to_the_beginning_and_a_channel_from_the_past(
     between_ns = time.time_ns()
     await publish(reader, 5, start=10)
     await reader.post("/channel/empty", topic="t", channel="c")
-    told = await replay(reader, timestamp_ns=between_ns)
-    assert told == {"offset": 10, "end_offset": 15, "depth": 5}
+    answer = await replay(reader, timestamp_ns=between_ns)
+    assert answer == {"offset": 10, "end_offset": 15, "depth": 5}
     assert (await replay(reader, beginning="true"))["depth"] == 15
     assert (await replay(reader, "past", timestamp_ns=between_ns, new="true"))["depth"] == 5
     seen = await reader.json("/channel/peek", topic="t", channel="past")
     assert [message["body"] for message in seen["messages"]] == [str(n) for n in range(10, 15)]
 
 
-async def test_what_has_gone_is_named_and_a_channel_that_nobody_reads_keeps_it(
+async def test_missing_messages_are_named_and_a_channel_without_readers_keeps_them(
     reader: Reader,
 ) -> None:
     began_ns = time.time_ns()
@@ -211,10 +211,10 @@ async def test_what_has_gone_is_named_and_a_channel_that_nobody_reads_keeps_it(
     for where, value in (("offset", 5), ("timestamp_ns", began_ns)):
         path = f"/channel/replay?topic=t&channel=c&{where}={value}"
         status, body = await reader.post(path)
-        told = json.loads(body)
+        answer = json.loads(body)
         assert status == 410
-        assert "gone" in told["message"]
-        start = told["start_offset"]
+        assert "gone" in answer["message"]
+        start = answer["start_offset"]
         assert start > 5
-        assert began_ns < told["start_ns"] < time.time_ns()
+        assert began_ns < answer["start_ns"] < time.time_ns()
     assert (await replay(reader, beginning="true"))["offset"] == start

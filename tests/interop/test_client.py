@@ -68,7 +68,7 @@ def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:
 
 
 async def until_stats(broker: BrokerProcess, topic: str, **wanted: int) -> None:
-    """Wait until the broker tells these numbers of the topic's first channel."""
+    """Wait until the broker reports these numbers for the topic's first channel."""
     async with asyncio.timeout(10):
         while True:
             stats = await asyncio.to_thread(channel_stats, broker, topic)
@@ -88,7 +88,7 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
     return messages
 
 
-async def test_what_is_published_arrives(start: Start) -> None:
+async def test_published_messages_arrive(start: Start) -> None:
     broker = start()
     async with (
         Consumer("t", "c", broker.tcp_address) as consumer,
@@ -199,7 +199,7 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
         assert consumer.counts.late == 1
 
 
-async def test_what_is_worked_on_for_long_is_not_delivered_again(start: Start) -> None:
+async def test_a_message_handled_for_long_is_not_delivered_again(start: Start) -> None:
     """In a coroutine, in a thread, in a batch and by iterating, for longer than the timeout."""
     broker = start()
     identity = Identity(message_timeout_ms=1000)
@@ -309,7 +309,7 @@ async def test_one_message_that_always_fails_stops_the_others_once(start: Start)
         assert time.monotonic() - began_s < 8
 
 
-async def test_what_was_not_handed_out_goes_to_another_at_once(start: Start) -> None:
+async def test_messages_not_handed_out_go_to_another_consumer_at_once(start: Start) -> None:
     broker = start()
     async with Producer(broker.tcp_address) as producer:
         await producer.publish_many("t", [b"%d" % number for number in range(50)])
@@ -398,7 +398,7 @@ async def test_nothing_answered_is_lost_when_the_broker_is_killed(
 
 
 async def test_messages_are_in_order_over_a_kill(martlet_broker_process: BrokerProcess) -> None:
-    """What is sent again comes in order; a message twice, but none before its elder."""
+    """Resent messages come in order; a message may come twice, but none before an earlier one."""
     broker = martlet_broker_process
     async with Producer(broker.tcp_address, backoff=FAST) as producer:
 

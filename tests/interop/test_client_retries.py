@@ -1,4 +1,4 @@
-"""What Martlet's client and broker do together about messages that fail."""
+"""Failed messages between Martlet's client and broker."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_a_handler_may_reject_a_message(broker: Broker, on: str) -> None:
     assert properties.system["dead_last_error"] == "cannot read b'bad'"
 
 
-async def test_what_was_not_answered_is_given_back_without_a_delay(broker: Broker) -> None:
+async def test_unanswered_messages_are_given_back_without_a_delay(broker: Broker) -> None:
     configure(broker, 3_600_000, max_attempts=5)
     await publish(broker, b"1", b"2", b"3")
     async with Consumer("t", "c", broker.tcp_address) as consumer:
@@ -172,7 +172,7 @@ async def test_what_was_not_answered_is_given_back_without_a_delay(broker: Broke
     assert {(message.attempts, message.failures) for message in again} == {(2, 0)}
 
 
-async def test_many_that_fail_at_once_are_all_told(broker: Broker) -> None:
+async def test_many_failures_at_once_are_all_reported(broker: Broker) -> None:
     """More than the calls of one connection that may wait for an answer."""
     count = 2000
     configure(broker, max_attempts=1)
@@ -200,8 +200,8 @@ async def test_without_await(broker: Broker) -> None:
                     message.requeue(backoff=False, error="busy")
 
     await asyncio.to_thread(consume)
-    told = [await dead_letter(broker) for _ in range(2)]
-    assert {body: each.system["dead_last_error"] for body, each in told} == {
+    dead_letters = [await dead_letter(broker) for _ in range(2)]
+    assert {body: each.system["dead_last_error"] for body, each in dead_letters} == {
         b"later": "busy",
         b"rejected": "no such account",
     }

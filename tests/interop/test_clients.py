@@ -69,8 +69,8 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
         pytest.skip("no node and npm here to run nsqjs with")
     assert request.config.cache is not None
     folder = request.config.cache.mkdir("nsqjs")
-    whole = folder / "whole"  # what an install leaves that was cut short is not
-    if not whole.exists():
+    marker = folder / "whole"  # what an install leaves that was cut short is not
+    if not marker.exists():
         flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-save"]
         command = ["npm", "install", "--prefix", str(folder), *flags, NSQJS]
         try:
@@ -79,7 +79,7 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
             pytest.skip("npm did not fetch nsqjs in 60 s")
         if done.returncode:
             pytest.skip(f"npm could not fetch nsqjs: {done.stderr[-300:]}")
-        whole.touch()
+        marker.touch()
     return folder / "node_modules"
 
 
@@ -105,8 +105,8 @@ def by_body(events: list[Event], body: str) -> list[Event]:
     return [event for event in events if event.get("body") == body]
 
 
-def test_a_client_of_another_hand_notices_nothing(agent: Agent, broker: BrokerProcess) -> None:
-    agent.wait("quiet", 30, lambda: bool(agent.told("quiet")))
+def test_third_party_clients_work_as_with_nsqd(agent: Agent, broker: BrokerProcess) -> None:
+    agent.wait("quiet", 30, lambda: bool(agent.events_named("quiet")))
     check_what_was_delivered(agent)
     channel = channel_of(broker)
     assert channel["depth"] == channel["in_flight_count"] == channel["deferred_count"] == 0
@@ -114,15 +114,15 @@ def test_a_client_of_another_hand_notices_nothing(agent: Agent, broker: BrokerPr
 
     before = connections(broker)
     assert len(before) == 2
-    agent.wait("ticking", 30, lambda: bool(agent.told("ticking")))
+    agent.wait("ticking", 30, lambda: bool(agent.events_named("ticking")))
     assert connections(broker) == before, "a client that answers heartbeats was cut off"
 
     check_that_it_comes_back(agent, broker)
 
 
 def check_what_was_delivered(agent: Agent) -> None:
-    received = agent.told("received")
-    assert not agent.told("failed")
+    received = agent.events_named("received")
+    assert not agent.events_named("failed")
     for body in (story.PLAIN, *story.TOGETHER):
         assert [event["attempts"] for event in by_body(received, body)] == [1], body
     assert [event["attempts"] for event in by_body(received, story.AGAIN)] == [1, 2]
@@ -133,7 +133,7 @@ def check_what_was_delivered(agent: Agent) -> None:
     assert slow["attempts"] == 1, "a message that was touched timed out"
 
     (later,) = by_body(received, story.LATER)
-    (published,) = by_body(agent.told("published"), story.LATER)
+    (published,) = by_body(agent.events_named("published"), story.LATER)
     assert later["at_s"] - published["at_s"] >= story.LATER_MS / 1000 * 0.9
 
 
@@ -164,7 +164,7 @@ FEATURES: list[dict[str, bool]] = [
 
 
 @pytest.mark.parametrize("library", ["pynsq", "gnsq", "nsqjs"])
-def test_a_client_of_another_hand_goes_on_encrypted_and_compressed(
+def test_third_party_clients_work_encrypted_and_compressed(
     library: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """All at the same time, each with a topic of its own. ansq negotiates none of it, nor does
@@ -177,15 +177,15 @@ def test_a_client_of_another_hand_goes_on_encrypted_and_compressed(
         agents = {}
         for features in FEATURES:
             topic = "-".join(features)
-            told = (
+            settings = (
                 {**features, "tls": str(certificates.authority)} if "tls" in features else features
             )
             command, options = how_to_run(
-                library, request, broker.tcp_address, topic, json.dumps(told)
+                library, request, broker.tcp_address, topic, json.dumps(settings)
             )
             agents[topic] = stack.enter_context(Agent(command, **options))
         for topic, agent in agents.items():
-            agent.wait(f"{topic} quiet", 40, partial(agent.told, "quiet"))
+            agent.wait(f"{topic} quiet", 40, partial(agent.events_named, "quiet"))
             check_what_was_delivered(agent)
             (found,) = stats(broker, topic)["topics"]
             (consumer,) = found["channels"][0]["clients"]

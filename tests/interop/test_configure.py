@@ -41,14 +41,14 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
 
     topic, channel = ("topic", "configure", "t"), ("channel", "configure", "t", "c")
     assert "topic t: nothing is set" in said(*topic, where)
-    told = said(*topic, "retention-ms=72h", "retention_bytes=10GiB", "trace=on", where)
-    assert "topic t: retention_ms=259200000, retention_bytes=10737418240, trace=on" in told
-    told = said(*channel, "max_attempts=5", "retry_delays_ms=1s,1m,1000", where)
-    assert "channel t/c: max_attempts=5, retry_delays_ms=1000,60000,1000" in told
+    output = said(*topic, "retention-ms=72h", "retention_bytes=10GiB", "trace=on", where)
+    assert "topic t: retention_ms=259200000, retention_bytes=10737418240, trace=on" in output
+    output = said(*channel, "max_attempts=5", "retry_delays_ms=1s,1m,1000", where)
+    assert "channel t/c: max_attempts=5, retry_delays_ms=1000,60000,1000" in output
     broker.kill()
     broker.start()
-    told = said(*topic, "retention_ms=default", where)
-    assert "topic t: retention_bytes=10737418240, trace=on" in told
+    output = said(*topic, "retention_ms=default", where)
+    assert "topic t: retention_bytes=10737418240, trace=on" in output
     assert "retry_delays_ms=1000,60000,1000" in said(*channel, where)
 
     assert "there is no policy 'retension'" in said(*topic, "retension=1", where, code=2)
@@ -72,7 +72,7 @@ def test_words_are_read_as_the_policy_has_them() -> None:
         "tags": ["red", "blue"],
         "order": "key",
     }
-    # However a list is written, it is the same, and what is shown can be typed again.
+    # However a list is written, it is the same, and the shown text can be typed again.
     for word in ("tags=red || blue", 'tags=["red", "blue"]', "tags=red, blue"):
         assert read(ChannelPolicy(), [word]) == {"tags": ["red", "blue"]}
     assert read(ChannelPolicy(), ["retry_delays_ms=[1000, 5000]"]) == {

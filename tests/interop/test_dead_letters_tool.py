@@ -39,11 +39,13 @@ def dead(broker: BrokerProcess, topic: str, *bodies: str) -> None:
 
 
 def depth(broker: BrokerProcess, topic: str, channel: str) -> int:
-    told = ask(broker.http_address, f"/stats?format=json&topic={topic}&channel={channel}")
-    return sum(each["depth"] for found in told["topics"] or () for each in found["channels"])
+    stats = ask(broker.http_address, f"/stats?format=json&topic={topic}&channel={channel}")
+    return sum(each["depth"] for found in stats["topics"] or () for each in found["channels"])
 
 
-def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, tool: Tool) -> None:
+def test_dead_letters_are_listed_shown_redriven_and_purged(
+    broker: BrokerProcess, tool: Tool
+) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     assert "there are no dead letters" in tool("dead-letters", "list", where).err
     said = tool("dead-letters", "list", "orders", where)
@@ -81,7 +83,7 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     assert depth(broker, "orders.c.dead", "dead-letters") == 0
 
 
-def test_an_id_that_is_not_there_is_told(broker: BrokerProcess, tool: Tool) -> None:
+def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
     dead(broker, "sales", "one", "two")
     with BrokerProcess(None) as other:
         dead(other, "sales", "three")
@@ -106,7 +108,7 @@ def test_an_id_that_is_not_there_is_told(broker: BrokerProcess, tool: Tool) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "error_text"),
     [
         (["lst"], 2, "one of list, show, redrive, purge: 'lst' is none of them"),
         ([], 2, "one of list, show, redrive, purge: none is given"),
@@ -117,15 +119,17 @@ def test_an_id_that_is_not_there_is_told(broker: BrokerProcess, tool: Tool) -> N
         (["show", "t", "c"], 1, "channel 'c' of topic 't' has no dead letters"),
     ],
 )
-def test_what_is_wrong_is_told(
-    broker: BrokerProcess, tool: Tool, arguments: list[str], code: int, told: str
+def test_wrong_arguments_are_reported(
+    broker: BrokerProcess, tool: Tool, arguments: list[str], code: int, error_text: str
 ) -> None:
     said = tool("dead-letters", *arguments, f"--nsqd-http-address={broker.http_address}")
     assert said.code == code
-    assert told in said.err
+    assert error_text in said.err
 
 
-def test_what_can_not_go_back_stays_and_is_told(broker: BrokerProcess, tool: Tool) -> None:
+def test_dead_letters_that_cannot_go_back_stay_and_are_reported(
+    broker: BrokerProcess, tool: Tool
+) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     dead(broker, "gone", "one")
     ask(broker.http_address, "/channel/delete?topic=gone&channel=c", "POST")

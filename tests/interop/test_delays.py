@@ -50,10 +50,12 @@ def in_ms(delay_ms: int) -> int:
 
 
 async def send(connection: Connection, *bodies: bytes, at_ms: int, tag: str = "") -> dict[str, Any]:
-    told = pack_block([(n, Properties(tag=tag).pack()) for n in range(len(bodies))]) if tag else b""
+    properties = (
+        pack_block([(n, Properties(tag=tag).pack()) for n in range(len(bodies))]) if tag else b""
+    )
     options = {"deliver_at_ms": at_ms}
     answer: dict[str, Any] = json.loads(
-        await connection.ask(commands.send("t", list(bodies), options, told))
+        await connection.ask(commands.send("t", list(bodies), options, properties))
     )
     return answer
 
@@ -78,16 +80,16 @@ async def test_http_sends_for_later_too(broker: Broker, connection: Connection) 
     east = due.astimezone(timezone(timedelta(hours=5, minutes=30)))
     async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
 
-        async def post(path: str, body: bytes, *told: str, tag: str = "") -> Any:
-            headers = [("X-Martlet-Deliver-At", each) for each in told]
+        async def post(path: str, body: bytes, *times: str, tag: str = "") -> Any:
+            headers = [("X-Martlet-Deliver-At", each) for each in times]
             headers += [("X-Martlet-Tag", tag)] if tag else []
             async with http.post(path, data=body, headers=headers) as response:
                 text = await response.text()
                 return response.status, json.loads(text) if text != "OK" else text
 
         ids = []
-        for told in (str(due_ms), east.isoformat(), due.isoformat().replace("+00:00", "Z")):
-            status, answer = await post("/pub?topic=t", b"one", told, tag="blue")
+        for time_text in (str(due_ms), east.isoformat(), due.isoformat().replace("+00:00", "Z")):
+            status, answer = await post("/pub?topic=t", b"one", time_text, tag="blue")
             ids.append(answer.pop("id"))
             assert (status, answer) == (
                 200,
@@ -112,7 +114,7 @@ async def test_http_sends_for_later_too(broker: Broker, connection: Connection) 
         assert peeked[-1]["id"] == answer["id"]
         assert await post("/mpub?topic=t", b"", str(due_ms)) == (200, "OK")
 
-        for path, told_twice, why in (
+        for path, two_times, why in (
             ("/pub?topic=t", ["tomorrow"], "'tomorrow' is no time; write milliseconds since"),
             ("/pub?topic=t", ["2026-12-24T18:00:00"], "has no time zone"),
             ("/mpub?topic=t", ["9" * 18], "X-Martlet-Deliver-At"),
@@ -120,13 +122,13 @@ async def test_http_sends_for_later_too(broker: Broker, connection: Connection) 
             ("/pub?topic=t", [str(due_ms), str(due_ms)], "say when once"),
             ("/pub?topic=t&defer=5", [str(due_ms)], "say when once"),
         ):
-            status, answer = await post(path, b"x", *told_twice)
+            status, answer = await post(path, b"x", *two_times)
             assert status == 400
             assert re.search(f"^INVALID_DELIVER_AT: .*{why}", answer["message"]), answer
         assert len((await connection.call("delay.list", topic="t")).fields["messages"]) == 5
 
 
-async def test_http_is_told_that_too_many_wait() -> None:
+async def test_http_reports_too_many_delayed_messages() -> None:
     async with (
         Broker(max_delayed_messages=1) as broker,
         aiohttp.ClientSession(f"http://{broker.http_address}") as http,
@@ -137,7 +139,7 @@ async def test_http_is_told_that_too_many_wait() -> None:
             assert "--max-delayed-messages is 1" in await response.text()
 
 
-async def test_it_comes_at_its_time_with_what_it_was_sent_with(
+async def test_a_delayed_message_comes_at_its_time_with_its_properties(
     broker: Broker, connection: Connection
 ) -> None:
     answer, at_ms = await send_soon(connection, b"one", b"two", after_ms=300, tag="blue")
@@ -152,7 +154,7 @@ async def test_it_comes_at_its_time_with_what_it_was_sent_with(
         assert int(second.properties.system["delayed"], 16) == int(answer["id"], 16) + 1
 
 
-async def test_one_whose_time_has_passed_comes_at_once(
+async def test_an_overdue_message_is_delivered_at_once(
     broker: Broker, connection: Connection
 ) -> None:
     answer = await send(connection, b"late", at_ms=in_ms(-1000))
@@ -161,13 +163,15 @@ async def test_one_whose_time_has_passed_comes_at_once(
         assert (await anext(consumer)).body == b"late"
 
 
-async def test_they_are_listed_and_cancelled_by_id(broker: Broker, connection: Connection) -> None:
+async def test_delayed_messages_are_listed_and_cancelled_by_id(
+    broker: Broker, connection: Connection
+) -> None:
     far, near = in_ms(7_200_000), in_ms(60_000)
     far_id = (await send(connection, b"far", at_ms=far))["id"]
     near_id = (await send(connection, b"near!", at_ms=near, tag="blue"))["id"]
-    told = (await connection.call("delay.list", topic="t", limit=1)).fields
-    assert told["pending_count"] == 2
-    (message,) = told["messages"]
+    answer = (await connection.call("delay.list", topic="t", limit=1)).fields
+    assert answer["pending_count"] == 2
+    (message,) = answer["messages"]
     assert message["stored_at_ms"] <= in_ms(0)
     del message["stored_at_ms"]
     assert message == {
@@ -177,20 +181,20 @@ async def test_they_are_listed_and_cancelled_by_id(broker: Broker, connection: C
         "tag": "blue",
         "keys": [],
     }
-    told = (await connection.call("delay.list", **{"topic": "t", "from": told["next"]})).fields
-    assert ([m["id"] for m in told["messages"]], told["next"]) == ([far_id], "")
+    answer = (await connection.call("delay.list", **{"topic": "t", "from": answer["next"]})).fields
+    assert ([m["id"] for m in answer["messages"]], answer["next"]) == ([far_id], "")
     unknown = "0123456789abcdef"
-    told = (await connection.call("delay.cancel", topic="t", ids=[far_id, unknown])).fields
-    assert told == {"cancelled": [far_id], "not_waiting": [unknown]}
-    told = (await connection.call("delay.cancel", topic="t", id=far_id)).fields
-    assert told == {"cancelled": [], "not_waiting": [far_id]}
-    told = (await connection.call("delay.list", topic="t")).fields
-    assert [m["id"] for m in told["messages"]] == [near_id]
+    answer = (await connection.call("delay.cancel", topic="t", ids=[far_id, unknown])).fields
+    assert answer == {"cancelled": [far_id], "not_waiting": [unknown]}
+    answer = (await connection.call("delay.cancel", topic="t", id=far_id)).fields
+    assert answer == {"cancelled": [], "not_waiting": [far_id]}
+    answer = (await connection.call("delay.list", topic="t")).fields
+    assert [m["id"] for m in answer["messages"]] == [near_id]
 
 
 async def test_a_send_that_is_repeated_waits_once(tmp_path: Path) -> None:
-    told = {"producer": "ab" * 16, "sequence": 1, "deliver_at_ms": in_ms(3_600_000)}
-    sent = commands.send("t", [b"once"], told)
+    options = {"producer": "ab" * 16, "sequence": 1, "deliver_at_ms": in_ms(3_600_000)}
+    sent = commands.send("t", [b"once"], options)
     with BrokerProcess(tmp_path) as broker:
         connection = await connect(broker.tcp_address)
         first = json.loads(await connection.ask(sent))
@@ -207,7 +211,7 @@ async def test_a_send_that_is_repeated_waits_once(tmp_path: Path) -> None:
         await connection.wait_lost()
 
 
-async def test_what_cannot_be_is_refused_with_the_limit(connection: Connection) -> None:
+async def test_impossible_delays_are_refused_with_the_limit(connection: Connection) -> None:
     answer = await send(connection, b"x", at_ms=in_ms(41 * 24 * 3_600_000))
     assert answer["status"] == "BAD_ARGUMENT"
     assert "the longest delay is 3456000 s (--max-delay)" in answer["text"]
@@ -220,7 +224,7 @@ async def test_what_cannot_be_is_refused_with_the_limit(connection: Connection) 
         await connection.call("delay.list", topic="nowhere")
 
 
-async def test_they_are_counted_as_deferred_and_hidden_otherwise(
+async def test_delayed_messages_are_counted_as_deferred_and_hidden_otherwise(
     broker: Broker, connection: Connection
 ) -> None:
     async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
@@ -238,7 +242,7 @@ async def test_they_are_counted_as_deferred_and_hidden_otherwise(
             assert (await answer.json())["pending_count"] == 0
 
 
-async def test_they_wait_on_over_a_kill(tmp_path: Path) -> None:
+async def test_delayed_messages_wait_on_over_a_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         connection = await connect(broker.tcp_address)
         gone = (await send(connection, b"gone", at_ms=in_ms(3_600_000)))["id"]
@@ -278,11 +282,11 @@ async def test_the_command_lists_and_cancels(broker: Broker, connection: Connect
     assert first.endswith("  5 bytes  tag blue")
     assert [len(page) async for _, _, page in pages(flags(broker, "list", limit=1))] == [1]
     unknown = "0123456789abcdef"
-    door = f"--nsqd-http-address={broker.http_address}"
+    address_flag = f"--nsqd-http-address={broker.http_address}"
     command = [sys.executable, "-m", "martlet", "delayed", "cancel", "t", near_id]
     ran = await asyncio.to_thread(
         subprocess.run,
-        [*command, unknown, door],
+        [*command, unknown, address_flag],
         capture_output=True,
         text=True,
         timeout=60,

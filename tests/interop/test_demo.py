@@ -40,7 +40,7 @@ async def test_consumers_get_all_though_another_channel_was_first(tmp_path: Path
 
 async def test_publishing_waits_for_consumers_that_are_slow(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker:
-        handling = DemoHandling(broker.tcp_address, FLIGHTS)  # Nobody runs it.
+        handling = DemoHandling(broker.tcp_address, FLIGHTS)  # It is not run.
         publishing = DemoPublishing(
             broker.tcp_address, messages(), 100_000, {handling.finished: 0.1}
         )

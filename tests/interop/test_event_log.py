@@ -76,7 +76,7 @@ INFO: NSQ: closing topics
 INFO: NSQ: stopping subsystems
 INFO: NSQ: bye
 """.strip().splitlines()
-"""Clients and durations are masked. The first client only looks whether somebody listens."""
+"""Clients and durations are masked. The first client only checks that the port is open."""
 OWN = re.compile(
     # of the files that each of them writes, of its start, which is waited for by /ping, and of
     # threads that only nsqd has
@@ -104,7 +104,7 @@ writing msg(ID) to client(CLIENT) - three
 [NOP]
 [CLS]
 """.strip().splitlines()
-"""What `talk` says, and hears, at the level debug."""
+"""The lines of `talk` at the level debug, in both directions."""
 
 
 def ask(address: str, target: str, method: str = "POST") -> None:
@@ -183,7 +183,7 @@ def conversation(text: str) -> list[str]:
     text = re.sub(r"127\.0\.0\.1:\d+", "CLIENT", text)
     text = re.sub(r"\b[0-9a-f]{16}\b", "ID", text)
     found = re.findall(r" DEBUG: PROTOCOL\(V2\): (.*)$", text, re.MULTILINE)
-    # nsqd tells what IDENTIFY says a second time.
+    # nsqd logs a second IDENTIFY.
     return [line.removeprefix("[CLIENT] ") for line in found if "{" not in line]
 
 
@@ -204,14 +204,14 @@ async def logged(kind: type[BrokerProcess], folder: Path) -> list[str]:
 
 async def test_an_operator_finds_the_lines_that_nsqd_writes(tmp_path: Path) -> None:
     lines = await logged(BrokerProcess, tmp_path)
-    # What is deleted together, and what a client and the broker do at once, has no set order.
+    # Joint deletions, and actions of a client and the broker at once, have no set order.
     assert sorted(lines) == sorted(LINES)
     steady = [line for line in LINES if line.startswith("INFO: 200 ")]
     assert [line for line in lines if line.startswith("INFO: 200 ")] == steady
 
 
 @NEEDS_NSQD
-async def test_the_record_is_what_nsqd_writes(tmp_path: Path) -> None:
+async def test_recorded_log_lines_are_those_of_nsqd(tmp_path: Path) -> None:
     lines = await logged(NsqdProcess, tmp_path)
     lines = [line.removesuffix(" - ID not in flight") for line in lines]
     assert sorted(lines) == sorted(LINES)
@@ -227,12 +227,12 @@ def test_at_level_debug_a_consumers_state_has_lines_as_nsqds(tmp_path: Path) -> 
     with BrokerProcess(tmp_path, "--log-level=debug") as broker:
         asyncio.run(talk(broker))
         found = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", broker.log(), re.MULTILINE)
-    for told in ("rdy:    2 inflt:    1", "rdy:    2 inflt:    2", "rdy:    0 inflt:    0"):
-        assert told in found
+    for expected in ("rdy:    2 inflt:    1", "rdy:    2 inflt:    2", "rdy:    0 inflt:    0"):
+        assert expected in found
 
 
 @NEEDS_NSQD
-def test_the_recorded_conversation_is_what_nsqd_writes(tmp_path: Path) -> None:
+def test_the_recorded_conversation_is_that_of_nsqd(tmp_path: Path) -> None:
     with NsqdProcess(tmp_path, "--log-level=debug") as broker:
         asyncio.run(talk(broker))
         found = conversation(broker.log())

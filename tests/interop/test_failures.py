@@ -60,7 +60,7 @@ def dead_letters(broker: Broker) -> list[DeadLetter]:
 
 async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(AMPLE_S):
-        while not holds():  # noqa: ASYNC110, what the broker knows tells nobody
+        while not holds():  # noqa: ASYNC110, the broker has no event for it
             await asyncio.sleep(0.01)
 
 
@@ -119,7 +119,7 @@ async def crash_until_all_is_done(
         ("sync_run", 10, 0.02),
     ],
 )
-async def test_what_ends_its_process_is_dead_after_its_attempts_and_nothing_else_is(
+async def test_only_a_message_that_kills_its_process_becomes_a_dead_letter(
     broker: Broker, how: str, concurrency: int, seconds_each: float
 ) -> None:
     channel = configure(broker, max_attempts=3, retry_delays_ms=[100])
@@ -140,7 +140,7 @@ async def test_of_nsqs_clients_the_first_unanswered_one_is_the_one(
 
 
 @pytest.mark.parametrize("how", ["pynsq", "ansq"])
-async def test_a_slow_client_of_nsq_makes_no_dead_letters_of_what_it_prefetched(
+async def test_a_slow_client_of_nsq_makes_no_dead_letters_of_prefetched_messages(
     broker: Broker, how: str
 ) -> None:
     channel = configure(broker, max_attempts=3, retry_delays_ms=[100])
@@ -155,7 +155,7 @@ def quick(broker: Broker, **settings: Any) -> Consumer:
     return Consumer("work", "main", broker.tcp_address, identity=identity, **settings)
 
 
-async def test_a_slow_handler_makes_no_dead_letters_of_what_waits_for_it(broker: Broker) -> None:
+async def test_a_slow_handler_makes_no_dead_letters_of_waiting_messages(broker: Broker) -> None:
     channel = configure(broker, max_attempts=3, retry_delays_ms=[100])
     await publish(broker, *GOOD[:40])
     seen: list[tuple[bytes, int]] = []
@@ -202,7 +202,7 @@ async def test_a_handler_that_hangs_keeps_nothing_from_others(broker: Broker) ->
 
 
 @pytest.mark.parametrize("policy", [{"max_attempts": 2}, {"max_attempts": -1}])
-async def test_what_was_prefetched_at_a_stop_comes_at_once(
+async def test_messages_prefetched_at_a_stop_come_at_once(
     broker: Broker, policy: dict[str, int]
 ) -> None:
     channel = configure(broker, **policy)

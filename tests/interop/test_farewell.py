@@ -1,4 +1,4 @@
-"""A client that is let go gets to read why, whatever it still sends; nobody holds on by that."""
+"""A disconnected client can read why, whatever it still sends, and cannot stay by sending."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from martlet.testing import Broker, BrokerProcess
 pytestmark = pytest.mark.interop
 
 MORE = b"x" * 4_000_000
-"""More than the kernel holds of what nobody reads."""
+"""More than the kernel buffers of unread bytes."""
 FORMS: list[dict[str, object]] = [
     {"tls_v1": tls, **compression}
     for tls in (False, True)
@@ -56,7 +56,7 @@ async def test_so_is_that_the_protocol_is_another(broker: BrokerProcess) -> None
     wire.close()
 
 
-async def test_what_was_owed_comes_first(broker: BrokerProcess) -> None:
+async def test_pending_answers_come_before_the_close(broker: BrokerProcess) -> None:
     wire = await Wire.open(broker.tcp_address)
     wire.send(pub("t", b"one") + pub("t", b"two") + b"BAD\n" + pub("t", b"three") + MORE)
     await wire.ok()
@@ -66,7 +66,7 @@ async def test_what_was_owed_comes_first(broker: BrokerProcess) -> None:
     wire.close()
 
 
-async def test_what_a_refused_consumer_held_goes_to_others_at_once() -> None:
+async def test_messages_of_a_refused_consumer_go_to_others_at_once() -> None:
     """Though it does not hang up."""
     async with Broker() as broker:
         wire = await Wire.subscribed(broker.tcp_address, "t", "c")
@@ -97,7 +97,7 @@ async def flood(wire: Wire) -> None:
         await wire.writer.drain()
 
 
-async def test_who_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farewell, "MAX_BYTES", 1 << 20)
     async with Broker() as broker:
         wire = await Wire.open(broker.tcp_address)
@@ -108,7 +108,7 @@ async def test_who_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
         wire.writer.transport.abort()
 
 
-async def test_who_does_not_hang_up_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_hang_up_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farewell, "LINGER_S", 0.1)
     async with Broker() as broker:
         wire = await Wire.open(broker.tcp_address)

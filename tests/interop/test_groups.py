@@ -86,8 +86,8 @@ class Member:
         return answer.fields, bodies(answer.data)
 
     async def commit(self, method: str = "group.commit", /, **offsets: int) -> Any:
-        told = {queue.removeprefix("q"): offset for queue, offset in offsets.items()}
-        answer = await self.call(method, generation=self.generation, offsets=told)
+        by_queue = {queue.removeprefix("q"): offset for queue, offset in offsets.items()}
+        answer = await self.call(method, generation=self.generation, offsets=by_queue)
         return answer.fields
 
 
@@ -110,7 +110,7 @@ async def configure(connection: Connection, **policy: object) -> None:
     await connection.call("channel.configure", topic="t", channel="g", policy=policy)
 
 
-async def test_a_member_fetches_what_is_there_and_commits_how_far_it_came(tmp_path: Path) -> None:
+async def test_a_member_fetches_messages_and_commits_its_offset(tmp_path: Path) -> None:
     sent = [b"%d" % number for number in range(10)]
     async with Broker(tmp_path) as broker, connected(broker) as connection:
         await publish(broker, *sent)
@@ -123,8 +123,8 @@ async def test_a_member_fetches_what_is_there_and_commits_how_far_it_came(tmp_pa
         assert (await member.fetch(0, 4))[1] == sent[4:]
         assert await member.commit(q0=4) == {"offsets": {"0": 4}}
         assert await member.commit(q0=2) == {"offsets": {"0": 4}}
-        told = await member.commit(q0=11)
-        assert told == {"offsets": {}, "refused": {"0": "OUT_OF_REACH"}}
+        answer = await member.commit(q0=11)
+        assert answer == {"offsets": {}, "refused": {"0": "OUT_OF_REACH"}}
     async with Broker(tmp_path) as broker, connected(broker) as connection:
         member = await Member(connection, "a").join()
         assert member.offsets == {0: 4}
@@ -132,7 +132,7 @@ async def test_a_member_fetches_what_is_there_and_commits_how_far_it_came(tmp_pa
             await connection.call("group.commit", topic="t", group="g", member="b", offsets={})
 
 
-async def test_a_fetch_waits_for_what_arrives(broker: Broker) -> None:
+async def test_a_fetch_waits_for_messages(broker: Broker) -> None:
     async with connected(broker) as connection:
         member = await Member(connection, "a").join()
         waiting = asyncio.create_task(member.fetch(0, 0, wait_ms=20_000))
@@ -149,7 +149,7 @@ async def test_a_fetch_waits_for_what_arrives(broker: Broker) -> None:
         assert (await waiting)[1] == [b"a", b"b"]
 
 
-async def test_an_offset_that_is_not_there_is_told_where_to_go_on(broker: Broker) -> None:
+async def test_a_fetch_of_a_missing_offset_returns_the_next_offset(broker: Broker) -> None:
     async with connected(broker) as connection:
         await publish(broker, b"one", b"two")
         member = await Member(connection, "a").join()
@@ -168,7 +168,7 @@ async def grow(broker: Broker, queues: int) -> None:
             assert response.status == 200
 
 
-async def test_queues_pass_only_when_they_were_let_go_of(broker: Broker) -> None:
+async def test_queues_pass_to_another_member_only_when_released(broker: Broker) -> None:
     await grow(broker, 4)
     async with connected(broker) as one, connected(broker) as other:
         a = await Member(one, "a").join()
@@ -187,7 +187,7 @@ async def test_queues_pass_only_when_they_were_let_go_of(broker: Broker) -> None
         assert (await a.commit(q2=0, q0=0)) == {"offsets": {"0": 0}, "refused": {"2": "NOT_HELD"}}
 
 
-async def test_who_hangs_up_loses_all_at_once_and_the_next_goes_on_from_what_it_committed(
+async def test_a_member_that_hangs_up_loses_its_queues_and_the_next_resumes_at_its_commits(
     broker: Broker,
 ) -> None:
     await publish(broker, *(b"%d" % number for number in range(10)))
@@ -202,12 +202,12 @@ async def test_who_hangs_up_loses_all_at_once_and_the_next_goes_on_from_what_it_
         assert await waiting == [0]
         assert b.offsets == {0: 5}
         assert (await b.fetch(0, 5))[1] == [b"%d" % number for number in range(5, 10)]
-        told = (await other.call("group.describe", topic="t", group="g")).fields
-        assert [each["member"] for each in told["members"]] == ["b"]
-        assert (told["lag"], told["queues"][0]["member"]) == (5, "b")
+        description = (await other.call("group.describe", topic="t", group="g")).fields
+        assert [each["member"] for each in description["members"]] == ["b"]
+        assert (description["lag"], description["queues"][0]["member"]) == (5, "b")
 
 
-async def test_a_member_of_which_nothing_is_heard_is_none_any_more(broker: Broker) -> None:
+async def test_a_silent_member_is_removed(broker: Broker) -> None:
     async with connected(broker) as one, connected(broker) as other:
         a = await Member(one, "a").join(lease_ms=1000)
         b = await Member(other, "b").join()
@@ -258,7 +258,7 @@ async def test_a_group_takes_no_subscription_and_consumers_are_not_made_members(
             await configure(connection, kind="shared")
 
 
-async def test_what_lookup_daemons_told_of_is_a_channel_once_a_consumer_subscribes(
+async def test_a_name_from_lookup_becomes_a_channel_once_a_consumer_subscribes(
     broker: Broker,
 ) -> None:
     topic = broker.server.broker.topic("t")
@@ -270,7 +270,7 @@ async def test_what_lookup_daemons_told_of_is_a_channel_once_a_consumer_subscrib
             await Member(connection, "a").join()
 
 
-async def test_a_group_is_told_that_it_cannot_be_what_a_consumer_wants(broker: Broker) -> None:
+async def test_a_policy_of_channels_is_refused_for_a_group(broker: Broker) -> None:
     async with connected(broker) as connection:
         await Member(connection, "a").join()
         for policy in ({"order": "key"}, {"kind": "shared"}):
@@ -301,7 +301,7 @@ async def test_channels_and_groups_each_see_all_of_a_topic(broker: Broker) -> No
             assert bodies(answer.data) == sent
 
 
-async def test_a_deferred_message_comes_at_its_time_and_keeps_nobody_waiting(
+async def test_a_deferred_message_comes_at_its_time_and_delays_no_other(
     broker: Broker,
 ) -> None:
     async with connected(broker) as connection:
@@ -313,44 +313,52 @@ async def test_a_deferred_message_comes_at_its_time_and_keeps_nobody_waiting(
         assert got == [b"now"]
         waiting = asyncio.create_task(member.fetch(0, fields["next_offset"], wait_ms=20_000))
         await member.commit(q0=fields["next_offset"])
-        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
-        assert (told["lag"], told["deferred"]) == (0, 1)
+        description = (await connection.call("group.describe", topic="t", group="g")).fields[
+            "queues"
+        ][0]
+        assert (description["lag"], description["deferred"]) == (0, 1)
         fields, got = await waiting
         assert got == [b"later"]
         assert asyncio.get_running_loop().time() - began_s >= 1.49
-        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
-        assert (told["lag"], told["deferred"]) == (1, 0)
+        description = (await connection.call("group.describe", topic="t", group="g")).fields[
+            "queues"
+        ][0]
+        assert (description["lag"], description["deferred"]) == (1, 0)
         await member.commit(q0=fields["next_offset"])
-        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
-        assert (told["lag"], told["deferred"]) == (0, 0)
+        description = (await connection.call("group.describe", topic="t", group="g")).fields[
+            "queues"
+        ][0]
+        assert (description["lag"], description["deferred"]) == (0, 0)
         # A channel got it once, at its time.
         async with Consumer("t", "c", broker.tcp_address) as consumer:
             await publish(broker, b"end")
             assert (await anext(consumer)).body == b"end"
 
 
-async def test_what_was_deferred_before_a_restart_comes_after_it(tmp_path: Path) -> None:
+async def test_a_message_deferred_before_a_restart_comes_after_it(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker, connected(broker) as connection:
         await Member(connection, "a").join()
         await connection.ask(commands.publish_deferred("t", b"later", 50))
         await connection.ask(commands.publish_deferred("t", b"much later", 3_600_000))
-    await asyncio.sleep(0.1)  # It is due while nobody is there.
+    await asyncio.sleep(0.1)  # It is due while the group is empty.
     async with Broker(tmp_path) as broker, connected(broker) as connection:
         member = await Member(connection, "a").join()
         fields, got = await member.fetch(0, 0, wait_ms=20_000)
         assert got == [b"later"]
         await member.commit(q0=fields["next_offset"])
     async with Broker(tmp_path) as broker, connected(broker) as connection:
-        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
-        assert (told["lag"], told["deferred"]) == (0, 1)
+        description = (await connection.call("group.describe", topic="t", group="g")).fields[
+            "queues"
+        ][0]
+        assert (description["lag"], description["deferred"]) == (0, 1)
 
 
 async def test_only_wanted_tags_come_and_properties_with_them(broker: Broker) -> None:
     async with connected(broker) as connection:
         member = await Member(connection, "a").join(wanted_tags=["red"])
         red, blue = Properties(tag="red", keys=("k",)).pack(), Properties(tag="blue").pack()
-        told = pack_block([(0, blue), (2, red), (3, red), (5, blue)])
-        await connection.ask(commands.send("t", [b"%d" % n for n in range(6)], {}, told))
+        properties = pack_block([(0, blue), (2, red), (3, red), (5, blue)])
+        await connection.ask(commands.send("t", [b"%d" % n for n in range(6)], {}, properties))
         fields, got = await member.fetch(0, 0, max_messages=1)
         assert (fields["next_offset"], got) == (3, [b"2"])
         fields, got = await member.fetch(0, 3)
@@ -377,13 +385,13 @@ async def test_a_fetch_keeps_to_its_bytes_and_gives_one_at_least(broker: Broker)
                 await member.fetch(0, 0, **wrong)
 
 
-async def test_a_group_is_reset_while_nobody_is_there_or_by_force(tmp_path: Path) -> None:
+async def test_a_group_is_reset_while_it_is_empty_or_by_force(tmp_path: Path) -> None:
     async def reset(connection: Connection, **fields: object) -> list[int]:
         answer = await connection.call("group.reset", topic="t", group="g", **fields)
         return [each["offset"] for each in answer.fields["queues"]]
 
     async with Broker(tmp_path) as broker, connected(broker) as connection:
-        # A channel that nobody consumes keeps all.
+        # A channel without consumers keeps all.
         await connection.call("channel.want", topic="t", channel="all", policy={})
         await publish(broker, *(b"%d" % number for number in range(10)))
         member = await Member(connection, "a").join(start="first")
@@ -459,21 +467,21 @@ async def test_a_paused_group_waits_and_goes_on_at_once(broker: Broker) -> None:
         aiohttp.ClientSession(f"http://{broker.http_address}") as http,
     ):
         member = await Member(connection, "a").join()
-        for what in ("channel", "topic"):
-            place = "topic=t&channel=g" if what == "channel" else "topic=t"
-            await http.post(f"/{what}/pause?{place}")
+        for kind in ("channel", "topic"):
+            place = "topic=t&channel=g" if kind == "channel" else "topic=t"
+            await http.post(f"/{kind}/pause?{place}")
             await publish(broker, b"x")
             offset = member.offsets[0]
             assert (await member.fetch(0, offset))[0]["status"] == "NO_NEW"
             waiting = asyncio.create_task(member.fetch(0, offset, wait_ms=20_000))
             await asyncio.sleep(0)
-            await http.post(f"/{what}/unpause?{place}")
+            await http.post(f"/{kind}/unpause?{place}")
             fields, got = await waiting
             assert got == [b"x"]
             member.offsets[0] = fields["next_offset"]
 
 
-async def test_a_group_that_is_deleted_ends_what_waits_for_it(broker: Broker) -> None:
+async def test_deleting_a_group_ends_its_waiting_calls(broker: Broker) -> None:
     async with (
         connected(broker) as connection,
         aiohttp.ClientSession(f"http://{broker.http_address}") as http,
@@ -509,7 +517,7 @@ async def test_members_and_waiting_fetches_have_limits(
         assert (await waiting)[1] == [b"x"]
 
 
-async def test_who_reads_no_answers_has_no_more_of_them_made(broker: Broker) -> None:
+async def test_a_client_that_reads_no_answers_gets_no_more_of_them(broker: Broker) -> None:
     big = b"x" * 500_000
     async with connected(broker) as connection:
         await publish(broker, big, big)

@@ -37,9 +37,9 @@ def test_groups_are_listed_described_and_reset(broker: BrokerProcess, tool: Tool
     head, row = tool("groups", "list", where).out.splitlines()
     assert head.split() == ["TOPIC", "GROUP", "MEMBERS", "QUEUES", "LAG", "BROKER"]
     assert row.split()[:5] == ["orders", "report", "2", "3", "5"]
-    told = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
-    offset = sum(queue["end_offset"] for queue in told["queues"])
-    assert (offset, told["lag"]) == (5, 5)
+    answer = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
+    offset = sum(queue["end_offset"] for queue in answer["queues"])
+    assert (offset, answer["lag"]) == (5, 5)
     shown = tool("groups", "describe", "orders", "report", where).out.splitlines()
     assert "lag 5, 2 members, sticky" in shown[0]
     assert shown[2].split() == ["QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED"]
@@ -50,11 +50,11 @@ def test_groups_are_listed_described_and_reset(broker: BrokerProcess, tool: Tool
     assert "the group has 2 members" in refused.err
     done = tool("groups", "reset", "orders", "report", where, "--to-last", "--force").out
     assert "WAS AT  IS AT  LAG" in done
-    told = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
-    assert (told["lag"], told["members"]) == (0, [])
+    answer = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
+    assert (answer["lag"], answer["members"]) == (0, [])
     tool("groups", "reset", "orders", "report", where, "--to-time=1h")
-    told = json.loads(tool("groups", "list", "orders", where, "--json").out)
-    assert [group["lag"] for group in told["groups"]] == [5]
+    answer = json.loads(tool("groups", "list", "orders", where, "--json").out)
+    assert [group["lag"] for group in answer["groups"]] == [5]
 
 
 def test_a_reader_that_keeps_its_own_place_is_shown(broker: BrokerProcess, tool: Tool) -> None:
@@ -81,7 +81,7 @@ def test_a_reader_that_keeps_its_own_place_is_shown(broker: BrokerProcess, tool:
         (["reset", "orders", "g", "--to-time=soon"], "--to-time=soon is no time"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(
+def test_a_wrong_command_line_is_refused_with_a_reason(
     broker: BrokerProcess, tool: Tool, arguments: list[str], why: str
 ) -> None:
     done = tool("groups", *arguments, f"--nsqd-http-address={broker.http_address}")
@@ -89,7 +89,7 @@ def test_a_wrong_command_line_says_what_is_wrong(
     assert why in done.err
 
 
-def test_what_is_not_there_is_named(broker: BrokerProcess, tool: Tool) -> None:
+def test_missing_topics_and_groups_are_named(broker: BrokerProcess, tool: Tool) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     done = tool("groups", "describe", "nowhere", "g", where)
     assert (done.code, "there is no topic 'nowhere'" in done.err) == (1, True)

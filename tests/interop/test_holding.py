@@ -1,4 +1,4 @@
-"""What a broker holds, and how fast it comes and goes.
+"""The memory of a broker, and how fast messages pass.
 
 The limits are loose where a busy machine would make them fail; what was measured is printed, and
 is to be seen with ``pytest -s``.
@@ -31,10 +31,10 @@ BATCH = 1000
 
 
 @contextmanager
-def measured(what: str) -> Iterator[None]:
+def measured(name: str) -> Iterator[None]:
     began_s = time.monotonic()
     yield
-    print(f"{what}: {time.monotonic() - began_s:.2f} s")
+    print(f"{name}: {time.monotonic() - began_s:.2f} s")
 
 
 def cpu_s(process: BrokerProcess) -> float:
@@ -61,7 +61,7 @@ def stop(process: BrokerProcess) -> float:
     return time.monotonic() - began_s
 
 
-def test_it_listens_soon_on_an_empty_folder(tmp_path: Path) -> None:
+def test_a_broker_listens_soon_on_an_empty_folder(tmp_path: Path) -> None:
     took = []
     for number in range(5):
         with BrokerProcess(tmp_path / str(number), QUIET) as process:
@@ -81,7 +81,7 @@ async def connected(process: BrokerProcess, number: int) -> list[Wire]:
     return wires
 
 
-async def test_it_stops_soon_with_a_thousand_clients(tmp_path: Path) -> None:
+async def test_a_broker_stops_soon_with_a_thousand_clients(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, QUIET) as process:
         wires = await connected(process, 1000)
         for wire in wires:

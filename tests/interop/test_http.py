@@ -45,7 +45,7 @@ def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
 
 
 @NEEDS_NSQD
-def test_the_record_is_what_nsqd_answers() -> None:
+def test_recorded_answers_are_those_of_nsqd() -> None:
     assert NSQD is not None
     with http_cases.nsqd(NSQD) as (tcp_port, http_port):
         answers = http_cases.all_answers(tcp_port, http_port)

@@ -1,4 +1,4 @@
-"""Bodies of requests, and what is sent instead of requests, byte by byte over plain sockets."""
+"""Bodies of requests, and other input, byte by byte over plain sockets."""
 
 import asyncio
 import gzip
@@ -16,7 +16,7 @@ LIMIT = 1 << 16
 
 
 class Wire:
-    """A connection to the HTTP door."""
+    """A connection to the HTTP port."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -109,7 +109,7 @@ async def test_a_body_at_the_limit_is_taken_in_chunks_too(broker: Broker, wire: 
     assert await wire.answer() == (200, "OK")
 
 
-async def test_who_asks_before_sending_is_told_at_once(broker: Broker, wire: Wire) -> None:
+async def test_expect_100_continue_is_answered_at_once(broker: Broker, wire: Wire) -> None:
     await wire.send(
         b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
         b"Content-Length: %d\r\n\r\n" % (LIMIT + 1)
@@ -159,7 +159,7 @@ async def test_a_body_that_breaks_off_is_not_stored(
         b"GET /ping HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
     ],
 )
-async def test_garbage_is_refused_and_harms_nobody(
+async def test_garbage_is_refused_and_harms_no_other_client(
     broker: Broker, wire: Wire, garbage: bytes
 ) -> None:
     neighbour = await connect(broker)
@@ -220,7 +220,7 @@ async def test_one_by_one_and_at_once_messages_of_every_size_are_stored(
 
 
 @pytest.mark.parametrize(
-    ("version", "more", "told"),
+    ("version", "more", "connection_header"),
     [
         ("1.1", "", None),
         ("1.1", "Connection: close\r\n", "close"),
@@ -229,13 +229,13 @@ async def test_one_by_one_and_at_once_messages_of_every_size_are_stored(
     ],
 )
 async def test_ok_has_its_headers_on_every_kind_of_connection(
-    wire: Wire, version: str, more: str, told: str | None
+    wire: Wire, version: str, more: str, connection_header: str | None
 ) -> None:
     ask = f"POST /pub?topic=t HTTP/{version}\r\nHost: x\r\n{more}Content-Length: 1\r\n\r\nx"
     await wire.send(ask.encode())
     head, headers = await wire.head()
     assert head.endswith("200 OK")
-    assert headers.pop("Connection", None) == told
+    assert headers.pop("Connection", None) == connection_header
     assert headers.pop("Server").startswith("martlet/")
     assert parsedate_to_datetime(headers.pop("Date")).year >= 2024
     assert headers == {

@@ -1,4 +1,4 @@
-"""The HTTPS door, beside nsqd's: where it is, what it serves, and what the HTTP door says then."""
+"""HTTPS as beside nsqd's: its port, its answers, and the answers of HTTP where TLS is required."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator
 
 
 async def https_address(process: BrokerProcess) -> str:
-    """Where the door is, which is logged a moment after the others listen."""
+    """Return the HTTPS port, which is logged a moment after the others listen."""
     async with asyncio.timeout(START_S):
         while True:
             found = re.search(r"HTTPS: listening on (\S+)\n", process.log())
@@ -85,11 +85,11 @@ async def ask(url: str, context: ssl.SSLContext | None = None, **more: Any) -> t
 
 async def test_everything_is_served_there_too(make: Make, certificates: Certificates) -> None:
     process = make()
-    door = f"https://127.0.0.1:{await https_port(process)}"
+    base_url = f"https://127.0.0.1:{await https_port(process)}"
     context = client_context(certificates)
-    assert await ask(f"{door}/ping", context) == (200, b"OK")
+    assert await ask(f"{base_url}/ping", context) == (200, b"OK")
     body = b"x" * 1_000_000
-    assert await ask(f"{door}/pub?topic=t", context, data=body) == (200, b"OK")
+    assert await ask(f"{base_url}/pub?topic=t", context, data=body) == (200, b"OK")
     status, stats = await ask(f"http://{process.http_address}/stats?format=json")
     assert status == 200
     (topic,) = json.loads(stats)["topics"]
@@ -103,7 +103,7 @@ async def test_http_goes_on_where_only_tcp_must_use_tls(
     assert await ask(f"http://{process.http_address}/ping") == (200, b"OK")
 
 
-async def test_http_names_the_other_door_where_tls_is_required(
+async def test_http_names_the_https_port_where_tls_is_required(
     make: Make, certificates: Certificates
 ) -> None:
     process = make("--tls-required")
@@ -124,11 +124,11 @@ async def test_a_policy_for_certificates_holds_there_too(
     process = make(
         "--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.authority}"
     )
-    door = f"https://127.0.0.1:{await https_port(process)}"
-    url = f"{door}/ping"
+    base_url = f"https://127.0.0.1:{await https_port(process)}"
+    url = f"{base_url}/ping"
     known = client_context(certificates, shows="client")
     assert await ask(url, known) == (200, b"OK")
-    assert await ask(f"{door}/config/tls_required", known) == (200, b"2")
+    assert await ask(f"{base_url}/config/tls_required", known) == (200, b"2")
     for shows in ("", "stranger"):
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await ask(url, client_context(certificates, shows=shows))
@@ -139,21 +139,23 @@ async def test_the_policy_require_takes_any_certificate_but_wants_one(
 ) -> None:
     pytest.importorskip("OpenSSL")
     process = make("--tls-client-auth-policy=require")
-    door = f"https://127.0.0.1:{await https_port(process)}"
+    base_url = f"https://127.0.0.1:{await https_port(process)}"
     body = b"x" * 900_000
     for shows in ("client", "stranger"):
         context = client_context(certificates, shows=shows)
-        assert await ask(f"{door}/ping", context) == (200, b"OK")
-        status, answer = await ask(f"{door}/pub?topic=t", context, data=body)
+        assert await ask(f"{base_url}/ping", context) == (200, b"OK")
+        status, answer = await ask(f"{base_url}/pub?topic=t", context, data=body)
         assert (status, answer) == (200, b"OK")
     with pytest.raises((aiohttp.ClientError, ConnectionError)):
-        await ask(f"{door}/ping", client_context(certificates))
+        await ask(f"{base_url}/ping", client_context(certificates))
     known = client_context(certificates, shows="stranger")
-    status, answer = await ask(f"{door}/stats?format=json", known)
+    status, answer = await ask(f"{base_url}/stats?format=json", known)
     assert json.loads(answer)["topics"][0]["message_count"] == 2
 
 
-async def test_what_is_no_tls_harms_nobody(make: Make, certificates: Certificates) -> None:
+async def test_input_that_is_no_tls_harms_no_other_client(
+    make: Make, certificates: Certificates
+) -> None:
     process = make()
     port = await https_port(process)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -178,7 +180,7 @@ async def test_what_is_no_tls_harms_nobody(make: Make, certificates: Certificate
         (["--tls-root-ca-file=/no/such/file"], "--tls-root-ca-file=/no/such/file"),
     ],
 )
-def test_what_cannot_be_is_refused_at_the_start(
+def test_impossible_flags_are_refused_at_the_start(
     flags: list[str], says: str, certificates: Certificates, tmp_path: Path
 ) -> None:
     paths = {
@@ -200,8 +202,8 @@ def test_what_cannot_be_is_refused_at_the_start(
             timeout=START_S,
             check=False,
         )
-        told_by_options = "cannot require" in says
-        assert done.returncode == (2 if told_by_options and command is ours else 1), done.stderr
+        by_options = "cannot require" in says
+        assert done.returncode == (2 if by_options and command is ours else 1), done.stderr
         if command is ours:
             assert says in done.stderr.splitlines()[-1]
 
@@ -230,7 +232,9 @@ def test_without_pyopenssl_the_policy_require_is_refused_at_the_start(
     assert "pip install '.[pyopenssl]' in a clone" in done.stderr
 
 
-async def test_the_door_may_be_a_unix_socket(certificates: Certificates, tmp_path: Path) -> None:
+async def test_https_may_listen_at_a_unix_socket(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     path = tmp_path / "https"
     with BrokerProcess(None, f"--https-address={path}", *certificates.flags) as process:
         assert await https_address(process) == str(path)

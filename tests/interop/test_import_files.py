@@ -1,4 +1,4 @@
-"""Importing folders of nsqd's format: what every channel has afterwards, and what is reported.
+"""Importing folders of nsqd's format: the messages of every channel afterwards, and the report.
 
 The folders are written here, so that these run everywhere; those of a real nsqd are imported in
 test_import_nsqd.py.
@@ -136,7 +136,7 @@ def test_seventy_channels(source: Path, data: Path) -> None:
     }
 
 
-def test_a_full_disk_is_told_and_the_import_goes_on_later(source: Path, data: Path) -> None:
+def test_a_full_disk_is_reported_and_the_import_resumes_later(source: Path, data: Path) -> None:
     write_queue(source, "t:a", [message(n) for n in range(100)])
     write_metadata(source, {"t": "a"})
     code, _, error = import_now(source, data, f"--min-free-bytes={2**40}")
@@ -190,7 +190,7 @@ def test_an_id_that_is_there_with_two_bodies_is_two_messages(source: Path, data:
     assert left_of(data, "t:a", "t:b") == {"t:a": [b"one"], "t:b": [b"other"]}
 
 
-def test_what_is_in_the_backlog_and_in_a_channel_comes_once(source: Path, data: Path) -> None:
+def test_a_message_in_the_backlog_and_in_a_channel_comes_once(source: Path, data: Path) -> None:
     some = [message(n) for n in range(30)]
     write_queue(source, "t:a", [some[3].tried(2), *some[10:20]])
     write_queue(source, "t", some)
@@ -308,7 +308,7 @@ def test_no_broker_starts_on_an_import_that_is_not_done(
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
-def test_a_folder_that_is_none_of_nsqds_is_refused(
+def test_a_folder_without_nsqd_s_files_is_refused(
     source: Path, data: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = source / name
@@ -319,7 +319,7 @@ def test_a_folder_that_is_none_of_nsqds_is_refused(
 
 
 @pytest.mark.parametrize("sudden", [False, True])
-async def test_a_broker_serves_what_was_imported(source: Path, data: Path, sudden: bool) -> None:
+async def test_a_broker_serves_imported_messages(source: Path, data: Path, sudden: bool) -> None:
     some = [message(n) for n in range(1000)]
     write_queue(source, "t:odd", [m.tried(m.number % 7 == 0) for m in some[1::2]])
     write_queue(source, "t:late", some[500:])
@@ -348,7 +348,7 @@ async def test_a_broker_serves_what_was_imported(source: Path, data: Path, sudde
     assert sorted(m.body for m in late) == sorted([*(m.body for m in some[500:]), *both])
 
 
-# what is damaged
+# damage
 
 
 def report_of(source: Path, data: Path, *, bad: bool = False) -> list[str]:
@@ -417,7 +417,7 @@ def test_a_wrong_depth_is_reported_and_all_is_taken(source: Path, data: Path) ->
     assert kept(data) == list(range(100))
 
 
-def test_what_was_written_after_the_meta_file_is_taken(source: Path, data: Path) -> None:
+def test_messages_written_after_the_meta_file_are_imported(source: Path, data: Path) -> None:
     path = one_queue(source, count=80)
     with open(path, "ab") as file:
         file.write(b"".join(message(n).record() for n in range(80, 100)))
@@ -457,7 +457,7 @@ def test_a_damaged_file_that_was_given_up_counts_as_not_read(source: Path, data:
 
 
 @pytest.mark.parametrize("sign", ["no meta", "older meta"])
-def test_what_tells_that_nsqd_was_killed(source: Path, data: Path, sign: str) -> None:
+def test_signs_of_a_killed_nsqd_are_reported(source: Path, data: Path, sign: str) -> None:
     one_queue(source)
     if sign == "no meta":
         (source / "t.diskqueue.meta.dat").unlink()
@@ -479,7 +479,7 @@ def test_files_of_channels_that_nsqd_dat_does_not_know_are_taken(source: Path, d
     assert left_of(data, "t:unknown", "u:c") == {"t:unknown": [body], "u:c": [body]}
 
 
-def test_without_nsqd_dat_the_files_tell(source: Path, data: Path) -> None:
+def test_topics_are_found_by_their_files_without_nsqd_dat(source: Path, data: Path) -> None:
     write_queue(source, "t:a", [message(1)])
     report = report_of(source, data)
     assert any("nsqd.dat is missing" in line for line in report)
@@ -489,7 +489,7 @@ def test_without_nsqd_dat_the_files_tell(source: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"topics": 3}', '{"topics": [{"paused": true}]}', '{"topics": ["t"]}']
 )
-def test_an_nsqd_dat_that_is_none_is_refused(
+def test_a_bad_nsqd_dat_is_refused(
     source: Path, data: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (source / "nsqd.dat").write_text(text, encoding="ascii")
@@ -497,7 +497,7 @@ def test_an_nsqd_dat_that_is_none_is_refused(
     assert "nsqd.dat cannot be understood" in capsys.readouterr().err
 
 
-def test_what_is_passed_over_is_told(source: Path, data: Path) -> None:
+def test_skipped_files_are_reported(source: Path, data: Path) -> None:
     write_metadata(
         source, {"t": ["a", "b#ephemeral"], "e#ephemeral": "", "no good": ""}, (), "0.3.8"
     )

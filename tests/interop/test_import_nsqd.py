@@ -41,7 +41,7 @@ async def post(nsqd: BrokerProcess, *targets: str) -> None:
 async def consume(
     nsqd: BrokerProcess, topic: str, channel: str, count: int, *, hold: int = 0
 ) -> set[bytes]:
-    """Finish so many messages, and leave more in flight. Returns the finished bodies."""
+    """Finish some messages, and leave more in flight. Return the finished bodies."""
     wire = await Wire.open(nsqd.tcp_address)
     wire.send(f"SUB {topic} {channel}\n".encode())
     await wire.ok()
@@ -53,13 +53,13 @@ async def consume(
     # What was sent before it is done when this is answered.
     wire.send(b"PUB barrier\n\x00\x00\x00\x01x")
     await wire.ok()
-    # nsqd lets what is in flight time out, which takes it a minute.
+    # nsqd lets messages in flight time out, which takes a minute.
     wire.close()
     return {message.body for message in messages[:count]}
 
 
 async def depths(nsqd: BrokerProcess) -> dict[str, int]:
-    """What each channel has to do, in flight and deferred included, and the topics themselves."""
+    """Return the depth of each channel, in flight and deferred included, and of the topics."""
     stats = json.loads(await http(nsqd.http_address, "/stats?format=json"))
     found = {topic["topic_name"]: topic["depth"] for topic in stats["topics"]}
     for topic in stats["topics"]:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.interop
 FLAGS = ("--e2e-processing-latency-percentile=1.0,0.99", "--e2e-processing-latency-window-time=60s")
 HELD_S = 0.3
 WIDTH = 1.02
-"""How much more than the truth a percentile may tell."""
+"""The error that a percentile may have."""
 
 
 @pytest.fixture(
@@ -86,7 +86,7 @@ def test_a_topic_without_a_channel_has_no_latency(broker: BrokerProcess) -> None
 
 
 @pytest.mark.parametrize("broker", [BrokerProcess], indirect=True)
-def test_it_is_measured_again_after_a_restart(broker: BrokerProcess) -> None:
+def test_latency_is_measured_again_after_a_restart(broker: BrokerProcess) -> None:
     for _ in range(2):
         with closing(client_of(broker)) as client:
             assert client.ask(b"SUB t c\n") == b"OK"

@@ -123,15 +123,15 @@ async def test_a_data_folder_takes_no_more_than_it_may(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, *flags, "--checkpoint-interval=100ms") as broker:
         await answered(broker, b"SUB t c\n")
         for _ in range(2):
-            count, error, told = 0, "", b"OK"
-            while told == b"OK":  # Cleaning may make room yet, of what was consumed before.
+            count, error, health = 0, "", b"OK"
+            while health == b"OK":  # Cleaning may still free space of messages consumed before.
                 more, error = await published_until_refused(broker, body)
                 count += more
                 try:
-                    told = await http(broker.http_address, "/ping")
+                    health = await http(broker.http_address, "/ping")
                 except HttpRefused as refused_with:
-                    told = str(refused_with).encode()
-            assert b"500 NOK - the disk is full" in told
+                    health = str(refused_with).encode()
+            assert b"500 NOK - the disk is full" in health
             assert error.startswith("E_PUB_FAILED PUB failed the disk is full: no room")
             assert f"and may take {limit} (--max-disk-bytes)" in error
             assert "consuming what is stored has freed segments" in error
@@ -194,7 +194,7 @@ async def test_a_consumer_that_never_answers_gets_its_messages_again_and_others_
         wire.close()
 
 
-async def test_who_answers_everything_twice_is_told_and_goes_on(tmp_path: Path) -> None:
+async def test_a_client_that_answers_twice_gets_errors_and_goes_on(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, QUIET) as broker:
         count = 3000
         wire = await Wire.subscribed(broker.tcp_address, "t", "c")

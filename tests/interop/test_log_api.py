@@ -26,7 +26,7 @@ Answer = tuple[int, bytes]
 
 
 class Reader:
-    """Asks the broker's HTTP door."""
+    """Ask the broker over HTTP."""
 
     def __init__(self, broker: Broker, session: aiohttp.ClientSession) -> None:
         self.broker = broker
@@ -128,7 +128,7 @@ async def test_one_batch_comes_even_if_it_is_larger_than_asked_for(reader: Reade
     assert bodies_of(records, 0) == BODIES[100:200]
 
 
-async def test_the_end_is_told_apart_from_what_has_gone(reader: Reader) -> None:
+async def test_the_end_of_the_log_differs_from_a_dropped_offset(reader: Reader) -> None:
     await publish(reader)
     assert await reader.get("/log/batches", topic="t", offset=len(BODIES)) == (204, b"")
     await reader.post("/channel/create", topic="t", channel="c")
@@ -141,14 +141,14 @@ async def test_the_end_is_told_apart_from_what_has_gone(reader: Reader) -> None:
     assert 0 < queue["start_offset"] <= 2900
     status, body = await reader.get("/log/batches", topic="t", offset=0)
     assert status == 410
-    told = json.loads(body)
-    assert told["start_offset"] == queue["start_offset"]
-    assert "offset 0 of topic t has gone" in told["message"]
+    error = json.loads(body)
+    assert error["start_offset"] == queue["start_offset"]
+    assert "offset 0 of topic t has gone" in error["message"]
     status, records = await reader.get("/log/batches", topic="t", offset=2900, max_bytes=10**6)
     assert bodies_of(records, 2900) == BODIES[2900:]
 
 
-async def test_the_index_tells_the_batches_of_a_range(reader: Reader) -> None:
+async def test_the_index_lists_the_batches_of_a_range(reader: Reader) -> None:
     await publish(reader)
     status, rows = await reader.get("/log/index", topic="t", queue=0, start=150, end=301)
     assert status == 200
@@ -198,7 +198,7 @@ async def test_advancing_makes_a_channel_that_begins_where_the_queue_does(reader
         ("/log/index", {"topic": "t", "start": 0}, 400, "MISSING_ARG_END"),
     ],
 )
-async def test_says_what_is_wrong(
+async def test_wrong_requests_are_refused_with_a_reason(
     reader: Reader, path: str, arguments: dict[str, object], status: int, message: str
 ) -> None:
     await publish(reader, bodies=BODIES[:1])
@@ -221,15 +221,17 @@ async def test_only_the_topics_that_are_named(reader: Reader) -> None:
     assert [topic["topic"] for topic in listing["topics"]] == ["t", "v"]
 
 
-async def test_how_far_one_comes_with_so_many_bytes(reader: Reader) -> None:
+async def test_the_offset_that_a_number_of_bytes_reaches(reader: Reader) -> None:
     await publish(reader)
     _, body = await reader.get("/log/index", topic="t", start=0, end=len(BODIES))
     rows = np.frombuffer(body, ENTRY)
     lengths = rows["length"].astype(int).tolist()
 
     async def reach(start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        told = await reader.json("/log/reach", topic="t", start=start, end=end, max_bytes=max_bytes)
-        return told["offset"], told["bytes"]
+        answer = await reader.json(
+            "/log/reach", topic="t", start=start, end=end, max_bytes=max_bytes
+        )
+        return answer["offset"], answer["bytes"]
 
     end = len(BODIES)
     assert await reach(0, end, 10**9) == (end, sum(lengths))
@@ -245,10 +247,12 @@ async def test_batches_without_their_bodies(reader: Reader) -> None:
         headers = {"X-Martlet-Tag": tag} if tag else {}
         assert await reader.publish_with(headers, "t", b"y" * 1000) == (200, b"OK")
     _, heads = await reader.get("/log/batches", topic="t", offset=0, bodies="false")
-    _, whole = await reader.get("/log/batches", topic="t", offset=0)
+    _, records = await reader.get("/log/batches", topic="t", offset=0)
     expected, at = b"", 0
-    while at < len(whole):
-        header, record = read_record(whole, at, int.from_bytes(whole[at + 16 : at + 24], "little"))
+    while at < len(records):
+        header, record = read_record(
+            records, at, int.from_bytes(records[at + 16 : at + 24], "little")
+        )
         block_at = header.properties_at
         expected += bytes(record[:HEADER_BYTES])
         expected += bytes(record[block_at : block_at + align8(header.properties_length)])
@@ -274,7 +278,7 @@ async def test_a_topic_made_anew_is_another_one(reader: Reader) -> None:
         assert (status, json.loads(body)["message"].split(":")[0]) == (404, "TOPIC_MADE_ANEW")
 
 
-async def test_who_reads_is_seen_as_a_group(reader: Reader) -> None:
+async def test_a_reader_is_listed_as_a_group(reader: Reader) -> None:
     await publish(reader)
     asked = {"topic": "t", "group": "spark", "retain": False, "offsets": {"0": 1200}}
     status, body = await reader.post("/call/group.follow", json.dumps(asked).encode())
@@ -295,8 +299,8 @@ async def test_who_reads_is_seen_as_a_group(reader: Reader) -> None:
         ({"topic_id": 999}, "NOT_FOUND", 404),
         ({"group": "a#ephemeral"}, "BAD_ARGUMENT", 400),
     ):
-        told = await reader.post("/call/group.follow", json.dumps(asked | wrong).encode())
-        assert (told[0], json.loads(told[1])["code"]) == (status, code)
+        response = await reader.post("/call/group.follow", json.dumps(asked | wrong).encode())
+        assert (response[0], json.loads(response[1])["code"]) == (status, code)
     reset = {"topic": "t", "group": "spark", "to": "last"}
     status, body = await reader.post("/call/group.reset", json.dumps(reset).encode())
     assert (status, json.loads(body)["code"]) == (409, "CONFLICT")
@@ -319,7 +323,7 @@ async def test_the_index_of_many_queues_at_once(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "error_text"),
     [
         (b"", 400, "INVALID_BODY: it must be a JSON list of"),
         (b'{"t": 1}', 400, "INVALID_BODY"),
@@ -336,8 +340,8 @@ async def test_the_index_of_many_queues_at_once(reader: Reader) -> None:
     ],
 )
 async def test_an_index_of_many_queues_that_is_asked_for_wrongly(
-    reader: Reader, body: bytes, status: int, told: str
+    reader: Reader, body: bytes, status: int, error_text: str
 ) -> None:
     await reader.post("/topic/create", topic="t")
     answer = await reader.post("/log/index", body)
-    assert (answer[0], told in answer[1].decode()) == (status, True), answer
+    assert (answer[0], error_text in answer[1].decode()) == (status, True), answer

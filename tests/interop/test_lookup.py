@@ -35,8 +35,8 @@ HELLO = {
 
 def producers(lookup: LookupProcess, topic: str) -> list[str]:
     """Where a topic is said to be."""
-    told = ask(lookup.http_address, f"/lookup?topic={topic}")["producers"]
-    return sorted(f"{peer['broadcast_address']}:{peer['tcp_port']}" for peer in told)
+    listed = ask(lookup.http_address, f"/lookup?topic={topic}")["producers"]
+    return sorted(f"{peer['broadcast_address']}:{peer['tcp_port']}" for peer in listed)
 
 
 @pytest.fixture(
@@ -68,7 +68,9 @@ def broker_of(
         pytest.param(NsqdProcess, marks=NEEDS_NSQD),
     ],
 )
-def test_a_broker_tells_what_it_has(lookup: LookupProcess, kind: type[BrokerProcess]) -> None:
+def test_a_broker_registers_its_topics_and_channels(
+    lookup: LookupProcess, kind: type[BrokerProcess]
+) -> None:
     with broker_of(lookup, kind) as broker:
         address = broker.http_address
         ask(address, "/topic/create?topic=orders", "POST")
@@ -94,7 +96,9 @@ def test_a_broker_tells_what_it_has(lookup: LookupProcess, kind: type[BrokerProc
     assert producers(lookup, "orders") == []
 
 
-def test_all_is_told_again_to_a_daemon_that_was_away(lookup: LookupProcess, tmp_path: Path) -> None:
+def test_a_broker_registers_again_with_a_daemon_that_was_away(
+    lookup: LookupProcess, tmp_path: Path
+) -> None:
     with broker_of(lookup, folder=tmp_path) as broker:
         ask(broker.http_address, "/topic/create?topic=t", "POST")
         ask(broker.http_address, "/channel/create?topic=t&channel=c", "POST")
@@ -111,7 +115,7 @@ def test_all_is_told_again_to_a_daemon_that_was_away(lookup: LookupProcess, tmp_
         until(lambda: producers(lookup, "t") == [broker.tcp_address])
 
 
-def test_a_daemon_that_is_back_is_told_at_once(lookup: LookupProcess) -> None:
+def test_a_broker_registers_at_once_with_a_daemon_that_is_back(lookup: LookupProcess) -> None:
     """Not only when the next PING is due, though there is no news for it."""
     with broker_of(lookup) as broker:
         ask(broker.http_address, "/topic/create?topic=t", "POST")
@@ -187,7 +191,7 @@ def test_daemons_are_named_while_the_broker_runs() -> None:
         until(lambda: producers(one, "t") == [])
 
 
-def test_a_hidden_broker_is_not_told_of(lookup: LookupProcess) -> None:
+def test_a_tombstoned_broker_is_not_listed(lookup: LookupProcess) -> None:
     with broker_of(lookup) as broker:
         ask(broker.http_address, "/topic/create?topic=t", "POST")
         until(lambda: producers(lookup, "t"))
@@ -215,7 +219,7 @@ def test_a_hidden_broker_is_not_told_of(lookup: LookupProcess) -> None:
         ("GET", "/nothing", 404, "NOT_FOUND"),
     ],
 )
-def test_what_is_refused(
+def test_wrong_requests_are_refused(
     refusing: LookupProcess, method: str, path: str, status: int, message: str
 ) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -238,7 +242,7 @@ def framed(fields: dict[str, object] | bytes) -> bytes:
 
 
 async def talk(address: str, *sent: bytes) -> list[bytes]:
-    """What is answered until the daemon closes, or has nothing more to say."""
+    """Return the answers until the daemon closes or is silent."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"".join(sent))
@@ -336,7 +340,7 @@ async def test_our_consumer_follows_brokers_as_they_come_and_go(tmp_path: Path) 
     seen: set[bytes] = set()
 
     async def arrives(body: bytes) -> None:
-        """What was finished just before a kill may come again."""
+        """A message finished just before a kill may come again."""
         while (got := await asyncio.wait_for(bodies.get(), 20)) in seen:
             pass
         assert got == body
@@ -381,7 +385,7 @@ async def test_a_broker_that_no_daemon_knows_any_more_is_not_tried_again() -> No
 
 
 @pytest.mark.parametrize("kind", ["pull", "broadcast"])
-async def test_who_fetches_has_the_queues_of_all_brokers_that_lookup_daemons_tell_of(
+async def test_a_fetching_consumer_finds_the_queues_of_all_brokers_by_lookup(
     lookup: LookupProcess, kind: str
 ) -> None:
     def consumer_of() -> PullConsumer | BroadcastConsumer:
@@ -430,7 +434,7 @@ def registered(lookup: LookupProcess) -> dict[str, Any]:
 
 
 def put(broker: Broker, queues: int, body: bytes) -> None:
-    """Store a message in each of so many queues."""
+    """Store a message in each of the first queues."""
     core = broker.server.broker
     core.topic("t")
     core.set_queues("t", queues)
@@ -440,5 +444,5 @@ def put(broker: Broker, queues: int, body: bytes) -> None:
 
 
 def names_of_tasks(loop: asyncio.AbstractEventLoop) -> set[str]:
-    """What the loop has under way."""
+    """Return the names of the loop's tasks."""
     return {task.get_name() for task in asyncio.all_tasks(loop)}

@@ -18,11 +18,11 @@ def answers(kind: type[LookupProcess]) -> list[tuple[str, Any]]:
     cases = list(lookup_table.cases())
     with kind() as lookup:
         port = int(lookup.http_address.rpartition(":")[2])
-        told: list[tuple[str, Any]] = [
+        found: list[tuple[str, Any]] = [
             (f"{case.method} {case.target}", lookup_table.same(answer))
             for case, answer in zip(cases, http_table.answers(port, cases), strict=True)
         ]
-        return told + list(lookup_table.walk(lookup, seed=4, steps=30))
+        return found + list(lookup_table.walk(lookup, seed=4, steps=30))
 
 
 def test_a_large_table_and_a_random_walk_are_answered_as_by_nsqlookupd() -> None:

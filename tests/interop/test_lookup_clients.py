@@ -39,7 +39,7 @@ reader.connect()
 
 
 class Lines:
-    """What a program writes, line by line."""
+    """The lines that a program writes."""
 
     def __init__(self, output: asyncio.StreamReader) -> None:
         self._output = output
@@ -138,7 +138,7 @@ def test_nsq_to_file_finds_topics_through_it(tmp_path: Path) -> None:
 
 
 def left(broker: BrokerProcess, topic: str) -> dict[str, int]:
-    """What the only channel of a topic has still to do."""
+    """Return the depth of the only channel of a topic."""
     (found,) = ask(broker.http_address, f"/stats?format=json&topic={topic}")["topics"]
     nothing_yet = {"depth": -1}
     return next(iter(found["channels"]), nothing_yet)

@@ -94,8 +94,8 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
     assert head.split() == ["TOPIC", "QUEUES", "CHANNELS", "DEPTH", "MESSAGES", "BROKER"]
     assert rows[1].split() == ["orders", "(paused)", "1", "1", "0", "3", place.urls[1]]
     do("topic", "unpause", "orders")
-    told = json.loads(do("topic", "list", "orders", "--json")[0])
-    assert (told["channels"], told["paused"], told["messages"]) == (["mail"], False, 3)
+    answer = json.loads(do("topic", "list", "orders", "--json")[0])
+    assert (answer["channels"], answer["paused"], answer["messages"]) == (["mail"], False, 3)
     do("channel", "empty", "orders", "mail", "--force")
     assert [each["depth"] for each in counts()] == [0, 0]
     do("topic", "empty", "orders", "--force")
@@ -108,11 +108,13 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
     assert tool("channel", "list", "orders", *place.named).code == 1
 
 
-def test_what_would_be_lost_is_shown_and_stays(place: Place, tool: Tool) -> None:
+def test_a_command_without_force_shows_the_loss_and_changes_nothing(
+    place: Place, tool: Tool
+) -> None:
     tool("topic", "create", "kept", *place.named)
     tool("channel", "create", "kept", "c", *place.named)
     ask(place.brokers[0].http_address, "/mpub?topic=kept", "POST", b"1\n2")
-    for words, what in (
+    for words, subject in (
         (("channel", "empty", "kept", "c"), "channel 'c' of topic 'kept' has"),
         (("channel", "delete", "kept", "c"), "channel 'c' of topic 'kept' has"),
         (("topic", "delete", "kept"), "topic 'kept' has 1 channel,"),
@@ -120,16 +122,16 @@ def test_what_would_be_lost_is_shown_and_stays(place: Place, tool: Tool) -> None
         said = tool(*words, *place.named)
         assert (said.code, said.out) == (1, "")
         first, second = said.err.splitlines()
-        why = f"nothing is done without --force: {what}"
+        why = f"nothing is done without --force: {subject}"
         assert f"{place.urls[0]}: {why} 2 messages and 0 clients there" in first
         assert f"{place.urls[1]}: {why} 0 messages and 0 clients there" in second
     said = tool("topic", "empty", "kept", *place.named)
     assert "nothing is done without --force: topic 'kept' has 0 messages" in said.err
-    told = tool("channel", "list", "kept", "--json", *place.named).out.splitlines()
-    assert [json.loads(line)["depth"] for line in told] == [2, 0]
+    lines = tool("channel", "list", "kept", "--json", *place.named).out.splitlines()
+    assert [json.loads(line)["depth"] for line in lines] == [2, 0]
 
 
-def test_what_is_not_there_is_named_with_the_way_out(place: Place, tool: Tool) -> None:
+def test_missing_topics_and_channels_are_named_with_what_to_do(place: Place, tool: Tool) -> None:
     address, *_ = (each.http_address for each in place.brokers)
     where = f"--nsqd-http-address={address}"
     said = tool("channel", "create", "nowhere", "c", where)
@@ -171,7 +173,7 @@ def test_lookup_daemons_learn_of_channels_and_forget_topics(place: Place, tool: 
     assert "alone" not in ask(place.lookup.http_address, "/topics")["topics"]
 
 
-def test_nodes_are_listed_with_who_knows_them(place: Place, tool: Tool) -> None:
+def test_nodes_are_listed_with_the_daemons_that_know_them(place: Place, tool: Tool) -> None:
     tool("topic", "create", "listed", *place.named)
     until(lambda: len(place.know("listed")) == 2)
     http_ports = {int(each.http_address.partition(":")[2]) for each in place.brokers}
@@ -180,9 +182,9 @@ def test_nodes_are_listed_with_who_knows_them(place: Place, tool: Tool) -> None:
         f"/topic/tombstone?topic=listed&node=127.0.0.1:{min(http_ports)}",
         "POST",
     )
-    told = [json.loads(line) for line in tool("nodes", place.found, "--json").out.splitlines()]
-    assert {each["http_port"] for each in told} == http_ports
-    for each in told:
+    nodes = [json.loads(line) for line in tool("nodes", place.found, "--json").out.splitlines()]
+    assert {each["http_port"] for each in nodes} == http_ports
+    for each in nodes:
         assert each["lookup_daemons"] == [f"http://{place.lookup.http_address}"]
         assert "listed" in each["topics"]
         is_hidden = each["http_port"] == min(http_ports)
@@ -190,11 +192,11 @@ def test_nodes_are_listed_with_who_knows_them(place: Place, tool: Tool) -> None:
     head, *rows = tool("nodes", place.found).out.splitlines()
     assert head.split()[:5] == ["ADDRESS", "TCP", "HTTP", "VERSION", "TOPICS"]
     assert all(row.startswith("127.0.0.1  ") for row in rows)
-    told = [json.loads(line) for line in tool("nodes", *place.named, "--json").out.splitlines()]
-    assert {each["http_port"] for each in told} == http_ports
+    nodes = [json.loads(line) for line in tool("nodes", *place.named, "--json").out.splitlines()]
+    assert {each["http_port"] for each in nodes} == http_ports
 
 
-def test_health_is_told_in_words_and_by_the_exit_code(place: Place, tool: Tool) -> None:
+def test_health_is_shown_in_words_and_by_the_exit_code(place: Place, tool: Tool) -> None:
     said = tool("health", place.found)
     servers = [f"http://{place.lookup.http_address}", *place.urls]
     assert (said.code, said.err) == (0, "")
@@ -208,8 +210,8 @@ def test_health_is_told_in_words_and_by_the_exit_code(place: Place, tool: Tool) 
         *(f"{url}: OK" for url in place.urls),
         f"http://{address}: connection refused; is a broker running there?",
     ]
-    told = tool("health", place.named[0], "--json").out
-    assert json.loads(told) == {"server": place.urls[0], "is_healthy": True, "health": "OK"}
+    output = tool("health", place.named[0], "--json").out
+    assert json.loads(output) == {"server": place.urls[0], "is_healthy": True, "health": "OK"}
 
 
 def test_a_broker_that_is_not_well_says_why(tool: Tool) -> None:
@@ -230,7 +232,7 @@ def test_a_broker_that_is_not_well_says_why(tool: Tool) -> None:
         assert (said.code, said.out.startswith(f"http://{broker.http_address}: NOK")) == (1, True)
 
 
-def test_the_wrong_port_is_told(place: Place, tool: Tool) -> None:
+def test_the_error_of_a_wrong_port_names_the_right_one(place: Place, tool: Tool) -> None:
     tcp_address = place.brokers[0].tcp_address
     said = tool("topic", "list", f"--nsqd-http-address={tcp_address}")
     assert said.code == 1
@@ -247,7 +249,7 @@ def test_the_wrong_port_is_told(place: Place, tool: Tool) -> None:
         assert "; give the HTTP address of a lookup daemon, whose port is usually 4161" in said.err
 
 
-def test_a_closed_port_is_told_by_each_tool(tool: Tool) -> None:
+def test_each_tool_reports_a_closed_port(tool: Tool) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -272,8 +274,8 @@ def test_lookup_daemons_that_know_no_broker_say_so(tool: Tool) -> None:
         where = f"--lookupd-http-address={lookup.http_address}"
         for words in (("topic", "create", "t"), ("topic", "list")):
             said = tool(*words, where)
-            told = f"http://{lookup.http_address}: no broker is known there\n"
-            assert (said.code, told in said.err) == (1, True)
+            message = f"http://{lookup.http_address}: no broker is known there\n"
+            assert (said.code, message in said.err) == (1, True)
         assert tool("nodes", where).code == 0
         said = tool("channel", "pause", "t", "c", where)
         assert "no broker with topic 't' is known there\n" in said.err
@@ -292,6 +294,6 @@ def test_lookup_daemons_that_know_no_broker_say_so(tool: Tool) -> None:
         ("health extra --nsqd-http-address=A", "'extra' belongs to no flag"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(tool: Tool, line: str, text: str) -> None:
+def test_a_wrong_command_line_is_refused_with_a_reason(tool: Tool, line: str, text: str) -> None:
     said = tool(*line.split())
     assert (said.code, text in said.err) == (2, True), said.err

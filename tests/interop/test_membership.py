@@ -1,4 +1,4 @@
-"""What a pull consumer tells the broker when queues go, when it goes elsewhere, and at its end."""
+"""Commits of a pull consumer when queues go, at a seek, and at its end."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 async def committed(broker: Broker, queue: int = 0) -> int:
-    told = await call(broker, "group.describe", topic="t", group="g")
-    return int(told["queues"][queue]["offset"])
+    description = await call(broker, "group.describe", topic="t", group="g")
+    return int(description["queues"][queue]["offset"])
 
 
-async def test_who_goes_back_is_there_after_its_death_too(broker: Broker) -> None:
+async def test_a_seek_back_survives_the_death_of_its_member(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker, auto_commit=False) as consumer:
         assert len([m async for m in limited(consumer, 8)]) == 8
@@ -86,7 +86,9 @@ async def test_a_queue_that_goes_while_it_is_asked_where_a_place_is(
             await consumer.seek(0, "first")
 
 
-async def test_who_joins_again_leaves_nothing_with_whom_it_was_before(broker: Broker) -> None:
+async def test_a_member_that_joins_again_leaves_no_queue_with_its_old_membership(
+    broker: Broker,
+) -> None:
     with_queues(broker, 2)
     async with member(broker) as consumer:
         post = consumer._brokers.sessions[0]
@@ -114,16 +116,16 @@ async def test_a_member_that_is_dismissed_often_is_kept_in_mind_once(broker: Bro
 
 
 async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) -> None:
-    told: list[tuple[str, int]] = []
+    events: list[tuple[str, int]] = []
     is_leaving, may_leave = asyncio.Event(), asyncio.Event()
 
     async def revoked(places: Sequence[QueueId]) -> None:
-        told.extend(("revoked", place.queue) for place in places)
+        events.extend(("revoked", place.queue) for place in places)
         is_leaving.set()
         await may_leave.wait()
 
     def assigned(places: Sequence[QueueId]) -> None:
-        told.extend(("assigned", place.queue) for place in places)
+        events.extend(("assigned", place.queue) for place in places)
 
     put(broker, [b"one"])
     async with member(broker, on_assigned=assigned, on_revoked=revoked) as consumer:
@@ -137,10 +139,10 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
         await until(lambda: post._generation == group.members.generation)
         may_leave.set()
         await closing
-    assert told == [("assigned", 0), ("revoked", 0)]
+    assert events == [("assigned", 0), ("revoked", 0)]
 
 
-async def test_the_end_does_not_wait_for_who_is_told_of_queues_for_ever(broker: Broker) -> None:
+async def test_closing_does_not_wait_for_ever_for_the_revoked_hook(broker: Broker) -> None:
     async def revoked(_places: object) -> None:
         await asyncio.Event().wait()
 
@@ -152,7 +154,7 @@ async def test_the_end_does_not_wait_for_who_is_told_of_queues_for_ever(broker: 
         assert len([m async for m in limited(consumer, 1)]) == 1
 
 
-async def test_an_offset_refused_late_takes_nothing_from_who_has_the_queue_again(
+async def test_an_offset_refused_late_takes_nothing_from_the_new_holder_of_a_queue(
     broker: Broker,
 ) -> None:
     put(broker, [b"%d" % n for n in range(4)])

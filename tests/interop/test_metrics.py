@@ -20,12 +20,12 @@ Labels = frozenset[tuple[str, str]]
 
 
 class Scrape(dict[tuple[str, Labels], float]):
-    """What one answer says: the value of each name with its labels."""
+    """One answer: the value of each name with its labels."""
 
     def __init__(self, text: str) -> None:
         self.kinds: dict[str, str] = {}
         for family in text_string_to_metric_families(text):
-            assert family.name not in self.kinds, "a metric is told twice"
+            assert family.name not in self.kinds, "a metric is listed twice"
             assert family.documentation
             self.kinds[family.name] = family.type
             for sample in family.samples:
@@ -49,7 +49,7 @@ async def scrape(broker: Broker) -> Scrape:
     return Scrape((await http(broker.http_address, "/metrics")).decode())
 
 
-async def test_each_count_is_that_of_what_was_done() -> None:
+async def test_counters_match_the_actions() -> None:
     async with Broker(msg_timeout_ns=300 * MILLISECOND_NS) as broker:
         producer = await Wire.open(broker.tcp_address)
         wire = await Wire.subscribed(broker.tcp_address, "t", "c")
@@ -111,7 +111,7 @@ async def test_latencies_are_a_histogram_whose_buckets_add_up() -> None:
         wire.close()
 
 
-async def test_the_log_tells_of_flushes_checkpoints_and_its_files(tmp_path: Path) -> None:
+async def test_the_log_has_metrics_of_flushes_checkpoints_and_files(tmp_path: Path) -> None:
     async with Broker(tmp_path, flush="sync", checkpoint_interval_ns=20 * MILLISECOND_NS) as broker:
         await http(broker.http_address, "/pub?topic=t", b"x" * 1000)
 
@@ -160,8 +160,8 @@ async def test_names_keep_to_prometheus_s_conventions() -> None:
     found = Scrape(text)
     for name, kind in found.kinds.items():
         assert re.fullmatch(r"(martlet|process|python)_[a-z][a-z0-9_]*", name)
-        told = f"# TYPE {name}{'_total' if kind == 'counter' else ''} {kind}\n"
-        assert told in text, "a counter, and nothing else, ends in _total"
+        type_line = f"# TYPE {name}{'_total' if kind == 'counter' else ''} {kind}\n"
+        assert type_line in text, "a counter, and nothing else, ends in _total"
         assert not re.search(r"_(ms|ns|us|kb|mib|milliseconds)(_|$)", name), "no base unit"
     assert found.of("topic_published_messages_total", topic="t#ephemeral") == 1
     assert found["process_resident_memory_bytes", frozenset()] > 1 << 20

@@ -1,5 +1,5 @@
 """nsqadmin and nsq_stat, as NSQ ships them, look at Martlet and at nsqd after the same was done to
-both, and must tell the same; what is done through nsqadmin must do the same.
+both, and must show the same; actions through nsqadmin must do the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
-from tests.interop.topic_cases import Stage, id_of, told
+from tests.interop.topic_cases import Stage, answers_of, id_of
 
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -61,7 +61,7 @@ class Admin:
         ]
 
     def ask(self, path: str, method: str = "GET", **fields: object) -> list[Any]:
-        """The status and what is answered, without what varies."""
+        """Return the status and the answer, without the parts that vary."""
         request = urllib.request.Request(
             f"http://{self._address}{path.replace('NODE', self._broker.http_address)}",
             data=json.dumps(fields).encode() if method != "GET" else None,
@@ -140,7 +140,7 @@ def some_traffic(stage: Stage) -> None:
 
 
 def both(look: Callable[[BrokerProcess], Any]) -> tuple[Any, Any]:
-    """What is found with Martlet, and with nsqd, while the clients are there."""
+    """Return the findings with Martlet and with nsqd, while the clients are there."""
     found = []
     for kind in (BrokerProcess, NsqdProcess):
         with kind(None, *FLAGS) as broker, ExitStack() as clients:
@@ -176,7 +176,7 @@ def test_nsqadmin_shows_the_same_of_both() -> None:
     assert billing["clients"][0]["client_id"] == "consumer"
 
 
-def test_what_is_done_through_nsqadmin_is_done() -> None:
+def test_actions_through_nsqadmin_take_effect() -> None:
     deeds: list[tuple[str, str, dict[str, object]]] = [
         ("POST", "/api/topics", {"topic": "made", "channel": "c"}),
         ("POST", "/api/topics", {"topic": "no$"}),
@@ -200,7 +200,7 @@ def test_what_is_done_through_nsqadmin_is_done() -> None:
                     stage.note(f"{method} {path} {fields}", admin.ask(path, method, **fields))
                     stage.see("then", "orders", "quiet", "made")
 
-        return told(broker, act)
+        return answers_of(broker, act)
 
     ours, nsqd = both(look)
     for mine, theirs in zip(ours, nsqd, strict=True):

@@ -1,4 +1,4 @@
-"""nsqadmin that is told of a lookup daemon alone: what it shows, and does, through Martlet's daemon
+"""nsqadmin with a lookup daemon alone: what it shows, and does, through Martlet's daemon
 and brokers is what it shows and does through nsqlookupd and nsqd.
 """
 
@@ -60,7 +60,7 @@ class Cluster:
         self.admin = admin
 
     def known(self) -> Any:
-        """What the lookup daemon knows."""
+        """Return the registrations of the lookup daemon."""
         topics = sorted(ask(self._lookup.http_address, "/topics")["topics"])
         return {
             topic: [
@@ -71,7 +71,7 @@ class Cluster:
         } | {"nodes": self._nodes()}
 
     def has(self) -> Any:
-        """What the broker has."""
+        """Return the topics and channels of the broker."""
         topics = ask(self._broker.http_address, "/stats?format=json")["topics"] or ()
         return sorted(
             [
@@ -86,7 +86,7 @@ class Cluster:
         return [sorted(zip(node["topics"], node["tombstones"], strict=True)) for node in nodes]
 
     def ask(self, path: str, method: str = "GET", **fields: object) -> list[Any]:
-        """What nsqadmin answers, without what differs from cluster to cluster."""
+        """Return the answer of nsqadmin, without the parts that differ from cluster to cluster."""
         status, answer = self.admin.ask(path, method, **fields)
         text = json.dumps(answer)
         for address in (self._lookup.http_address, self._lookup.tcp_address):
@@ -108,7 +108,7 @@ def _unordered(value: Any) -> Any:
 
 
 class LookupAdmin(Admin):
-    """An nsqadmin that is told of a lookup daemon."""
+    """An nsqadmin with a lookup daemon."""
 
     def __init__(self, broker: BrokerProcess, lookup: LookupProcess) -> None:
         super().__init__(broker)
@@ -147,14 +147,14 @@ def test_nsqadmin_shows_the_same_of_both() -> None:
 
 @pytest.mark.slow
 def test_nsqadmin_does_the_same_through_both() -> None:
-    told = []
+    answers = []
     with cluster(ours=False) as theirs:
         for method, path, fields in DEEDS:
             answer = theirs.ask(path, method, **fields)
             time.sleep(_SETTLED_S)  # until nsqlookupd has heard of all of it
-            told.append((answer, theirs.known(), theirs.has()))
+            answers.append((answer, theirs.known(), theirs.has()))
     with cluster(ours=True) as mine:
-        for (method, path, fields), (answer, known, has) in zip(DEEDS, told, strict=True):
+        for (method, path, fields), (answer, known, has) in zip(DEEDS, answers, strict=True):
             assert mine.ask(path, method, **fields) == answer, (method, path, fields)
             deadline_s = time.monotonic() + _LOOKUP_S
             while (mine.known(), mine.has()) != (known, has) and time.monotonic() < deadline_s:

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.interop
 RECORDED = json.loads(Path(__file__).with_name("nsqd_options.json").read_text(encoding="utf-8"))
 MARTLET = [sys.executable, "-m", "martlet", "broker"]
 _OTHER_DEFAULTS = {"log_prefix": "[nsqd] "}
-"""What nsqd's default is where ours is another."""
+"""Defaults of nsqd that differ from ours."""
 _FLAGS = {flag.config_key: flag for flag in BrokerOptions.flags().values()}
 
 
 def values_of(options: BrokerOptions) -> dict[str, Any]:
-    """The options as ``/config`` tells them."""
+    """The options as ``/config`` shows them."""
     values = {key: getattr(options, _FLAGS[key].field) for key in NAMES}
     return {
         key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
@@ -34,7 +34,7 @@ def values_of(options: BrokerOptions) -> dict[str, Any]:
 
 
 def outcome_of(case: Case, folder: Path) -> Outcome:
-    """What Martlet makes of a case, without starting a process for it."""
+    """Return Martlet's outcome of a case, without starting a process for it."""
     try:
         values, _ = arguments().read(case.put_config(folder))
         options = BrokerOptions(**values)
@@ -46,7 +46,7 @@ def outcome_of(case: Case, folder: Path) -> Outcome:
 
 
 def expected_of(case: Case) -> Outcome:
-    """What nsqd makes of it; where it ends, with 1 or 2, we end with 2, and are not tried again."""
+    """Return nsqd's outcome; where it ends with 1 or 2, we end with 2 and are not started again."""
     outcome: Outcome = case.ours or RECORDED["cases"][case.name]
     if outcome.get("exit"):
         return {"exit": WRONG}
@@ -63,7 +63,7 @@ def test_defaults_are_nsqds() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_means_what_it_means_to_nsqd(
+def test_flags_mean_the_same_as_for_nsqd(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = outcome_of(case, tmp_path)
@@ -85,7 +85,7 @@ def test_differs_from_nsqd_only_where_a_reason_is_given(case: Case) -> None:
     assert {key: recorded.get(key) for key in case.ours or ()} != case.ours
 
 
-def test_the_process_does_what_its_parts_do() -> None:
+def test_the_process_reads_flags_as_its_parts_do() -> None:
     chosen = {
         "--max-rdy-count=0x10",
         "--max-rdy-count=5.0",
@@ -109,7 +109,7 @@ def test_the_process_does_what_its_parts_do() -> None:
 
 
 @NEEDS_NSQD
-def test_nsqd_does_what_is_recorded_of_it() -> None:
+def test_recorded_outcomes_are_those_of_nsqd() -> None:
     assert NSQD is not None
     command = [NSQD]
     defaults = run(command, Case())["values"]

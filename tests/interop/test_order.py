@@ -72,7 +72,7 @@ async def test_each_key_is_handled_in_order_by_many_handlers(queues: int, order:
     assert done == {key: list(range(30)) for key in KEYS}
 
 
-async def test_who_wants_no_order_is_told_that_others_do() -> None:
+async def test_a_consumer_with_another_order_is_refused() -> None:
     async with Broker() as broker, Consumer("t", "c", broker.tcp_address, order="queue"):
         with pytest.raises(SubscribeRefused, match=r"CONFLICT .*queue"):
             async with Consumer("t", "c", broker.tcp_address, order="key"):
@@ -113,8 +113,8 @@ async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) ->
         async with Consumer("t", "c", broker.tcp_address, order="key"):
             pass
 
-        told = {"policy": {"order": "key", "from_consumers": ["order"]}}
-        assert await configure(broker) == told
+        expected = {"policy": {"order": "key", "from_consumers": ["order"]}}
+        assert await configure(broker) == expected
         assert await configure(broker, order="queue") == {"policy": {"order": "queue"}}
         async with Consumer("t", "c", broker.tcp_address, order="queue"):
             pass

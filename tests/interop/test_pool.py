@@ -43,7 +43,7 @@ async def connected(producer: Producer, count: int) -> None:
 
 
 async def read(broker: BrokerProcess | Broker, topic: str, count: int) -> list[bytes]:
-    """What the broker has of the topic: so many messages, however often each."""
+    """Return the broker's messages of the topic, repeated ones included."""
     found: list[bytes] = []
     async with (
         asyncio.timeout(20),
@@ -57,7 +57,7 @@ async def read(broker: BrokerProcess | Broker, topic: str, count: int) -> list[b
     return found
 
 
-async def test_what_was_published_is_stored_though_one_of_three_is_killed(
+async def test_published_messages_are_stored_though_one_of_three_brokers_is_killed(
     brokers: list[BrokerProcess],
 ) -> None:
     """The ledger: each publish that returned, or whose future has its result."""
@@ -112,7 +112,7 @@ async def test_what_was_published_is_stored_though_one_of_three_is_killed(
     assert found >= ledger
 
 
-async def test_what_has_a_key_is_in_order_over_a_kill(brokers: list[BrokerProcess]) -> None:
+async def test_keyed_messages_stay_in_order_over_a_kill(brokers: list[BrokerProcess]) -> None:
     keys, count = 12, 400
     async with Producer(
         [broker.tcp_address for broker in brokers[:2]], backoff=FAST, answer_timeout_s=2
@@ -212,7 +212,7 @@ async def test_brokers_that_lookup_daemons_know_come_and_go(tmp_path: Path) -> N
             assert {int(body) for body in found} == set(numbers)
 
 
-async def test_what_a_full_disk_has_no_room_for_goes_to_another_broker() -> None:
+async def test_messages_that_a_full_disk_refuses_go_to_another_broker() -> None:
     bodies = [b"%d-%s" % (number, b"x" * 1000) for number in range(8000)]
     async with (
         Broker(max_bytes_per_file=1 << 20, max_disk_bytes=4 << 20) as small,

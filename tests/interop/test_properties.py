@@ -1,4 +1,4 @@
-"""Messages with properties: sent, kept, told to those who asked for them, and to nobody else."""
+"""Messages with properties: sent, kept, and delivered only to consumers that ask for them."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def _address(broker: Broker) -> Address:
     return Address(host, int(port))
 
 
-def block(*told: tuple[int, Properties]) -> bytes:
-    return pack_block([(number, each.pack()) for number, each in told])
+def block(*entries: tuple[int, Properties]) -> bytes:
+    return pack_block([(number, each.pack()) for number, each in entries])
 
 
 RED = Properties(tag="red", keys=("a-1", "a-2"), headers={"trace": "00-ab-01", "empty": ""})
 ORDERED = Properties(order_key="customer 7")
 
 
-async def test_what_is_sent_with_properties_comes_with_them(
+async def test_messages_sent_with_properties_come_with_them(
     broker: Broker, connection: Connection
 ) -> None:
     bodies = [b"plain", b"red", b"ordered", b"plain too"]
-    told = block((1, RED), (2, ORDERED))
-    answer = json.loads(await connection.ask(commands.send("t", bodies, {}, told)))
+    properties = block((1, RED), (2, ORDERED))
+    answer = json.loads(await connection.ask(commands.send("t", bodies, {}, properties)))
     assert answer["status"] == "OK"
     assert (answer["queue"], answer["offset"], answer["count"]) == (0, 0, 4)
     async with Producer(broker.tcp_address) as producer:
@@ -75,12 +75,12 @@ async def test_what_is_sent_with_properties_comes_with_them(
         ]
 
 
-async def test_they_are_told_right_where_a_batch_goes_out_in_pieces(
+async def test_properties_match_their_messages_where_a_batch_goes_out_in_pieces(
     broker: Broker, connection: Connection
 ) -> None:
     bodies = [b"%d" % number for number in range(100)]
-    told = block(*((n, Properties(keys=(f"k{n}",))) for n in range(0, 100, 3)))
-    await connection.ask(commands.send("t", bodies, {}, told))
+    properties = block(*((n, Properties(keys=(f"k{n}",))) for n in range(0, 100, 3)))
+    await connection.ask(commands.send("t", bodies, {}, properties))
     async with Consumer("t", "c", broker.tcp_address, max_in_flight=7) as consumer:
         for number in range(100):
             message = await anext(consumer)
@@ -103,7 +103,7 @@ async def test_batches_have_them_too(broker: Broker, connection: Connection) -> 
     assert tags == ["red", "", "", "", "red", ""]
 
 
-async def test_a_client_of_nsq_gets_none_and_may_not_ask(broker: Broker) -> None:
+async def test_a_client_of_nsq_gets_no_properties_and_may_not_ask(broker: Broker) -> None:
     own = await Connection.open(_address(broker), Identity())
     await own.ask(commands.send("t", [b"red"], {}, block((0, RED))))
     reader, writer = await asyncio.open_connection(*_address(broker))
@@ -122,7 +122,7 @@ async def test_a_client_of_nsq_gets_none_and_may_not_ask(broker: Broker) -> None
     own.close()
 
 
-async def test_what_is_wrong_with_a_send_is_told_and_stores_nothing(
+async def test_a_wrong_send_is_refused_and_stores_nothing(
     broker: Broker, connection: Connection
 ) -> None:
     sent = [await connection.ask(commands.send("t", [b"x"], {"no": 1}))]
@@ -166,7 +166,7 @@ async def test_properties_are_there_after_a_restart(tmp_path: Path) -> None:
         assert not (await anext(consumer)).properties
 
 
-async def test_http_takes_and_tells_them(broker: Broker) -> None:
+async def test_http_takes_and_returns_properties(broker: Broker) -> None:
     async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
         headers = [
             ("X-Martlet-Tag", "rød"),

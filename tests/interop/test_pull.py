@@ -64,7 +64,7 @@ def put(broker: Broker, bodies: Sequence[bytes], queue: int = 0, topic: str = "t
 
 
 def fill(broker: Broker, count: int, start: int = 0) -> list[bytes]:
-    """So many messages in each of 8 queues; all of them."""
+    """Publish messages to each of 8 queues; return all of them."""
     for queue in range(QUEUES):
         put(broker, [b"%d %d" % (queue, n) for n in range(start, start + count)], queue)
     return [b"%d %d" % (q, n) for q in range(QUEUES) for n in range(start, start + count)]
@@ -96,7 +96,7 @@ def member(broker: Broker | BrokerProcess, **settings: Any) -> PullConsumer:
 
 
 class Ledger:
-    """What handlers got, by queue, in the order in which they got it."""
+    """Messages that handlers got, by queue, in their order."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.offsets: dict[QueueId, list[int]] = defaultdict(list)
@@ -160,11 +160,11 @@ async def test_members_share_the_queues_and_each_message_is_handled(broker: Brok
 
         async with asyncio.timeout(LIMIT_S):
             await channel.run(handle)
-    told = await call(broker, "group.describe", topic="t", group="g")
-    assert (told["members"], told["lag"]) == ([], 0)
+    description = await call(broker, "group.describe", topic="t", group="g")
+    assert (description["members"], description["lag"]) == ([], 0)
 
 
-async def test_what_is_not_done_comes_again_and_what_is_done_does_not(broker: Broker) -> None:
+async def test_only_unfinished_messages_come_again(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker) as consumer:
         async for message in consumer:
@@ -198,11 +198,11 @@ async def test_without_auto_commit_nothing_but_commit_commits(broker: Broker) ->
             await until(lambda: other.assignment)
             moved = other.assignment[0].queue
             assert other.position(moved) == (4, 0)[moved]
-    told = await call(broker, "group.describe", topic="t", group="g")
-    assert [each["offset"] for each in told["queues"]] == [4, 0]
+    description = await call(broker, "group.describe", topic="t", group="g")
+    assert [each["offset"] for each in description["queues"]] == [4, 0]
 
 
-async def test_what_is_committed_when_a_queue_goes_is_gone_on_from(broker: Broker) -> None:
+async def test_a_commit_in_the_revoked_hook_is_resumed_from(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
 
     async def keep(_places: Sequence[QueueId]) -> None:
@@ -214,7 +214,7 @@ async def test_what_is_committed_when_a_queue_goes_is_gone_on_from(broker: Broke
         assert consumer.position(0) == 4
 
 
-async def test_what_a_loop_left_behind_is_the_first_of_the_next_one(broker: Broker) -> None:
+async def test_a_message_left_by_a_loop_is_the_first_of_the_next_loop(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker) as consumer:
         async for message in consumer:
@@ -232,7 +232,7 @@ async def test_what_a_loop_left_behind_is_the_first_of_the_next_one(broker: Brok
 
 
 async def limited(consumer: PullConsumer, count: int) -> AsyncIterator[PulledMessage]:
-    """So many messages, which are done."""
+    """Receive and finish some messages; return them."""
     async for message in consumer:
         message.finish()
         count -= 1
@@ -261,7 +261,9 @@ async def test_the_lowest_offset_that_is_not_done_is_committed(broker: Broker) -
         await running
 
 
-async def test_it_begins_where_it_is_told_and_an_old_group_where_it_was(broker: Broker) -> None:
+async def test_a_new_group_begins_at_its_start_setting_and_an_old_one_resumes(
+    broker: Broker,
+) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     await asyncio.sleep(0.002)
     moment = datetime.now(UTC)
@@ -284,7 +286,7 @@ async def test_it_begins_where_it_is_told_and_an_old_group_where_it_was(broker: 
             assert consumer.position(0) == wanted, start
 
 
-async def test_it_goes_elsewhere_in_a_queue(broker: Broker) -> None:
+async def test_a_pull_consumer_seeks_in_a_queue(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     await asyncio.sleep(0.002)
     moment = datetime.now(UTC)
@@ -345,8 +347,8 @@ async def test_a_seek_back_counts_though_a_commit_is_answered_late(
         await committing
         await consumer.commit()
         assert consumer.committed(0) == 3
-    told = await call(broker, "group.describe", topic="t", group="g")
-    assert told["queues"][0]["offset"] == 3
+    description = await call(broker, "group.describe", topic="t", group="g")
+    assert description["queues"][0]["offset"] == 3
 
 
 async def test_a_queue_that_is_paused_waits_and_the_others_go_on(broker: Broker) -> None:
@@ -360,7 +362,7 @@ async def test_a_queue_that_is_paused_waits_and_the_others_go_on(broker: Broker)
         assert [m.body async for m in limited(consumer, 2)] == [b"a", b"b"]
 
 
-async def test_a_group_that_was_reset_while_nobody_was_there(broker: Broker) -> None:
+async def test_a_group_that_was_reset_while_it_was_empty(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker) as consumer:
         assert len([m async for m in limited(consumer, 10)]) == 10
@@ -411,16 +413,20 @@ async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter
     async with Consumer("t.g.dead", "dead-letters", broker.tcp_address) as dead:
         message = await anext(dead)
         assert message.body == b"bad"
-        told = message.properties.system
-        assert told["dead_reason"] == "max_attempts"
-        assert (told["dead_first_error"], told["dead_last_error"]) == (
+        system = message.properties.system
+        assert system["dead_reason"] == "max_attempts"
+        assert (system["dead_first_error"], system["dead_last_error"]) == (
             "RuntimeError: no 1",
             "RuntimeError: no 3",
         )
-        assert (told["dead_topic"], told["dead_channel"], told["dead_offset"]) == ("t", "g", "1")
+        assert (system["dead_topic"], system["dead_channel"], system["dead_offset"]) == (
+            "t",
+            "g",
+            "1",
+        )
 
 
-async def test_what_cannot_be_kept_elsewhere_is_not_done(broker: Broker) -> None:
+async def test_a_message_is_not_finished_while_its_giving_up_hook_fails(broker: Broker) -> None:
     put(broker, [b"bad"])
     kept: list[int] = []
 
@@ -481,7 +487,7 @@ async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
         assert len(ledger.bodies) == 1000
 
 
-async def test_who_was_away_for_too_long_joins_again_and_undoes_nothing(
+async def test_a_member_that_was_away_too_long_joins_again_and_undoes_nothing(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(broker, [b"%d" % n for n in range(10)])
@@ -504,8 +510,8 @@ async def test_who_was_away_for_too_long_joins_again_and_undoes_nothing(
         await slow.commit()
         assert slow.committed(0) == 6
         assert [m.offset async for m in limited(slow, 4)] == [6, 7, 8, 9]
-    told = await call(broker, "group.describe", topic="t", group="g")
-    assert told["queues"][0]["offset"] == 10
+    description = await call(broker, "group.describe", topic="t", group="g")
+    assert description["queues"][0]["offset"] == 10
 
 
 async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
@@ -549,8 +555,8 @@ async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
 async def test_messages_have_their_properties_and_tags_are_filtered(broker: Broker) -> None:
     part = broker.server.broker.topic("t")
     red, blue = Properties(tag="red", keys=("k",)), Properties(tag="blue")
-    told = [(n, (red if n % 3 == 0 else blue).pack()) for n in range(30)]
-    part.stage([b"%d" % n for n in range(30)], 0, told)
+    properties = [(n, (red if n % 3 == 0 else blue).pack()) for n in range(30)]
+    part.stage([b"%d" % n for n in range(30)], 0, properties)
     broker.server.broker.commit()
     async with member(broker, tags="red", fetch_messages=4) as consumer:
         got = [(m.offset, m.body, m.properties) async for m in limited(consumer, 10)]
@@ -581,8 +587,8 @@ async def test_batches_are_of_one_queue_and_done_in_order(broker: Broker) -> Non
         await consumer.commit()
     assert set(bodies) == wanted
     assert len(bodies) == len(wanted)
-    told = await call(broker, "group.describe", topic="t", group="g")
-    assert told["lag"] == 0
+    description = await call(broker, "group.describe", topic="t", group="g")
+    assert description["lag"] == 0
 
 
 async def test_a_slow_handler_of_large_messages_has_few_of_them_here(broker: Broker) -> None:
@@ -639,7 +645,7 @@ async def test_a_member_alone_has_the_queues_of_all_brokers(broker: Broker) -> N
             assert consumer.position((addresses[0], 1)) == 1
 
 
-async def test_what_a_broker_will_not_have_is_told(broker: Broker) -> None:
+async def test_settings_that_a_broker_refuses_are_reported(broker: Broker) -> None:
     async with (
         PullConsumer("t", "g", broker.tcp_address),
         Consumer("t", "channel", broker.tcp_address),

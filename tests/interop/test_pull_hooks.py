@@ -1,4 +1,4 @@
-"""What pull consumers tell hooks, OpenTelemetry and their stats, over a real broker."""
+"""Hooks, OpenTelemetry and stats of pull consumers, over a real broker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def fail_once(message: PulledMessage) -> None:
         raise ValueError("on purpose")
 
 
-async def test_hooks_are_told_of_runs_and_of_each_handler(broker: Broker) -> None:
+async def test_hooks_are_called_for_runs_and_each_handler(broker: Broker) -> None:
     journal = RecordedHooks()
     put(broker, [b"good", b"bad"])
     async with PullConsumer(
@@ -83,7 +83,7 @@ async def test_hooks_are_told_of_runs_and_of_each_handler(broker: Broker) -> Non
     assert journal.of("on_lost") == [], "it was closed"
 
 
-async def test_what_is_finished_in_one_turn_is_told_at_once(broker: Broker) -> None:
+async def test_messages_finished_in_one_turn_are_reported_at_once(broker: Broker) -> None:
     journal = RecordedHooks()
     put(broker, [b"x"] * 5)
     async with PullConsumer(
@@ -101,7 +101,7 @@ async def test_what_is_finished_in_one_turn_is_told_at_once(broker: Broker) -> N
     assert journal.of("on_lost") == [("on_lost", broker.tcp_address, ConnectionLost)]
 
 
-async def test_a_broadcast_consumer_tells_its_hooks_of_no_group(broker: Broker) -> None:
+async def test_hooks_of_a_broadcast_consumer_get_no_group(broker: Broker) -> None:
     journal = RecordedHooks()
     put(broker, [b"x"])
     async with BroadcastConsumer(
@@ -114,7 +114,7 @@ async def test_a_broadcast_consumer_tells_its_hooks_of_no_group(broker: Broker) 
     assert journal.of("on_handle") == [("on_handle", ("t", "", b"x", 1))]
 
 
-WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO", default="nobody")
+CONTEXT: contextvars.ContextVar[str] = contextvars.ContextVar("WHO", default="nobody")
 
 
 @pytest.mark.parametrize("on", ["loop", "threads"])
@@ -125,13 +125,13 @@ async def test_a_handler_runs_in_the_context_that_the_hook_made(
     put(broker, [b"1", b"2"])
 
     def handle(message: PulledMessage) -> None:
-        seen.append(f"{WHO.get()} {message.body.decode()}")
+        seen.append(f"{CONTEXT.get()} {message.body.decode()}")
 
     def on_handle(handling: Handling) -> None:
-        handling.state = WHO.set(f"hook of {handling.message.body.decode()}")
+        handling.state = CONTEXT.set(f"hook of {handling.message.body.decode()}")
 
     def on_handled(handling: Handling, _error: BaseException | None) -> None:
-        WHO.reset(handling.state)
+        CONTEXT.reset(handling.state)
 
     hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
     async with PullConsumer("t", "g", broker.tcp_address, start="first", hooks=hooks) as consumer:
@@ -178,7 +178,7 @@ async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
     assert sums["martlet.client.requeued.messages"] == 1
 
 
-async def test_stats_tell_how_a_consumer_stands(broker: Broker) -> None:
+async def test_stats_show_the_state_of_a_consumer(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with PullConsumer(
         "t", "g", broker.tcp_address, start="first", max_messages=10, commit_every_s=60

@@ -1,4 +1,4 @@
-"""Topics of several queues at their doors: NSQ's clients see one topic, readers each queue."""
+"""Topics of several queues: NSQ's clients see one topic, readers each queue."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ async def topic_report(reader: Reader, topic: str = TOPIC) -> Any:
 
 
 async def queues_of(reader: Reader, topic: str = TOPIC) -> list[dict[str, int]]:
-    told = await reader.json("/log/topics")
-    (found,) = [each for each in told["topics"] if each["topic"] == topic]
+    listed = await reader.json("/log/topics")
+    (found,) = [each for each in listed["topics"] if each["topic"] == topic]
     queues: list[dict[str, int]] = found["queues"]
     return queues
 
 
-async def test_clients_of_other_hands_consume_all_queues_each_message_once(reader: Reader) -> None:
+async def test_third_party_clients_consume_all_queues_each_message_once(reader: Reader) -> None:
     assert (await create(reader, 4))[0] == 200
     channels = ("ansq", "pynsq", "martlet", "wire")
     for channel in channels:
@@ -80,8 +80,8 @@ async def test_clients_of_other_hands_consume_all_queues_each_message_once(reade
         with Agent([sys.executable, "-m", module, address, TOPIC, library], cwd=ROOT) as agent:
 
             def received(agent: Agent = agent) -> Counter[bytes]:
-                told = Counter(body.encode() for body in agent.bodies("received"))
-                return Counter({body: told[body] for body in bodies})
+                counts = Counter(body.encode() for body in agent.bodies("received"))
+                return Counter({body: counts[body] for body in bodies})
 
             def has_all(received: Callable[[], Counter[bytes]] = received) -> bool:
                 return all(received().values())
@@ -139,7 +139,7 @@ async def test_a_topic_grows_under_a_client_that_consumes(reader: Reader) -> Non
     assert client is None or client["finish_count"] == 120
 
 
-async def test_people_see_one_topic_whose_numbers_are_the_sums(reader: Reader) -> None:
+async def test_stats_show_one_topic_with_the_sums_of_its_queues(reader: Reader) -> None:
     await create(reader, 3)
     await reader.post("/channel/create", b"", topic=TOPIC, channel="c")
     await fill(reader)
@@ -175,7 +175,7 @@ async def topic_report_of_one(reader: Reader) -> Any:
     return await topic_report(reader, "plain")
 
 
-async def test_what_no_topic_can_have_is_refused_with_the_way_out(reader: Reader) -> None:
+async def test_impossible_queue_counts_are_refused_with_what_to_do(reader: Reader) -> None:
     for count in (0, 1025):
         status, body = await create(reader, count)
         assert status == 400
@@ -194,15 +194,15 @@ async def test_a_call_makes_queues_too(reader: Reader) -> None:
         status, body = await reader.post("/call/topic.create", json.dumps(fields).encode())
         return status, json.loads(body)
 
-    status, told = await call(topic=TOPIC)
-    assert (status, [queue["queue"] for queue in told["queues"]]) == (200, [0])
-    status, told = await call(topic=TOPIC, queues=3)
-    assert (status, [queue["queue"] for queue in told["queues"]]) == (200, [0, 1, 2])
-    status, told = await call(topic=TOPIC, queues=2)
-    assert (status, told["code"]) == (409, "CONFLICT")
-    status, told = await call(topic=TOPIC, queues=1025)
+    status, answer = await call(topic=TOPIC)
+    assert (status, [queue["queue"] for queue in answer["queues"]]) == (200, [0])
+    status, answer = await call(topic=TOPIC, queues=3)
+    assert (status, [queue["queue"] for queue in answer["queues"]]) == (200, [0, 1, 2])
+    status, answer = await call(topic=TOPIC, queues=2)
+    assert (status, answer["code"]) == (409, "CONFLICT")
+    status, answer = await call(topic=TOPIC, queues=1025)
     assert status == 400
-    assert "'queues' must be a whole number from 1 to 1024" in told["message"]
+    assert "'queues' must be a whole number from 1 to 1024" in answer["message"]
 
 
 async def test_readers_name_the_queue(reader: Reader) -> None:
@@ -219,8 +219,8 @@ async def test_readers_name_the_queue(reader: Reader) -> None:
         status, records = await reader.get("/log/batches", topic=TOPIC, queue=number, offset=0)
         assert status == 200
         assert records
-        told = await reader.json("/log/offset", topic=TOPIC, queue=number, timestamp_ns=0)
-        assert told == {"offset": 0}
+        answer = await reader.json("/log/offset", topic=TOPIC, queue=number, timestamp_ns=0)
+        assert answer == {"offset": 0}
     for path in ("/log/index", "/log/batches", "/log/offset", "/channel/peek"):
         status, _ = await reader.get(path, topic=TOPIC, channel="c", queue=3)
         assert status == 404, path
@@ -233,12 +233,12 @@ async def test_a_channel_is_looked_at_advanced_and_set_back_at_each_queue(reader
     advance = {"topic": TOPIC, "channel": "c"}
     assert (await reader.post("/channel/advance", b"", **advance, queue=1, offset=5))[0] == 200
     for queue in queues:
-        told = await reader.json(
+        answer = await reader.json(
             "/channel/peek", topic=TOPIC, channel="c", queue=queue["queue"], limit=1000
         )
-        assert told["queue_count"] == 3
+        assert answer["queue_count"] == 3
         first = 5 if queue["queue"] == 1 else 0
-        assert [m["offset"] for m in told["messages"]] == [*range(first, queue["end_offset"])]
+        assert [m["offset"] for m in answer["messages"]] == [*range(first, queue["end_offset"])]
     depth = (await topic_report(reader))["channels"][0]["depth"]
     assert depth == COUNT - 5
 

@@ -1,4 +1,4 @@
-"""A broker that may take no more of the disk: what it tells, and how soon there is room again."""
+"""A broker that may take no more of the disk: its errors, and how soon it takes messages again."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def publish(address: str) -> bool:
     return True
 
 
-async def test_refusing_is_told_and_counted_and_ends_once_consumers_have_finished(
+async def test_refusing_is_logged_and_counted_and_ends_once_consumers_have_finished(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No line told of it, and room came with the next checkpoint alone."""
+    """No line was logged, and only the next checkpoint freed space."""
     caplog.set_level(logging.INFO)
     async with (
         Broker(
@@ -52,13 +52,13 @@ async def test_refusing_is_told_and_counted_and_ends_once_consumers_have_finishe
             count += 1
         assert not await publish(broker.tcp_address)
         errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-        (told,) = [error for error in errors if error.startswith("LOG: messages are refused: ")]
-        assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}: " in told
-        assert f"may take {MAX_DISK_BYTES} (--max-disk-bytes); messages are accepted again" in told
-        assert told.endswith(
+        (message,) = [error for error in errors if error.startswith("LOG: messages are refused: ")]
+        assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}: " in message
+        assert f"may take {MAX_DISK_BYTES} (--max-disk-bytes); messages are accepted again" in message
+        assert message.endswith(
             "when consuming what is stored has freed segments, or when the limit is raised"
         )
-        assert "free on the disk" not in told, "that is not why"
+        assert "free on the disk" not in message, "that is not why"
         async with http.get("/stats?format=json") as response:
             (topic,) = json.loads(await response.read())["topics"]
         assert topic["refused_count"] == 2 * BATCH

@@ -84,7 +84,7 @@ async def subscriber(broker: Broker) -> AsyncIterator[Subscriber]:
 async def test_an_error_that_is_no_text_holds_up_no_dead_letter(
     broker: Broker, subscriber: Subscriber
 ) -> None:
-    """As Python tells of a file whose name is not UTF-8."""
+    """As in Python's error of a file whose name is not UTF-8."""
     await configured(broker, max_attempts=1)
     async with Producer(broker.tcp_address) as producer:
         await producer.publish("t", b"bad")
@@ -98,7 +98,7 @@ async def test_an_error_that_is_no_text_holds_up_no_dead_letter(
     assert "'key' is no text that UTF-8 can encode" in answer["message"]
 
 
-async def test_what_a_client_of_nsq_always_fails_to_handle_ends_in_the_dead_letter_topic(
+async def test_a_message_that_a_client_of_nsq_always_fails_becomes_a_dead_letter(
     broker: Broker,
 ) -> None:
     await configured(broker, max_attempts=3, retry_delays_ms=[20, 40])
@@ -109,7 +109,9 @@ async def test_what_a_client_of_nsq_always_fails_to_handle_ends_in_the_dead_lett
         body, properties = await dead_letter(broker)
 
         def seen() -> list[int]:
-            return [each["attempts"] for each in agent.told("received") if each["body"] == "bad"]
+            return [
+                each["attempts"] for each in agent.events_named("received") if each["body"] == "bad"
+            ]
 
         agent.wait("three attempts", 10, lambda: len(seen()) == 3)
         assert set(agent.bodies("received")) == {"good", "bad", "fine"}
@@ -130,7 +132,7 @@ async def test_what_a_client_of_nsq_always_fails_to_handle_ends_in_the_dead_lett
         assert 'martlet_channel_dead_letters_total{topic="t",channel="c"} 1' in await answer.text()
 
 
-async def test_a_consumer_may_say_what_went_wrong_and_when_it_wants_the_message_again(
+async def test_a_consumer_may_give_an_error_and_a_delay(
     broker: Broker, subscriber: Subscriber
 ) -> None:
     await configured(broker, max_attempts=4, retry_delays_ms=[3_600_000])
@@ -178,9 +180,9 @@ async def test_a_consumer_may_reject_a_message_and_give_others_back(
         await connection.call("message.dead", id=id, reason="timeout")
 
 
-async def test_what_can_not_be_a_policy_is_told(broker: Broker) -> None:
+async def test_bad_policies_are_refused(broker: Broker) -> None:
     broker.server.broker.topic("t").channel("c")
-    for policy, told in (
+    for policy, error_text in (
         ({"dead_letter_topic": "t"}, "is the topic itself"),
         ({"dead_letter_topic": "no such name!"}, "dead_letter_topic must be the name of a topic"),
         ({"max_attempts": -2}, "from -1 to 65000"),
@@ -189,7 +191,7 @@ async def test_what_can_not_be_a_policy_is_told(broker: Broker) -> None:
         status, answer = await call(
             broker, "channel.configure", topic="t", channel="c", policy=policy
         )
-        assert (status, told in answer["message"]) == (400, True), answer
+        assert (status, error_text in answer["message"]) == (400, True), answer
     status, answer = await call(broker, "message.dead", id="0123456789abcdef")
     assert (status, answer["code"]) == (400, "NOT_SUBSCRIBED")
 
@@ -257,14 +259,14 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
     (group,) = topic["channels"]
     assert (group["topic"], group["channel"]) == ("t", "c")
     assert group["reasons"] == {"max_attempts": group["count"]}
-    whose = {"topic": "t", "channel": "c"}
-    _, shown = await call(broker, "dead_letters.show", **whose, limit=3)
+    where = {"topic": "t", "channel": "c"}
+    _, shown = await call(broker, "dead_letters.show", **where, limit=3)
     assert [each["body"] for each in shown["messages"]] == ["0", "1", "2"]
     assert shown["messages"][0]["first_error"] == "no connection"
-    _, shown = await call(broker, "dead_letters.show", **whose, **shown["next"])
+    _, shown = await call(broker, "dead_letters.show", **where, **shown["next"])
     assert [each["body"] for each in shown["messages"]] == ["3", "4"]
     assert shown["next"] is None
-    chosen = {**whose, "error": "stock"}
+    chosen = {**where, "error": "stock"}
     _, dry = await call(broker, "dead_letters.redrive", **chosen, dry_run=True)
     assert (dry["count"], dry["next"]) == (0, {"queue": 0, "offset": 4})
     _, dry = await call(broker, "dead_letters.redrive", **chosen, dry_run=True, offset=4)
@@ -276,31 +278,31 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
         assert (message.body, message.attempts) == (b"4", 1)
         assert message.properties.system["dead_redrives"] == "1"
         message.finish()
-    _, done = await call(broker, "dead_letters.purge", **whose, ids=[shown["messages"][0]["id"]])
+    _, done = await call(broker, "dead_letters.purge", **where, ids=[shown["messages"][0]["id"]])
     assert done["count"] == 1
-    _, done = await call(broker, "dead_letters.redrive", **whose, all=True, to_topic="elsewhere")
+    _, done = await call(broker, "dead_letters.redrive", **where, all=True, to_topic="elsewhere")
     assert done["count"] == 3
     core = broker.server.broker
     assert core.topics["elsewhere"].message_count == 3
-    _, listed = await call(broker, "dead_letters.list", **whose)
+    _, listed = await call(broker, "dead_letters.list", **where)
     assert listed["dead_letter_topics"][0]["count"] == 0
     assert not core.topics["t.c.dead"].channels[CHANNEL].cursor.pending
 
 
-async def test_what_can_not_be_done_with_dead_letters_is_told_with_the_way_out(
+async def test_errors_of_dead_letter_calls_say_what_to_do(
     broker: Broker,
 ) -> None:
     await dead_letters(broker, 1)
-    whose = {"topic": "t", "channel": "c"}
-    for fields, status, told in (
+    where = {"topic": "t", "channel": "c"}
+    for fields, status, error_text in (
         ({"topic": "t", "channel": "d", "all": True}, 404, "'t.d.dead', where they would be"),
         ({"dead_letter_topic": "t", "all": True}, 404, "'t' is no dead-letter topic"),
-        (whose, 400, "or set 'all' to true"),
-        ({**whose, "all": True, "to_topic": "t.c.dead"}, 400, "already"),
-        ({**whose, "all": True, "queue": 1}, 400, "'queue' must be a whole number from 0 to 0"),
+        (where, 400, "or set 'all' to true"),
+        ({**where, "all": True, "to_topic": "t.c.dead"}, 400, "already"),
+        ({**where, "all": True, "queue": 1}, 400, "'queue' must be a whole number from 0 to 0"),
     ):
         answer = await call(broker, "dead_letters.redrive", **fields)
-        assert (answer[0], told in answer[1]["message"]) == (status, True), answer
+        assert (answer[0], error_text in answer[1]["message"]) == (status, True), answer
     broker.server.broker.delete_topic("t")
     status, answer = await call(
         broker, "dead_letters.redrive", dead_letter_topic="t.c.dead", all=True
@@ -311,19 +313,21 @@ async def test_what_can_not_be_done_with_dead_letters_is_told_with_the_way_out(
     assert "there is no topic 't', where dead letters are to go back to" in reason
 
 
-async def test_a_dump_of_the_log_tells_which_channel_a_batch_is_for(
+async def test_a_dump_of_the_log_shows_which_channel_a_batch_is_for(
     broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await dead_letters(broker, 1)
     await call(broker, "dead_letters.redrive", topic="t", channel="c", all=True)
     number = broker.server.broker.topics["t"].channels["c"].id
     assert log.main(["dump", str(broker.data_path), "--topic=t", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each.get("only_channel") for each in told] == [None, number]
-    assert all("deliver_at" not in each for each in told)
+    dumped = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each.get("only_channel") for each in dumped] == [None, number]
+    assert all("deliver_at" not in each for each in dumped)
 
 
-async def test_who_may_not_consume_dead_letters_sees_none_and_moves_none(broker: Broker) -> None:
+async def test_a_client_that_may_not_consume_dead_letters_sees_and_moves_none(
+    broker: Broker,
+) -> None:
     await dead_letters(broker, 1)
 
     class Stranger:
@@ -339,15 +343,15 @@ async def test_who_may_not_consume_dead_letters_sees_none_and_moves_none(broker:
                 raise CallError("FORBIDDEN", f"not {topic}")
 
     run = broker.server.calls.run
-    nobody, consumer = Stranger(), Stranger("t.c.dead")
-    told, _ = await run(nobody, "dead_letters.list", {})
-    assert told == {"dead_letter_topics": []}
-    whose = {"topic": "t", "channel": "c"}
+    stranger, consumer = Stranger(), Stranger("t.c.dead")
+    answer, _ = await run(stranger, "dead_letters.list", {})
+    assert answer == {"dead_letter_topics": []}
+    where = {"topic": "t", "channel": "c"}
     for method in ("list", "show", "redrive", "purge"):
-        fields = whose | ({"all": True} if method in ("redrive", "purge") else {})
+        fields = where | ({"all": True} if method in ("redrive", "purge") else {})
         with pytest.raises(CallError, match=r"not t\.c\.dead"):
-            await run(nobody, f"dead_letters.{method}", fields)
-    told, _ = await run(consumer, "dead_letters.redrive", whose | {"all": True})
-    assert (told["count"], told["kept"]) == (0, {"not t": 1})
-    told, _ = await run(Stranger("t.c.dead", "t"), "dead_letters.redrive", whose | {"all": True})
-    assert told["count"] == 1
+            await run(stranger, f"dead_letters.{method}", fields)
+    answer, _ = await run(consumer, "dead_letters.redrive", where | {"all": True})
+    assert (answer["count"], answer["kept"]) == (0, {"not t": 1})
+    answer, _ = await run(Stranger("t.c.dead", "t"), "dead_letters.redrive", where | {"all": True})
+    assert answer["count"] == 1

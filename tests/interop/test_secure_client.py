@@ -111,13 +111,16 @@ def clients(broker: BrokerProcess, topic: str) -> list[dict[str, Any]]:
     url = f"http://{broker.http_address}/stats?format=json&topic={topic}"
     with urllib.request.urlopen(url, timeout=10) as response:
         stats = json.load(response)
-    (told,) = stats["topics"]
+    (topic_stats,) = stats["topics"]
     producers = [
         each
         for each in stats["producers"] or ()
         if {"topic": topic} in [{"topic": count["topic"]} for count in each.get("pub_counts", ())]
     ]
-    return [*(each for channel in told["channels"] for each in channel["clients"]), *producers]
+    return [
+        *(each for channel in topic_stats["channels"] for each in channel["clients"]),
+        *producers,
+    ]
 
 
 def connection_of(consumer: Consumer) -> Connection:
@@ -165,9 +168,9 @@ async def test_messages_pass_in_every_form(
         assert sorted(each.body for each in found) == sorted(
             [*bodies, *(b"single %d" % n for n in range(100))]
         )
-        told = await asyncio.to_thread(clients, broker, topic)
-    assert len(told) == 2
-    for client in told:
+        connected = await asyncio.to_thread(clients, broker, topic)
+    assert len(connected) == 2
+    for client in connected:
         assert (client["client_id"], client["user_agent"]) == ("me", "test/1")
         assert client["tls"] is tls
         assert client["tls_version"].startswith("TLS1." if tls else "")
@@ -234,7 +237,7 @@ async def test_an_own_context_and_no_verification_do_too(
         ),
     ],
 )
-async def test_what_cannot_be_trusted_is_told_at_once(
+async def test_an_untrusted_certificate_is_refused_at_once(
     broker: BrokerProcess, certificates: Certificates, wrong: dict[str, str], says: str
 ) -> None:
     paths = {**vars(certificates), "missing": certificates.authority.with_name("missing")}
@@ -248,7 +251,7 @@ async def test_what_cannot_be_trusted_is_told_at_once(
                 pass
 
 
-async def test_what_a_broker_does_not_offer_is_told_at_once(start: Start) -> None:
+async def test_a_feature_that_the_broker_lacks_is_reported_at_once(start: Start) -> None:
     broker = start("--snappy=false", "--deflate=false")
     with pytest.raises(ConnectRefused, match=r"does not offer TLS.*--tls-cert"):
         async with Producer(broker.tcp_address, tls=True):
@@ -309,7 +312,7 @@ async def test_heartbeats_are_answered_in_every_form(
         assert not any(connection.lost.done() for connection in connections)
 
 
-async def test_the_level_of_deflate_is_what_the_broker_allows(
+async def test_the_level_of_deflate_is_limited_by_the_broker(
     broker: BrokerProcess, topic: str
 ) -> None:
     identity = Identity(compression="deflate", deflate_level=9)
@@ -318,9 +321,7 @@ async def test_the_level_of_deflate_is_what_the_broker_allows(
         assert (features.deflate, features.deflate_level) == (True, 3)
 
 
-async def test_what_identify_asks_for_is_what_the_broker_knows(
-    broker: BrokerProcess, topic: str
-) -> None:
+async def test_the_broker_knows_the_settings_of_identify(broker: BrokerProcess, topic: str) -> None:
     identity = Identity(
         client_id="me",
         hostname="here",
@@ -335,9 +336,9 @@ async def test_what_identify_asks_for_is_what_the_broker_knows(
     async with Consumer(topic, "c", broker.tcp_address, identity=identity) as consumer:
         features = connection_of(consumer).features
         assert (features.sample_rate, features.message_timeout_ms) == (42, 5000)
-        (told,) = await asyncio.to_thread(clients, broker, topic)
-    assert (told["client_id"], told["hostname"]) == ("me", "here")
-    assert (told["user_agent"], told["sample_rate"]) == ("test/2", 42)
+        (client,) = await asyncio.to_thread(clients, broker, topic)
+    assert (client["client_id"], client["hostname"]) == ("me", "here")
+    assert (client["user_agent"], client["sample_rate"]) == ("test/2", 42)
 
 
 async def test_a_sample_rate_delivers_a_part(broker: BrokerProcess, topic: str) -> None:
@@ -358,7 +359,7 @@ async def test_a_sample_rate_delivers_a_part(broker: BrokerProcess, topic: str) 
 # AUTH.
 
 
-async def test_who_is_authorized_may_do_all(start: Start, auth: AuthServer, topic: str) -> None:
+async def test_an_authorized_client_may_do_all(start: Start, auth: AuthServer, topic: str) -> None:
     broker = start(f"--auth-http-address={auth.address}")
     async with (
         Consumer(topic, "c", broker.tcp_address, auth_secret="all") as consumer,
@@ -371,7 +372,7 @@ async def test_who_is_authorized_may_do_all(start: Start, auth: AuthServer, topi
         assert features.auth_identity_url == "https://example.com/anna"
 
 
-async def test_a_broker_without_auth_is_not_told_the_secret(
+async def test_a_broker_without_auth_does_not_get_the_secret(
     broker: BrokerProcess, topic: str
 ) -> None:
     async with Producer(broker.tcp_address, auth_secret="all") as producer:
@@ -386,7 +387,7 @@ async def test_a_broker_without_auth_is_not_told_the_secret(
         ("nothing's", "E_UNAUTHORIZED", "allows nothing"),
     ],
 )
-async def test_who_is_not_authorized_is_told_at_once(
+async def test_an_unauthorized_client_is_refused_at_once(
     start: Start, auth: AuthServer, secret: str | None, code: str, says: str
 ) -> None:
     auth.answers["nothing's"] = Answer(allowed())
@@ -401,7 +402,7 @@ async def test_who_is_not_authorized_is_told_at_once(
                 pass
 
 
-async def test_who_may_do_something_else_is_told_at_once(
+async def test_a_client_without_the_permission_is_refused_at_once(
     start: Start, auth: AuthServer, topic: str
 ) -> None:
     auth.answers["some"] = Answer(
@@ -437,7 +438,7 @@ async def test_a_producer_outlasts_an_auth_server_that_is_away(
             await late
 
 
-async def test_who_is_no_longer_authorized_is_told_after_a_while(
+async def test_a_client_that_loses_authorization_is_refused_after_a_while(
     start: Start, auth: AuthServer, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
     monkeypatch.setattr(dialer, "PATIENCE_S", 0.3)
@@ -504,9 +505,9 @@ async def test_all_of_it_is_there_again_after_a_kill(
             if not wanted:
                 break
         await publishing
-        told = await asyncio.to_thread(clients, strict, topic)
-    assert [(client["tls"], client["authed"]) for client in told] == [(True, True)] * 2
-    assert sorted((client["snappy"], client["deflate"]) for client in told) == [
+        found = await asyncio.to_thread(clients, strict, topic)
+    assert [(client["tls"], client["authed"]) for client in found] == [(True, True)] * 2
+    assert sorted((client["snappy"], client["deflate"]) for client in found) == [
         (False, True),
         (True, False),
     ]

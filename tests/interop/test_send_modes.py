@@ -54,14 +54,14 @@ def producer_of(*addresses: str, **settings: Any) -> Producer:
 
 
 async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
-    """So many messages of a topic, and none behind them."""
+    """Receive all messages of a topic, and check that no more come."""
     async with Consumer(topic, "all", broker.tcp_address) as consumer:
         found = [(await asyncio.wait_for(anext(consumer), 20)).body for _ in range(count)]
     assert broker.server.broker.topics[topic].all_queues.message_count == count
     return found
 
 
-async def test_the_result_tells_where_a_message_is(broker: Broker) -> None:
+async def test_the_result_has_the_place_of_a_message(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         await producer.publish("t", b"before")
         result = await producer.send(
@@ -73,8 +73,8 @@ async def test_the_result_tells_where_a_message_is(broker: Broker) -> None:
             await anext(consumer)
             message = await anext(consumer)
             assert (message.id, message.body) == (result.id, b"1")
-            told = message.properties
-            assert (told.tag, told.keys, told.headers, told.order_key) == (
+            properties = message.properties
+            assert (properties.tag, properties.keys, properties.headers, properties.order_key) == (
                 "red",
                 ("a-1",),
                 {"h": "v"},
@@ -83,13 +83,17 @@ async def test_the_result_tells_where_a_message_is(broker: Broker) -> None:
             again = await producer.send("other", message, tag="green")
             assert again.offset == 0
         async with Consumer("other", "c", broker.tcp_address) as consumer:
-            told = (await anext(consumer)).properties
-            assert (told.tag, told.keys, told.order_key) == ("green", ("a-1",), "k")
-            assert told.sent is not None
-            assert told.sent.sequence == 2
+            properties = (await anext(consumer)).properties
+            assert (properties.tag, properties.keys, properties.order_key) == (
+                "green",
+                ("a-1",),
+                "k",
+            )
+            assert properties.sent is not None
+            assert properties.sent.sequence == 2
 
 
-async def test_what_is_sent_in_one_turn_goes_together_and_each_knows_its_place(
+async def test_sends_of_one_turn_go_together_and_each_gets_its_place(
     broker: Broker,
 ) -> None:
     async with Producer(broker.tcp_address) as producer:
@@ -130,8 +134,8 @@ async def test_publish_takes_properties_and_then_needs_a_martlet_broker(broker: 
     async with Producer(broker.tcp_address) as producer:
         await producer.publish("t", b"1", tag="red", order_key=b"k")
     async with Consumer("t", "c", broker.tcp_address) as consumer:
-        told = (await anext(consumer)).properties
-        assert (told.tag, told.order_key) == ("red", "k")
+        properties = (await anext(consumer)).properties
+        assert (properties.tag, properties.order_key) == ("red", "k")
     async with ScriptedBroker() as other, Producer(other.address) as producer:
         for sent in (producer.publish("t", b"1", tag="red"), producer.send("t", b"1")):
             with pytest.raises(NotSupported, match="no Martlet broker"):
@@ -148,7 +152,7 @@ async def test_oneway_is_stored_and_waits_for_nothing(broker: Broker) -> None:
         assert await bodies(broker, "t", 11) == [*(b"%d" % n for n in range(10)), b"last"]
 
 
-async def test_a_send_goes_on_when_the_broker_has_read_what_was_sent_oneway(broker: Broker) -> None:
+async def test_a_send_goes_on_when_the_broker_has_read_the_oneway_sends(broker: Broker) -> None:
     """Nothing was in flight whose answer would have had it sent: it timed out."""
     async with Producer(broker.tcp_address) as producer:
 
@@ -162,7 +166,9 @@ async def test_a_send_goes_on_when_the_broker_has_read_what_was_sent_oneway(brok
         assert result.offset == broker.server.broker.topics["t"].queue.end_offset - 1
 
 
-async def test_it_never_runs_further_ahead_than_the_broker_remembers(broker: Broker) -> None:
+async def test_a_producer_never_runs_further_ahead_than_the_broker_remembers(
+    broker: Broker,
+) -> None:
     async with (
         CuttingProxy(broker.tcp_address) as proxy,
         producer_of(proxy.address, send_retries=None) as producer,
@@ -222,7 +228,7 @@ async def test_a_message_for_later_is_stored_once_too_also_when_it_is_on_its_way
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
-async def test_what_was_stored_and_not_answered_is_stored_once(tmp_path: Path, flush: str) -> None:
+async def test_a_stored_but_unanswered_send_is_stored_once(tmp_path: Path, flush: str) -> None:
     async with (
         Broker(tmp_path, flush=flush) as broker,
         CuttingProxy(broker.tcp_address) as proxy,
@@ -309,7 +315,7 @@ async def test_a_send_is_tried_so_often_and_no_longer_than_its_time(broker: Brok
             await lost
 
 
-async def test_what_a_broker_can_not_store_now_is_tried_again(
+async def test_a_send_that_a_broker_cannot_store_now_is_retried(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = broker.server.broker.log
@@ -319,7 +325,7 @@ async def test_what_a_broker_can_not_store_now_is_tried_again(
         nonlocal tries
         tries += 1
         if tries % 3:
-            raise WritesRefused("the disk is full: so it is told")
+            raise WritesRefused("the disk is full: so says the test")
         return append(*arguments)
 
     monkeypatch.setattr(log, "append_batch", append_batch)
@@ -426,10 +432,10 @@ async def test_messages_of_an_order_key_go_to_one_of_several_brokers(broker: Bro
             assert offsets == sorted(set(offsets))
 
 
-async def test_hooks_hear_of_sends(broker: Broker) -> None:
-    heard: list[tuple[int, int, bool]] = []
+async def test_hooks_are_called_for_sends(broker: Broker) -> None:
+    calls: list[tuple[int, int, bool]] = []
     hooks = Hooks(
-        on_published=lambda call, error: heard.append(
+        on_published=lambda call, error: calls.append(
             (call.message_count, call.size_bytes, error is None)
         )
     )
@@ -438,10 +444,10 @@ async def test_hooks_hear_of_sends(broker: Broker) -> None:
         await producer.send_many("t", [b"1", b"23"])
         with pytest.raises(PublishRefused):
             await producer.send("t", b"1", queue=7)
-    assert heard == [(1, 2, True), (2, 3, True), (1, 1, False)]
+    assert calls == [(1, 2, True), (2, 3, True), (1, 1, False)]
 
 
-async def test_what_is_wrong_with_a_message_is_told_at_once(broker: Broker) -> None:
+async def test_a_wrong_message_is_refused_at_once(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         with pytest.raises(BadBody):
             await producer.send("t", b"")

@@ -96,7 +96,7 @@ async def test_threads_use_the_same_options(broker: Broker) -> None:
         assert await received(broker) == (b"%d" % number, PROPERTIES)
 
 
-async def test_messages_of_a_key_stay_in_order_by_whatever_way(broker: Broker) -> None:
+async def test_messages_of_a_key_stay_in_order_over_all_methods(broker: Broker) -> None:
     """A PUB does not overtake a SEND of its key, nor the other way round."""
     async with Producer(broker.tcp_address) as producer:
         futures: list[asyncio.Future[Any]] = []
@@ -138,7 +138,7 @@ async def test_messages_with_properties_among_others_are_published_in_order(
     assert [each.properties.tag for each in found[-2:]] == ["red", ""]
 
 
-async def test_a_broker_of_nsq_gets_what_its_commands_can_carry() -> None:
+async def test_an_nsqd_gets_only_options_that_its_commands_carry() -> None:
     async with ScriptedBroker() as broker, Producer(broker.address) as producer:
         await producer.publish("t", b"1", defer_ms=5, order_key="k", timeout_s=10)
         await producer.publish_many("t", [b"2", bytearray(b"3")], order_key="k")

@@ -36,10 +36,10 @@ async def connected(broker: Broker) -> AsyncIterator[Connection]:
 
 
 async def send(connection: Connection, *bodies: bytes, **options: object) -> dict[str, Any]:
-    told = await asyncio.wait_for(
+    body = await asyncio.wait_for(
         connection.ask(commands.send("t", list(bodies) or [b"x"], options)), 20
     )
-    answer: dict[str, Any] = json.loads(told)
+    answer: dict[str, Any] = json.loads(body)
     return answer
 
 
@@ -61,7 +61,7 @@ async def slow_disk(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             go_on.set()
 
 
-async def test_who_need_not_wait_for_the_disk_is_answered_at_once(
+async def test_a_send_that_need_not_wait_for_the_disk_is_answered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Broker(tmp_path, flush="sync") as broker, connected(broker) as connection:
@@ -77,7 +77,7 @@ async def test_who_need_not_wait_for_the_disk_is_answered_at_once(
         assert [(await each)["status"] for each in (waits, behind)] == ["OK", "OK"]
 
 
-async def test_what_nobody_waits_for_becomes_durable_soon(
+async def test_messages_sent_without_waiting_become_durable_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"flush": "sync", "sync_timeout_ns": 5_000_000}
@@ -85,19 +85,19 @@ async def test_what_nobody_waits_for_becomes_durable_soon(
         log, is_durable = broker.server.broker.log, asyncio.Event()
         flushed = log.flushed
 
-        def told(job: FlushJob) -> None:
+        def record(job: FlushJob) -> None:
             flushed(job)
             if answer.done() and log.durable_position == log.position:
                 is_durable.set()
 
-        monkeypatch.setattr(log, "flushed", told)
+        monkeypatch.setattr(log, "flushed", record)
         answer = asyncio.create_task(send(connection, wait=False))
         assert (await answer)["status"] == "OK"
         if log.durable_position < log.position:
             await asyncio.wait_for(is_durable.wait(), 20)
 
 
-async def test_a_flush_that_takes_too_long_is_told_and_a_repetition_is_recognised(
+async def test_a_flush_timeout_is_reported_and_a_repetition_is_recognised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Broker(tmp_path, flush="sync") as broker, connected(broker) as connection:
@@ -144,7 +144,7 @@ async def test_a_send_that_is_repeated_is_stored_once(tmp_path: Path, flush: str
         assert "its last 64 sends are known" in old["text"]
 
 
-async def test_metrics_count_what_came_again(tmp_path: Path) -> None:
+async def test_metrics_count_repeated_sends(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker, connected(broker) as connection:
         for _ in range(3):
             await send(connection, producer=PRODUCER, sequence=1)
@@ -157,7 +157,7 @@ async def test_metrics_count_what_came_again(tmp_path: Path) -> None:
         assert "martlet_repeated_sends_total 2\n" in metrics
 
 
-async def test_oneway_has_no_answer_and_what_goes_wrong_is_logged(
+async def test_oneway_has_no_answer_and_its_errors_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Broker(tmp_path) as broker, connected(broker) as connection:
@@ -198,7 +198,7 @@ async def test_the_queue_is_the_one_that_is_named_or_that_of_the_order_key(tmp_p
         ({"oneway": 1}, "BAD_ARGUMENT", "'oneway' must be true or false"),
     ],
 )
-async def test_what_is_wrong_is_told(
+async def test_wrong_options_are_refused(
     tmp_path: Path, options: dict[str, object], status: str, text: str
 ) -> None:
     async with Broker(tmp_path) as broker, connected(broker) as connection:

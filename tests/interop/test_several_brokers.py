@@ -47,7 +47,7 @@ async def brokers() -> AsyncIterator[list[Broker]]:
 
 
 class Holders:
-    """Who has which queue, by what consumers are told."""
+    """The queues of each consumer, as its hooks report them."""
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
@@ -250,25 +250,25 @@ async def test_a_member_that_cannot_reach_a_broker_leaves_that_to_the_others(
         far = [brokers[0].tcp_address, proxy.address]
         async with (
             holders.member("a", far, strategy="averagely") as cut_off,
-            holders.member("b", of(brokers), strategy="averagely") as whole,
+            holders.member("b", of(brokers), strategy="averagely") as complete,
         ):
-            await until(lambda: counts([cut_off, whole]) == [2, 2])
+            await until(lambda: counts([cut_off, complete]) == [2, 2])
             proxy.refuses = True
             proxy.cut()
             first, second = of(brokers)
             await until(
                 lambda: (
                     set(cut_off.assignment) == {QueueId(first, 0), QueueId(first, 1)}
-                    and set(whole.assignment) == {QueueId(second, 0), QueueId(second, 1)}
+                    and set(complete.assignment) == {QueueId(second, 0), QueueId(second, 1)}
                 )
             )
             proxy.refuses = False
             await until(lambda: cut_off.connected_count == 2)
-            await until(lambda: counts([cut_off, whole]) == [2, 2])
+            await until(lambda: counts([cut_off, complete]) == [2, 2])
 
 
-async def test_a_strategy_of_ones_own(holders: Holders, brokers: list[Broker]) -> None:
-    """Each member has a broker of its own; what is left is had all the same."""
+async def test_a_custom_strategy(holders: Holders, brokers: list[Broker]) -> None:
+    """Each member has a broker of its own; the other queues are assigned all the same."""
     seen: list[tuple[list[str], list[TopicQueue]]] = []
 
     def a_broker_each(
@@ -282,14 +282,14 @@ async def test_a_strategy_of_ones_own(holders: Holders, brokers: list[Broker]) -
     for broker in brokers:
         with_queues(broker, 3)
     async with holders.member("one", of(brokers), strategy=a_broker_each) as one:
-        # It gives half of them to nobody.
+        # It leaves half of them unassigned.
         await until(lambda: counts([one]) == [6])
         async with holders.member("two", of(brokers), strategy=a_broker_each) as two:
             await until(lambda: counts([one, two]) == [3, 3])
             assert at_one(one)
             assert at_one(two)
-            told = await call(brokers[0], "group.describe", topic="t", group="g")
-            assert told["strategy"] == "custom:a_broker_each"
+            description = await call(brokers[0], "group.describe", topic="t", group="g")
+            assert description["strategy"] == "custom:a_broker_each"
         await until(lambda: counts([one]) == [6])
     names, queues = seen[-1]
     assert names == ["one"]
@@ -297,7 +297,7 @@ async def test_a_strategy_of_ones_own(holders: Holders, brokers: list[Broker]) -
     assert len(queues) == 6
 
 
-async def test_a_strategy_of_ones_own_at_a_single_broker(
+async def test_a_custom_strategy_at_a_single_broker(
     holders: Holders, brokers: list[Broker]
 ) -> None:
     with_queues(brokers[0], 4)
@@ -315,7 +315,7 @@ async def test_a_strategy_of_ones_own_at_a_single_broker(
         await until(lambda: (len(one.assignment), len(two.assignment)) == (0, 4))
 
 
-async def test_a_strategy_that_fails_is_told_and_sticky_takes_its_place(
+async def test_a_strategy_that_fails_is_logged_and_replaced_by_sticky(
     holders: Holders, brokers: list[Broker], caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(
@@ -346,7 +346,7 @@ class Rooms:
         return member.client_id.partition("-")[0]
 
 
-async def test_a_resolver_of_ones_own_for_rooms(holders: Holders, brokers: list[Broker]) -> None:
+async def test_a_custom_room_resolver(holders: Holders, brokers: list[Broker]) -> None:
     for broker in brokers:
         with_queues(broker, 2)
     settings: dict[str, Any] = {"strategy": "machine-room-nearby", "rooms": Rooms(brokers[0])}
@@ -368,7 +368,7 @@ async def test_a_resolver_of_ones_own_for_rooms(holders: Holders, brokers: list[
 async def test_members_of_an_older_version_have_their_share(
     holders: Holders, brokers: list[Broker]
 ) -> None:
-    """They tell no name, and never volunteer."""
+    """They send no name, and never volunteer."""
     for broker in brokers:
         with_queues(broker, 2)
     async with holders.member("new", of(brokers)) as new, AsyncExitStack() as stack:
@@ -377,14 +377,14 @@ async def test_members_of_an_older_version_have_their_share(
             connection = await Connection.open(Address.parse(address), Identity())
             stack.push_async_callback(connection.wait_lost)
             stack.callback(connection.close)
-            told = await connection.call("group.join", topic="t", group="g", client_id="old")
-            older.append((connection, told.fields["member"]))
+            answer = await connection.call("group.join", topic="t", group="g", client_id="old")
+            older.append((connection, answer.fields["member"]))
         await until(lambda: counts([new]) == [2])
         for connection, id in older:
-            told = await connection.call(
+            answer = await connection.call(
                 "group.assignment", topic="t", group="g", member=id, generation=0, wait_ms=0
             )
-            assert "roster" not in told.fields
+            assert "roster" not in answer.fields
 
 
 async def test_brokers_of_an_older_version_share_their_own_queues_out(
@@ -406,18 +406,16 @@ async def test_brokers_of_an_older_version_share_their_own_queues_out(
         await until(lambda: caplog.text.count("is of an older version") == 4)
 
 
-async def test_with_a_single_broker_nothing_is_told(
-    holders: Holders, brokers: list[Broker]
-) -> None:
+async def test_a_single_broker_gets_no_roster(holders: Holders, brokers: list[Broker]) -> None:
     """So that brokers of an older version are asked nothing that they do not know."""
     with_queues(brokers[0], 2)
     async with holders.member("one", of(brokers[:1])) as one:
         (post,) = one._brokers.sessions
         assert isinstance(post, BrokerMembership)
         await one._planner._volunteer([post], is_again=True)
-        told = await call(brokers[0], "group.describe", topic="t", group="g")
-        assert [each["name"] for each in told["members"]] == [""]
-        assert told["leader"] is None
+        description = await call(brokers[0], "group.describe", topic="t", group="g")
+        assert [each["name"] for each in description["members"]] == [""]
+        assert description["leader"] is None
 
 
 async def test_describe_says_which_member_leads(holders: Holders, brokers: list[Broker]) -> None:
@@ -431,10 +429,10 @@ async def test_describe_says_which_member_leads(holders: Holders, brokers: list[
         held = []
         for broker in brokers:
             await settled(broker)
-            told = await call(broker, "group.describe", topic="t", group="g")
-            (head, *_) = describe_lines(told | {"broker": broker.tcp_address}, 0)
+            description = await call(broker, "group.describe", topic="t", group="g")
+            (head, *_) = describe_lines(description | {"broker": broker.tcp_address}, 0)
             assert head.endswith("2 members, sticky over all brokers, led by one")
-            held += [(queue["member"], queue["target"]) for queue in told["queues"]]
+            held += [(queue["member"], queue["target"]) for queue in description["queues"]]
         assert sorted(held) == [("one", "one"), ("two", "two")]
 
 
@@ -501,5 +499,5 @@ async def test_members_and_brokers_that_come_and_go_at_random_miss_nothing(
             await running
 
 
-def test_no_strategy_of_the_brokers_is_called_as_ones_own_are() -> None:
+def test_no_strategy_of_the_brokers_is_named_like_a_custom_one() -> None:
     assert not any(name.startswith(CUSTOM) for name in STRATEGIES)

@@ -109,7 +109,7 @@ async def test_statsd_makes_no_two_lines_or_packets_in_one_slice(broker: Broker)
         assert rounds() >= len(lines) + len(packets)
 
 
-async def test_what_goes_meanwhile_is_left_out(broker: Broker) -> None:
+async def test_topics_deleted_meanwhile_are_left_out(broker: Broker) -> None:
     core = broker.server.broker
     reports = broker.server.stats.topic_reports(TimeSlice(), include_clients=False)
     assert (await anext(reports))["topic_name"] == "busy"

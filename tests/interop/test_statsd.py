@@ -1,4 +1,4 @@
-"""What statsd gets of a broker, beside what nsqd 1.3.0 sends after the same actions."""
+"""Lines that statsd gets, beside those of nsqd 1.3.0 after the same actions."""
 
 import asyncio
 import re
@@ -47,8 +47,8 @@ AFTER_THE_ACTIONS = {
 }
 """Kind and value of each line of the topic, counters summed up, as nsqd sends them."""
 EPHEMERAL = {
-    f"topic.e#ephemeral.{name}": what
-    for name, what in {
+    f"topic.e#ephemeral.{name}": kind_and_value
+    for name, kind_and_value in {
         "message_count": ("c", 0),
         "message_bytes": ("c", 0),
         "depth": ("g", 0),
@@ -96,8 +96,8 @@ class Receiver(asyncio.DatagramProtocol):
             self.order.append(name)
         self._came.set()
 
-    async def told_again(self, name: str, count: int) -> None:
-        """Wait until a line has come so many times more."""
+    async def again(self, name: str, count: int) -> None:
+        """Wait until a line has come `count` times more."""
         wanted = self.order.count(name) + count
         async with asyncio.timeout(WAIT_S):
             while self.order.count(name) < wanted:
@@ -130,7 +130,7 @@ async def act(broker: BrokerProcess) -> Wire:
     wire.send(b"RDY 2\n")
     first, _ = await wire.message(), await wire.message()
     wire.send(b"RDY 0\nREQ %b 60000\n" % first.id)
-    # What is refused is answered, so the broker has done all that came before.
+    # A refusal is answered, so the broker has done all that came before.
     wire.send(b"TOUCH 0000000000000000\n")
     assert b"E_TOUCH_FAILED" in (await wire.answer()).data
     return wire
@@ -140,12 +140,12 @@ async def received(kind: type[BrokerProcess], folder: Path, *more: str) -> Recei
     async with receiver() as (statsd, address):
         with kind(folder, *SETTINGS, address, *more) as broker:
             wire = await act(broker)
-            await statsd.told_again(LAST, 2)
+            await statsd.again(LAST, 2)
             wire.close()
         return statsd
 
 
-def told(statsd: Receiver) -> dict[str, tuple[str, int]]:
+def totals(statsd: Receiver) -> dict[str, tuple[str, int]]:
     return {name: at for name, at in statsd.values.items() if not name.startswith("mem.")}
 
 
@@ -153,9 +153,9 @@ def memory(statsd: Receiver) -> dict[str, str]:
     return {name: at[0] for name, at in statsd.values.items() if name.startswith("mem.")}
 
 
-async def test_statsd_gets_what_nsqd_sends(tmp_path: Path) -> None:
+async def test_statsd_gets_the_same_lines_as_from_nsqd(tmp_path: Path) -> None:
     statsd = await received(BrokerProcess, tmp_path, OFTEN)
-    assert told(statsd) == AFTER_THE_ACTIONS | EPHEMERAL
+    assert totals(statsd) == AFTER_THE_ACTIONS | EPHEMERAL
     assert memory(statsd) == MEMORY
     assert max(map(len, statsd.packets)) <= PACKET_BYTES
     # A round is the topics by name, the topic's lines as above, the memory at the end.
@@ -169,15 +169,15 @@ async def test_ephemeral_topics_and_memory_may_be_left_out(tmp_path: Path) -> No
         off = ("--statsd-exclude-ephemeral", "--statsd-mem-stats=false")
         with BrokerProcess(tmp_path, *SETTINGS, OFTEN, address, *off) as broker:
             wire = await act(broker)
-            await statsd.told_again("topic.t.channel.c.clients", 2)
+            await statsd.again("topic.t.channel.c.clients", 2)
             wire.close()
-    assert told(statsd) == AFTER_THE_ACTIONS
+    assert totals(statsd) == AFTER_THE_ACTIONS
     assert memory(statsd) == {}
 
 
 @NEEDS_NSQD
-async def test_the_record_is_what_nsqd_sends(tmp_path: Path) -> None:
+async def test_recorded_lines_are_those_of_nsqd(tmp_path: Path) -> None:
     statsd = await received(NsqdProcess, tmp_path, AS_OFTEN_AS_NSQD_CAN)
-    assert told(statsd) == AFTER_THE_ACTIONS | EPHEMERAL
+    assert totals(statsd) == AFTER_THE_ACTIONS | EPHEMERAL
     assert memory(statsd) == MEMORY | MEMORY_OF_GO
     assert max(map(len, statsd.packets)) <= PACKET_BYTES

@@ -35,7 +35,7 @@ def broker() -> Iterator[BrokerProcess]:
         yield process
 
 
-def test_what_is_published_arrives(broker: BrokerProcess) -> None:
+def test_published_messages_arrive(broker: BrokerProcess) -> None:
     with Producer(broker.tcp_address) as producer:
         producer.publish("arrives", b"one")
         assert producer.publish_many("arrives", [b"two", b"three"]) == 2
@@ -88,7 +88,7 @@ def test_many_threads_share_a_producer_and_a_consumer(broker: BrokerProcess) -> 
     assert len(set(found)) == len(found) == 800
 
 
-def test_handlers_run_in_threads_and_what_fails_comes_again(broker: BrokerProcess) -> None:
+def test_handlers_run_in_threads_and_failed_messages_come_again(broker: BrokerProcess) -> None:
     attempts: Counter[bytes] = Counter()
     threads: set[int] = set()
     meeting = threading.Barrier(3)
@@ -158,7 +158,7 @@ def test_a_handler_may_close_its_own_consumer(broker: BrokerProcess, concurrency
         message.finish()
 
 
-def test_what_is_not_handed_out_goes_back_at_once(broker: BrokerProcess) -> None:
+def test_messages_not_handed_out_go_back_at_once(broker: BrokerProcess) -> None:
     with Producer(broker.tcp_address) as producer:
         producer.publish_many("back", [b"%d" % number for number in range(100)])
     with Consumer("back", "c", broker.tcp_address) as consumer:
@@ -235,7 +235,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("where", ["run", "for", "batches"])
-def test_ctrl_c_ends_what_waits(broker: BrokerProcess, where: str) -> None:
+def test_ctrl_c_ends_waiting_calls(broker: BrokerProcess, where: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, broker.tcp_address, where],
         stdout=subprocess.PIPE,
@@ -292,7 +292,7 @@ print(sorted(bodies))
 """
 
 
-def test_a_fork_is_told(broker: BrokerProcess) -> None:
+def test_a_producer_works_in_a_forked_child_and_its_parent(broker: BrokerProcess) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED, broker.tcp_address],
         capture_output=True,

@@ -66,7 +66,9 @@ async def test_a_consumer_gets_those_tags_alone(
     connection.close()
 
 
-async def test_others_are_let_go_and_what_comes_again_is_wanted(broker: Broker) -> None:
+async def test_messages_with_other_tags_are_skipped_and_redelivered_ones_match(
+    broker: Broker,
+) -> None:
     connection = await connect(broker)
     await send(connection, ["blue"] * 500 + ["red"])
     async with Consumer("t", "c", broker.tcp_address, tags=["red"]) as consumer:
@@ -107,7 +109,7 @@ async def test_the_filter_is_the_channels_and_outlives_a_restart(tmp_path: Path)
         connection.close()
 
 
-async def test_other_tags_once_all_have_left_are_told(
+async def test_changed_tags_of_an_empty_channel_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Broker(tmp_path) as broker:
@@ -133,6 +135,6 @@ async def test_other_tags_once_all_have_left_are_told(
 
 
 @pytest.mark.parametrize("tags", ["a|b", ["*"], [""], "a || "])
-def test_what_is_no_tag_is_said_at_once(tags: str | list[str]) -> None:
+def test_a_bad_tag_is_refused_at_once(tags: str | list[str]) -> None:
     with pytest.raises(BadProperties):
         Consumer("t", "c", tags=tags)

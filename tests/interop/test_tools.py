@@ -60,10 +60,10 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:
     with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
-        told = json.load(response)
+        stats = json.load(response)
     return {
         channel["channel_name"]: channel
-        for each in told["topics"] or ()
+        for each in stats["topics"] or ()
         if each["topic_name"] == topic
         for channel in each["channels"]
     }
@@ -71,8 +71,8 @@ def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:
 
 def message_count(broker: BrokerProcess, topic: str) -> int:
     with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
-        told = json.load(response)["topics"] or ()
-    return sum(each["message_count"] for each in told if each["topic_name"] == topic)
+        topics = json.load(response)["topics"] or ()
+    return sum(each["message_count"] for each in topics if each["topic_name"] == topic)
 
 
 def publish(broker: BrokerProcess, topic: str, lines: list[bytes], *flags: str) -> None:
@@ -110,7 +110,7 @@ def test_tail_shows_as_many_as_asked_and_takes_no_others(broker: BrokerProcess) 
     assert state["depth"] + state["in_flight_count"] == 4
 
 
-def test_tail_ends_while_nobody_reads_its_pipe_and_keeps_what_was_not_shown(
+def test_tail_ends_while_its_pipe_is_not_read_and_keeps_unshown_messages(
     broker: BrokerProcess,
 ) -> None:
     lines = [b"%06d " % number + b"x" * 500 for number in range(6000)]
@@ -134,7 +134,7 @@ def test_tail_ends_while_nobody_reads_its_pipe_and_keeps_what_was_not_shown(
     assert 0 <= len(lines) - channels(broker, "t")["c"]["depth"] <= len(shown)
 
 
-def test_files_and_a_delimiter_of_ones_own(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_files_and_a_custom_delimiter(broker: BrokerProcess, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"a;b\nc;")
     (tmp_path / "two").write_bytes(b"d")
     done = martlet(
@@ -161,8 +161,8 @@ def test_each_broker_named_gets_every_message(broker: BrokerProcess, tmp_path: P
         for each in (broker, second):
             with urllib.request.urlopen(
                 f"http://{each.http_address}/stats?format=json&topic=t"
-            ) as told:
-                (topic,) = json.load(told)["topics"]
+            ) as response:
+                (topic,) = json.load(response)["topics"]
             assert topic["depth"] == 3
 
 
@@ -173,7 +173,7 @@ def test_a_broker_that_is_not_there_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_stopped_while_its_pipe_is_silent_says_so_and_fails(
+def test_a_tool_stopped_while_its_pipe_is_silent_says_so_and_fails(
     broker: BrokerProcess, number: signal.Signals
 ) -> None:
     with subprocess.Popen(
@@ -191,7 +191,7 @@ def test_what_is_stopped_while_its_pipe_is_silent_says_so_and_fails(
         assert (process.returncode, b"Fatal" in process.stderr.read()) == (1, False)
 
 
-def test_what_cannot_be_stored_ends_it_while_its_pipe_is_silent() -> None:
+def test_a_message_that_cannot_be_stored_ends_pub_while_its_pipe_is_silent() -> None:
     with (
         BrokerProcess(None, "--max-msg-size=100", "--max-body-size=1000") as small,
         subprocess.Popen(
@@ -234,15 +234,15 @@ A = ("--nsqd-tcp-address=127.0.0.1:1",)
         (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic or --topic-pattern"),
     ],
 )
-def test_what_is_wrong_is_told(arguments: tuple[str, ...], code: int, text: str) -> None:
+def test_wrong_arguments_are_reported(arguments: tuple[str, ...], code: int, text: str) -> None:
     done = martlet(*arguments, input=b"x\n")
     assert done.returncode == code
     assert text in done.stderr.decode()
     assert b"Traceback" not in done.stderr
 
 
-def test_to_file_finishes_what_can_be_read(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Killed at any moment, its files hold whatever the broker was told is finished."""
+def test_to_file_finishes_only_readable_messages(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Killed at any moment, its files hold every message finished at the broker."""
     lines = [b"%d" % number for number in range(3000)]
     flags = [
         *("to-file", "--topic=t", "--gzip", f"--output-dir={tmp_path}", "--max-in-flight=500"),

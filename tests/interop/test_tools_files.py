@@ -1,4 +1,4 @@
-"""to-file, killed: what the broker was told is finished can be read."""
+"""to-file, killed: every message finished at the broker can be read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 
 
 def whole_frames(data: bytes) -> bytes:
-    """What can be read of a zstd file, up to the frame that was being written."""
+    """Return the readable part of a zstd file, up to the frame being written."""
     found = b""
     for piece in data.split(_ZSTD_MAGIC)[1:]:
         try:

@@ -88,10 +88,10 @@ def test_peek_shows_everything_and_takes_nothing(broker: BrokerProcess, tool: To
     ask(broker.http_address, "/pub?topic=peeked&defer=60000", "POST", b"\xff\x1b[2J\n")
     where = f"--nsqd-http-address={broker.http_address}"
     lines = tool("peek", "peeked", "c", where, "--limit=0", "--json").out.splitlines()
-    told = [json.loads(line) for line in lines]
-    assert [message["offset"] for message in told] == list(range(701))
-    assert [message["body"] for message in told[:-1]] == [str(number) for number in range(700)]
-    assert {message["broker"] for message in told} == {f"http://{broker.http_address}"}
+    messages = [json.loads(line) for line in lines]
+    assert [message["offset"] for message in messages] == list(range(701))
+    assert [message["body"] for message in messages[:-1]] == [str(number) for number in range(700)]
+    assert {message["broker"] for message in messages} == {f"http://{broker.http_address}"}
     shown = tool("peek", "--topic=peeked", "--channel=c", where, "--offset=690", "--limit=30")
     head, *rows = shown.out.splitlines()
     assert " ".join(head.split()) == "offset state attempts age due in with bytes body"
@@ -147,9 +147,9 @@ def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: To
     for number in range(6):
         ask(broker.http_address, "/pub?topic=spread", "POST", b"%d" % number)
     lines = tool("peek", "spread", "c", where, "--json").out.splitlines()
-    told = [json.loads(line) for line in lines]
-    assert sorted(message["body"] for message in told) == [*"012345"]
-    assert [(message["queue"], message["offset"]) for message in told] == [
+    messages = [json.loads(line) for line in lines]
+    assert sorted(message["body"] for message in messages) == [*"012345"]
+    assert [(message["queue"], message["offset"]) for message in messages] == [
         (queue, offset) for queue in range(3) for offset in range(2)
     ]
     shown = tool("peek", "spread", "c", where, "--limit=3").out.splitlines()
@@ -196,7 +196,7 @@ def test_brokers_are_found_by_lookup(tool: Tool) -> None:
     ],
     ids=["peek", "stat"],
 )
-def test_what_nobody_reads_can_be_stopped(
+def test_a_tool_whose_output_is_not_read_can_be_stopped(
     broker: BrokerProcess, arguments: tuple[str, ...]
 ) -> None:
     """It stood in a write to the pipe, and heard no signal."""
@@ -251,7 +251,7 @@ def test_what_nobody_reads_can_be_stopped(
         ("stat --nsqd-http-address=A --interval=0s --topic=t --channel=c", 2, "--interval is 0s"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_wrong_arguments_are_reported(
     broker: BrokerProcess, tool: Tool, arguments: str, code: int, text: str
 ) -> None:
     fill(broker, "t", 1)
@@ -284,7 +284,7 @@ def test_stat_prints_the_lines_of_nsq_stat(broker: BrokerProcess, tool: Tool) ->
 
 
 @NEEDS_NSQD
-def test_stat_of_an_nsqd_and_what_it_does_not_have(tool: Tool) -> None:
+def test_stat_of_an_nsqd_and_its_missing_features(tool: Tool) -> None:
     with NsqdProcess() as nsqd:
         fill(nsqd, "t", 3)
         where = f"--nsqd-http-address={nsqd.http_address}"

@@ -99,16 +99,16 @@ async def test_cookies_are_not_kept(broker: BrokerProcess) -> None:
     assert not any(b"cookie" in head.lower() for head in heads)
 
 
-async def test_an_answer_that_ends_early_is_none(
+async def test_an_answer_that_ends_early_is_a_failure(
     broker: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error quoted what had come of the answer, however long."""
     answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n", b"HTTP/1.1 200 " + b"a" * 20_000]
-    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    complete = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(answers.pop(0) if answers else whole)
+        writer.write(answers.pop(0) if answers else complete)
         writer.close()
 
     fill(broker, "early", [b"x"], "nsq_to_http")
@@ -145,8 +145,8 @@ async def test_a_redirect_of_a_post_has_the_message_with_it(
             assert to.asked == []
             assert moved.messages == [b"x"]
             assert len(errors) == 2
-            told = f"POST {moved.url}: status {status} to '{to.url}/moved', which would get no"
-            assert errors[0].startswith(told)
+            message = f"POST {moved.url}: status {status} to '{to.url}/moved', which would get no"
+            assert errors[0].startswith(message)
 
 
 async def test_a_get_follows_redirects(broker: BrokerProcess) -> None:
@@ -196,7 +196,7 @@ async def test_interim_answers_without_end_are_cut_off(
     assert caplog.text.count(f"POST {url}: more than 100 answers to one request") == 2
 
 
-async def test_answers_that_nobody_asked_for_are_cut_off(broker: BrokerProcess) -> None:
+async def test_unwanted_answers_are_cut_off(broker: BrokerProcess) -> None:
     """They were kept, for as long as the connection had nothing else to do."""
     cut: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     is_taken = asyncio.Event()
@@ -243,7 +243,7 @@ async def test_each_message_is_posted_until_it_is_taken(broker: BrokerProcess) -
         assert (one.headers["X-Key"], one.headers["X-Other"]) == ("a b", "1")
 
 
-async def test_what_is_never_taken_is_given_up_only_where_that_is_asked_for(
+async def test_a_message_that_is_never_accepted_is_given_up_only_on_request(
     broker: BrokerProcess,
 ) -> None:
     fill(broker, "poison", [b"good", b"bad"], "nsq_to_http")
@@ -295,7 +295,7 @@ async def test_a_url_that_fails_is_left_alone(broker: BrokerProcess, mode: str) 
         assert len(bad.asked) <= 4, "as many as were on their way at once"
 
 
-async def test_a_slow_answer_is_none_and_a_sample_leaves_the_rest_out(
+async def test_a_slow_answer_is_a_failure_and_a_sample_leaves_the_rest_out(
     broker: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(broker, "slow", LINES[:1], "nsq_to_http")
@@ -379,7 +379,7 @@ async def test_a_destination_that_dies_is_left_for_the_other(
         assert there.count(b"more") >= 100
 
 
-async def test_what_is_down_is_told_once_however_many_messages_wait(
+async def test_a_server_that_is_down_is_logged_once_however_many_messages_wait(
     broker: BrokerProcess, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch, or each message, had a line or two of its own."""
@@ -391,7 +391,7 @@ async def test_what_is_down_is_told_once_however_many_messages_wait(
         fill(broker, "down", LINES, "nsq_to_nsq")
         fill(broker, "down-http", LINES, "nsq_to_http")
         url = f"http://{address}/"
-        for tool, topic, channel, told in (
+        for tool, topic, channel, prefix in (
             (relay(broker, "down", address), "down", "nsq_to_nsq", f"cannot publish to {address}"),
             (
                 to_http(broker, "down-http", post_urls=(url,)),
@@ -405,7 +405,7 @@ async def test_what_is_down_is_told_once_however_many_messages_wait(
 
             async with at_work(tool):
                 await asyncio.to_thread(until, lambda: requeued() > 20)
-            lines = [line for line in caplog.messages if line.startswith(f"{told}: ")]
+            lines = [line for line in caplog.messages if line.startswith(f"{prefix}: ")]
             assert len(lines) == 1
             assert "connection refused; is a " in lines[0]
             assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
@@ -420,8 +420,10 @@ async def test_one_message_that_is_refused_does_not_hold_up_the_others(
         async with at_work(relay(broker, "big", to.tcp_address)):
             await asyncio.to_thread(until, lambda: left(broker, "big", "nsq_to_nsq") == 1)
         assert set(stored_all(to, "big")) == set(LINES[:100])
-        told = ask(broker.http_address, "/channel/peek?topic=big&channel=nsq_to_nsq")["messages"]
-        assert [message["body_bytes"] for message in told] == [5000]
+        messages = ask(broker.http_address, "/channel/peek?topic=big&channel=nsq_to_nsq")[
+            "messages"
+        ]
+        assert [message["body_bytes"] for message in messages] == [5000]
 
 
 @NEEDS_NSQD
@@ -462,7 +464,7 @@ def test_killed_and_started_again_they_lose_nothing(broker: BrokerProcess) -> No
 
 
 def stored_all(broker: BrokerProcess, topic: str, channel: str = "look") -> list[bytes]:
-    """What a channel has yet to finish; a new one, what its topic has."""
+    """Return the unfinished messages of a channel; of a new one, those of its topic."""
     ask(broker.http_address, f"/channel/create?topic={topic}&channel={channel}", "POST")
     found: list[bytes] = []
     offset: int | None = 0
@@ -495,15 +497,15 @@ WRONG_HTTP: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "text"), WRONG_HTTP)
-def test_to_http_says_what_is_wrong(options: dict[str, Any], text: str) -> None:
+def test_to_http_refuses_wrong_options(options: dict[str, Any], text: str) -> None:
     right: dict[str, Any] = {
         "topics": ("t",),
         "nsqd_tcp_addresses": ("127.0.0.1:1",),
         "post_urls": ("http://h/",),
     }
-    with pytest.raises(OptionError) as told:
+    with pytest.raises(OptionError) as caught:
         ToHttpOptions(**right | options)
-    assert text in str(told.value)
+    assert text in str(caught.value)
 
 
 WRONG_RELAY: list[tuple[dict[str, Any], str]] = [
@@ -518,12 +520,12 @@ WRONG_RELAY: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "text"), WRONG_RELAY)
-def test_relay_says_what_is_wrong(options: dict[str, Any], text: str) -> None:
+def test_relay_refuses_wrong_options(options: dict[str, Any], text: str) -> None:
     right: dict[str, Any] = {
         "topics": ("t",),
         "nsqd_tcp_addresses": ("127.0.0.1:1",),
         "destination_addresses": ("127.0.0.1:2",),
     }
-    with pytest.raises(OptionError) as told:
+    with pytest.raises(OptionError) as caught:
         RelayOptions(**right | options)
-    assert text in str(told.value)
+    assert text in str(caught.value)

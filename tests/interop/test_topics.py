@@ -1,4 +1,4 @@
-"""What becomes of topics and channels in Martlet, beside what nsqd 1.3.0 showed."""
+"""The life of topics and channels in Martlet, beside the record of nsqd 1.3.0."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -38,10 +38,8 @@ def test_every_story_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_what_is_seen_is_what_nsqd_shows(
-    broker: BrokerProcess, story: Callable[[Stage], None]
-) -> None:
-    seen = topic_cases.told(broker, story)
-    assert [what for what, _ in seen] == [what for what, _ in RECORDED[story.__name__]]
-    for (what, value), (_, recorded) in zip(seen, RECORDED[story.__name__], strict=True):
-        assert value == recorded, what
+def test_stories_run_as_with_nsqd(broker: BrokerProcess, story: Callable[[Stage], None]) -> None:
+    seen = topic_cases.answers_of(broker, story)
+    assert [name for name, _ in seen] == [name for name, _ in RECORDED[story.__name__]]
+    for (name, value), (_, recorded) in zip(seen, RECORDED[story.__name__], strict=True):
+        assert value == recorded, name

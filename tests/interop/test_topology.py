@@ -1,4 +1,4 @@
-"""Consumption that prefers what is near, over real sockets: flags, IDENTIFY and counts."""
+"""Consumption that prefers near consumers, over real sockets: flags, IDENTIFY and counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def channel_of(broker: BrokerProcess) -> dict[str, Any]:
 
 
 async def taken(wires: list[Wire], count: int) -> list[int]:
-    """How many of so many messages each gets."""
+    """Return how many of `count` messages each connection gets."""
     counts = [0] * len(wires)
     got = asyncio.Semaphore(0)
 
@@ -122,7 +122,7 @@ async def test_without_the_experiment_all_take_turns() -> None:
         (("--enable-experiment=other",), "--enable-experiment=other is ignored"),
     ],
 )
-def test_what_has_no_effect_is_told_at_the_start(flags: tuple[str, ...], says: str) -> None:
+def test_flags_without_effect_are_logged_at_the_start(flags: tuple[str, ...], says: str) -> None:
     with BrokerProcess(None, *flags) as broker:
         fetch(broker, "ping")
         (line,) = [line for line in broker.log().splitlines() if says in line]

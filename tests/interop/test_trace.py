@@ -69,9 +69,9 @@ async def found(broker: BrokerProcess, id: str) -> Any:
 
 async def finished(broker: BrokerProcess, id: str) -> Any:
     """The trace of a message, once it is known to be finished."""
-    while (told := await found(broker, id))["channels"][0]["state"] != "done":
+    while (trace := await found(broker, id))["channels"][0]["state"] != "done":
         pass
-    return told
+    return trace
 
 
 def test_a_message_that_failed_twice_and_was_finished(
@@ -79,8 +79,8 @@ def test_a_message_that_failed_twice_and_was_finished(
 ) -> None:
     message = asyncio.run(failing_twice(broker))
     id = message.id.decode()
-    told = asyncio.run(finished(broker, id))
-    events = [(e["event"], e["attempt"], e["delay_ms"]) for e in told["events"]]
+    trace = asyncio.run(finished(broker, id))
+    events = [(e["event"], e["attempt"], e["delay_ms"]) for e in trace["events"]]
     assert events == [
         ("delivered", 1, 0),
         ("requeued", 1, 10),
@@ -89,10 +89,10 @@ def test_a_message_that_failed_twice_and_was_finished(
         ("delivered", 3, 0),
         ("finished", 0, 0),
     ]
-    assert all(e["client"].startswith("till-3 127.0.0.1:") for e in told["events"])
-    times = [told["stored_at_ns"], *(e["time_ns"] for e in told["events"])]
+    assert all(e["client"].startswith("till-3 127.0.0.1:") for e in trace["events"])
+    times = [trace["stored_at_ns"], *(e["time_ns"] for e in trace["events"])]
     assert times == sorted(times)
-    assert told["properties"] == {"tag": "eu", "keys": ["order-17"]}
+    assert trace["properties"] == {"tag": "eu", "keys": ["order-17"]}
 
     address = f"--nsqd-http-address={broker.http_address}"
     text = shown(capfd, "--key=order-17", "--topic=orders", address)
@@ -104,7 +104,7 @@ def test_a_message_that_failed_twice_and_was_finished(
 
     broker.kill()
     folder = f"--data-path={broker.data_path}"
-    assert json.loads(shown(capfd, id, folder, "--json"))["events"] == told["events"]
+    assert json.loads(shown(capfd, id, folder, "--json"))["events"] == trace["events"]
     assert shown(capfd, "--key=order-17", folder) == text
     assert main(["log", "verify", str(broker.data_path)]) == 0
     capfd.readouterr()
@@ -114,8 +114,8 @@ def test_a_message_that_failed_twice_and_was_finished(
     assert {trail["channel"] for trail in trails} == {"billing"}
 
 
-async def test_after_a_kill_the_trace_says_what_was_so(broker: BrokerProcess) -> None:
-    """The last moment may be missing; what is told happened, and what came again is told."""
+async def test_after_a_kill_the_trace_is_true(broker: BrokerProcess) -> None:
+    """The last moment may be missing; each event happened, and each redelivery is an event."""
     async with Producer(broker.tcp_address) as producer:
         await producer.publish("orders", b"tea")
     consumer = Consumer("orders", "billing", broker.tcp_address)
@@ -130,10 +130,10 @@ async def test_after_a_kill_the_trace_says_what_was_so(broker: BrokerProcess) ->
         second = await anext(again)
         assert second.attempts == 2
         second.finish()
-    told = await finished(broker, id)
-    kinds = [(e["event"], e["attempt"]) for e in told["events"]]
+    trace = await finished(broker, id)
+    kinds = [(e["event"], e["attempt"]) for e in trace["events"]]
     assert kinds == [("delivered", 1), ("delivered", 2), ("finished", 0)]
-    assert len(told["starts_ns"]) == 1
+    assert len(trace["starts_ns"]) == 1
 
 
 async def one_given_up(broker: BrokerProcess) -> list[Any]:
@@ -167,7 +167,7 @@ async def one_given_up(broker: BrokerProcess) -> list[Any]:
     return [await found(broker, id) for id in ids]
 
 
-def test_members_of_a_group_are_told_with_what_they_gave_up(
+def test_a_trace_names_the_group_members_and_their_dead_letters(
     broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, second = asyncio.run(one_given_up(broker))
@@ -182,7 +182,7 @@ def test_members_of_a_group_are_told_with_what_they_gave_up(
     assert "rejected -> orders.billing.dead" in text
 
 
-def test_what_is_asked_wrongly_or_not_there_is_said(
+def test_wrong_requests_and_missing_messages_are_reported(
     broker: BrokerProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     address = f"--nsqd-http-address={broker.http_address}"
@@ -196,9 +196,9 @@ def test_what_is_asked_wrongly_or_not_there_is_said(
         assert code in (1, 2)
         return capfd.readouterr().err
 
-    for told in ('{"id": ""}', '{"key": ""}'):
+    for request in ('{"id": ""}', '{"key": ""}'):
         with pytest.raises(HttpRefused, match="is empty: say what to look for"):
-            http_now(broker.http_address, "/call/trace.find", told.encode())
+            http_now(broker.http_address, "/call/trace.find", request.encode())
     unknown = "0123456789abcdef"
     assert f"no message of this broker has the id {unknown}" in error(unknown, address)
     assert "there is no topic 'gone'" in error("--key=k", "--topic=gone", address)

@@ -72,7 +72,7 @@ def stored_count(broker: Broker, topic: str) -> int:
     return 0 if found is None else sum(part.queue.end_offset for part in found.parts)
 
 
-async def test_a_block_commits_what_was_added_in_it(broker: Broker) -> None:
+async def test_a_block_commits_the_messages_added_in_it(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         async with producer.transaction() as transaction:
             await transaction.publish("orders", b"one", tag="red", keys="k")
@@ -120,7 +120,7 @@ async def test_one_of_its_own_name_is_committed_once(broker: Broker) -> None:
     assert await bodies(broker, "orders", 2) == [b"once", b"twice"]
 
 
-async def test_others_join_and_who_commits_says_what_belongs_to_it(broker: Broker) -> None:
+async def test_other_producers_join_and_the_committer_names_the_branches(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as driver, Producer(broker.tcp_address) as task:
         transaction = driver.transaction("batch-1")
         assert await transaction.begin() == "open"
@@ -142,7 +142,7 @@ async def test_others_join_and_who_commits_says_what_belongs_to_it(broker: Broke
     assert await bodies(broker, "orders", 6) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
-async def test_what_is_refused_fails_the_transaction(broker: Broker) -> None:
+async def test_a_refused_message_fails_the_transaction(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         transaction = producer.transaction()
         with pytest.raises(BadBody):

@@ -79,12 +79,12 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
-async def test_a_plain_consumer_sees_what_was_committed_and_nothing_else(broker: Broker) -> None:
+async def test_a_plain_consumer_sees_committed_messages_only(broker: Broker) -> None:
     connection = await connect(broker)
     plain = await Plain.of(broker, "orders")
     for id in ("kept", "dropped"):
-        told = await add(connection, id, 0, "orders", id.encode(), b"2", begin={})
-        assert told == {"status": "OK", "count": 2}
+        added = await add(connection, id, 0, "orders", id.encode(), b"2", begin={})
+        assert added == {"status": "OK", "count": 2}
         assert (await add(connection, id, 1, "mails", b"3"))["status"] == "OK"
     assert (await connection.call("transaction.rollback", id="dropped")).fields == {
         "state": "rolled-back"
@@ -108,9 +108,7 @@ async def test_a_plain_consumer_sees_what_was_committed_and_nothing_else(broker:
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
-async def test_what_was_decided_before_a_crash_is_answered_after_it(
-    tmp_path: Path, flush: str
-) -> None:
+async def test_a_decision_before_a_crash_is_answered_after_it(tmp_path: Path, flush: str) -> None:
     """A rollback that was asked for again was never answered."""
     options: dict[str, Any] = {"flush": flush, "max_bytes_per_file": 1 << 20}
     async with Broker(tmp_path / "before", **options) as broker:
@@ -133,11 +131,11 @@ async def test_what_was_decided_before_a_crash_is_answered_after_it(
         connection.close()
 
 
-async def test_what_is_refused_says_why(broker: Broker) -> None:
+async def test_refusals_say_why(broker: Broker) -> None:
     connection = await connect(broker)
-    told = await add(connection, "t", 0, "orders", b"one")
-    assert told["status"] == "NOT_FOUND"
-    assert "'t'" in told["text"]
+    answer = await add(connection, "t", 0, "orders", b"one")
+    assert answer["status"] == "NOT_FOUND"
+    assert "'t'" in answer["text"]
     assert (await add(connection, "t", 0, "orders", b"one", begin={}))["status"] == "OK"
     assert (await add(connection, "t", 2, "orders", b"one"))["status"] == "INCOMPLETE"
     assert (await add(connection, "t", 1, "orders", b"x", deliver_at_ms=5))["status"] == (
@@ -175,7 +173,7 @@ async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> N
         }
         waiting = [asyncio.create_task(checks(each)) for each in (first, second)]
         first.close()
-        # Whoever is left is asked, and so is one that comes only now.
+        # A remaining producer is asked, and so is one that connects only now.
         assert (await waiting[1])["id"] == "t"
         assert (await checks(second))["checks"] > 1
         await second.call("transaction.commit", id="t")
@@ -191,7 +189,7 @@ async def checks(connection: Connection) -> dict[str, Any]:
     return dict(asked)
 
 
-async def test_it_goes_aside_and_is_shown_and_committed_by_hand() -> None:
+async def test_a_transaction_set_aside_is_shown_and_committed_by_hand() -> None:
     async with asking_often(checks=2) as broker:
         connection = await connect(broker)
         await add(connection, "t", 0, "orders", b"one", b"two", begin={})
@@ -213,7 +211,7 @@ async def test_it_goes_aside_and_is_shown_and_committed_by_hand() -> None:
             each.close()
 
 
-async def test_who_has_hung_up_over_http_is_asked_nothing() -> None:
+async def test_a_producer_that_hung_up_over_http_is_asked_nothing() -> None:
     async with Broker(transaction_check_after_ns=20 * MILLISECOND_NS) as broker:
         _reader, writer = await asyncio.open_connection(*broker.http_address.split(":"))
         body = b'{"group": "g", "wait_ms": 60000}'

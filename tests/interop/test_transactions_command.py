@@ -22,7 +22,9 @@ def broker() -> Iterator[BrokerProcess]:
         yield process
 
 
-def test_they_are_listed_shown_committed_and_rolled_back(broker: BrokerProcess, tool: Tool) -> None:
+def test_transactions_are_listed_shown_committed_and_rolled_back(
+    broker: BrokerProcess, tool: Tool
+) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     assert "there are no such transactions" in tool("transactions", "list", where).err
     with Producer(broker.tcp_address, group="billing") as producer:
@@ -55,7 +57,7 @@ def test_they_are_listed_shown_committed_and_rolled_back(broker: BrokerProcess, 
     assert "ended at" in tool("transactions", "show", "paid-2", where).out
 
 
-def test_what_cannot_be_done_is_told(broker: BrokerProcess, tool: Tool) -> None:
+def test_impossible_commands_are_reported(broker: BrokerProcess, tool: Tool) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     done = tool("transactions", "commit", "nobody", where)
     assert (done.code, "there is no transaction 'nobody'" in done.err) == (1, True)

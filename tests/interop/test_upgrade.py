@@ -1,5 +1,5 @@
 """TLS, snappy and deflate, as they are negotiated in IDENTIFY. Martlet and, where there is one,
-nsqd are told the same, and each must answer it alike.
+nsqd get the same input, and must answer alike.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_the_level_of_deflate_has_its_limit(
         assert wire.frame() == OK
 
 
-def test_what_is_switched_off_is_not_offered(start: Start, topic: str) -> None:
+def test_features_that_are_off_are_not_offered(start: Start, topic: str) -> None:
     broker = start("--snappy=false", "--deflate=false")
     with UpgradedWire(broker.tcp_address) as wire:
         answer = wire.identify(snappy=True, deflate=True, tls_v1=True)
@@ -212,7 +212,7 @@ def test_a_client_that_negotiates_nothing_stays_as_it_is(
         assert wire.frame() == OK
 
 
-def test_what_is_no_handshake_is_refused_in_plain(start: Start, certificates: Certificates) -> None:
+def test_a_bad_handshake_is_refused_in_plain_text(start: Start, certificates: Certificates) -> None:
     with UpgradedWire(start(*certificates.flags).tcp_address) as wire:
         assert wire.identify(tls_v1=True)["tls_v1"]
         wire.send(b"NOP\n" * 20)
@@ -239,13 +239,13 @@ def test_a_client_has_to_show_its_certificate(
         wire.upgrade(wire.identify(tls_v1=True), context)
         wire.send(pub(topic, b"one"))
         assert wire.frame() == OK
-    for whose in ("nobody's", "a stranger's"):
+    for kind in ("nobody's", "a stranger's"):
         context = trusting(certificates, **limits)
-        if whose == "a stranger's":
+        if kind == "a stranger's":
             context.load_cert_chain(certificates.stranger, certificates.stranger_key)
         with UpgradedWire(broker.tcp_address) as wire:
             answer = wire.identify(tls_v1=True)
-            if whose == "a stranger's" and policy == "require":
+            if kind == "a stranger's" and policy == "require":
                 wire.upgrade(answer, context)
                 wire.send(pub(topic, b"two"))
                 assert wire.frame() == OK
@@ -282,7 +282,7 @@ def test_where_any_certificate_does_all_else_is_as_without(
     assert client["tls_cipher_suite"].startswith(("TLS_ECDHE_", "Unknown 4")), client
 
 
-def test_what_is_cut_in_pieces_or_broken_off_harms_no_other(
+def test_a_handshake_in_pieces_or_broken_off_harms_no_other_client(
     start: Start, certificates: Certificates, topic: str
 ) -> None:
     """A handshake byte by byte, one that ends in the middle, and one of garbage."""
@@ -344,8 +344,8 @@ def test_http_is_served_in_tls_and_says_so_where_it_is_required(
         urllib.request.urlopen(f"http://{broker.http_address}/ping", timeout=10)
     with caught.value as error:
         assert error.code == 403
-        told = json.load(error)
-    assert told == {"message": "TLS_REQUIRED", "https_port": int(https.rpartition(":")[2])}
+        answer = json.load(error)
+    assert answer == {"message": "TLS_REQUIRED", "https_port": int(https.rpartition(":")[2])}
     with urllib.request.urlopen(
         f"https://{https}/ping", timeout=10, context=trusting(certificates)
     ) as response:
@@ -362,7 +362,7 @@ def test_http_is_served_in_tls_and_says_so_where_it_is_required(
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_oldest_tls_is_what_the_flag_says(
+def test_the_oldest_tls_version_is_that_of_the_flag(
     start: Start,
     certificates: Certificates,
     lowest: str,
@@ -399,7 +399,7 @@ def test_heartbeats_come_in_the_new_form(
 
 
 @pytest.mark.parametrize("garbage", [{"snappy": True}, {"deflate": True}])
-def test_what_cannot_be_decompressed_ends_the_connection(
+def test_input_that_cannot_be_decompressed_ends_the_connection(
     start: Start, garbage: dict[str, object], topic: str
 ) -> None:
     broker = start()
@@ -426,7 +426,7 @@ def test_no_command_is_slipped_in_before_the_handshake(
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS[1:])
-def test_what_is_compressed_before_the_answer_counts(
+def test_compressed_input_before_the_answer_counts(
     start_martlet: Start, compression: dict[str, object], topic: str
 ) -> None:
     """nsqd loses what it has received with IDENTIFY."""
@@ -441,7 +441,7 @@ def test_what_is_compressed_before_the_answer_counts(
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_what_was_published_before_is_answered_before(
+def test_publishes_before_the_upgrade_are_answered_before_it(
     start_martlet: Start,
     certificates: Certificates,
     flush: str,
@@ -478,7 +478,7 @@ def test_features_are_agreed_on_once(start_martlet: Start) -> None:
         (["--tls-client-auth-policy=x"], "cannot require TLS client connections without TLS key"),
     ],
 )
-def test_a_start_that_cannot_be_is_told(
+def test_the_error_of_an_impossible_start(
     start_martlet: Start, certificates: Certificates, flags: list[str], says: str
 ) -> None:
     with pytest.raises(RuntimeError, match=says.replace("(", r"\(")):

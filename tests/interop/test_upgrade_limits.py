@@ -1,4 +1,4 @@
-"""What a compressed or encrypted client may not do to the broker, and what the broker not to it."""
+"""Limits of compressed and encrypted connections, on both sides."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_lone_message_is_not_held_back(
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_who_sends_no_more_gets_what_is_owed(
+def test_a_client_that_sends_no_more_gets_its_answers(
     broker: BrokerProcess, certificates: Certificates, tls: bool, compression: dict[str, object]
 ) -> None:
     with UpgradedWire(broker.tcp_address) as wire:
@@ -116,7 +116,7 @@ def test_who_sends_no_more_gets_what_is_owed(
         assert wire.ends()
 
 
-def test_a_client_that_breaks_off_in_the_handshake_harms_nobody(
+def test_a_client_that_breaks_off_in_the_handshake_harms_no_other(
     broker: BrokerProcess, certificates: Certificates
 ) -> None:
     for early in (b"", b"\x16\x03\x01\x02\x00\x01", os.urandom(500)):

@@ -1,4 +1,4 @@
-"""The lives of topics and channels: what is done to them, and what is to be seen then.
+"""The lives of topics and channels: the actions, and the observations after them.
 
     NSQD=/path/to/nsqd python -m tests.interop.topic_cases > tests/interop/nsqd_topics.json
 
@@ -46,7 +46,7 @@ Seen = dict[str, Any]
 
 
 class NsqdInMemory(NsqdProcess):
-    """An nsqd as it comes: what is ephemeral needs its queues in memory."""
+    """An nsqd with its defaults: ephemeral topics and channels need its queues in memory."""
 
     @property
     def command(self) -> list[str]:
@@ -66,7 +66,7 @@ class Stage:
         self._clients = clients
 
     def client(self, name: str, **fields: object) -> Client:
-        """A new connection; `fields` are told by IDENTIFY."""
+        """Open a connection; `fields` go with IDENTIFY."""
         client = Client(int(self.broker.tcp_address.rpartition(":")[2]), name, **fields)
         self._clients.callback(client.close)
         return client
@@ -109,7 +109,7 @@ class Stage:
             return seen
         return None
 
-    def see(self, what: str, *topics: str) -> None:
+    def see(self, name: str, *topics: str) -> None:
         """Write down how topics look when they have come to rest."""
         before: dict[str, Seen | None] | None = None
         deadline_s = time.monotonic() + _PATIENCE_S
@@ -117,11 +117,11 @@ class Stage:
             assert time.monotonic() < deadline_s, f"{topics} do not come to rest: {now}"
             before = now
             time.sleep(_STILL_S)
-        self.seen.append([what, now])
+        self.seen.append([name, now])
 
-    def note(self, what: str, value: object) -> None:
+    def note(self, name: str, value: object) -> None:
         """Write something else down."""
-        self.seen.append([what, value])
+        self.seen.append([name, value])
 
     def wait(self, topic: str, channel: str, field: str, value: int) -> None:
         """Wait until a channel's field has a value."""
@@ -406,8 +406,8 @@ STORIES: tuple[Callable[[Stage], None], ...] = (
 )
 
 
-def told(broker: BrokerProcess, story: Callable[[Stage], None]) -> list[Any]:
-    """What is seen in a story."""
+def answers_of(broker: BrokerProcess, story: Callable[[Stage], None]) -> list[Any]:
+    """Play a story, and return what it notes."""
     with ExitStack() as clients:
         stage = Stage(broker, clients)
         story(stage)
@@ -417,5 +417,5 @@ def told(broker: BrokerProcess, story: Callable[[Stage], None]) -> list[Any]:
 
 if __name__ == "__main__":
     with NsqdInMemory() as nsqd:
-        rows = [f" {json.dumps(s.__name__)}: {json.dumps(told(nsqd, s))}" for s in STORIES]
+        rows = [f" {json.dumps(s.__name__)}: {json.dumps(answers_of(nsqd, s))}" for s in STORIES]
     print("{\n" + ",\n".join(rows) + "\n}")

@@ -58,7 +58,7 @@ class Snapped:
 
 
 class UpgradedWire:
-    """A connection to a broker's TCP door; each method returns or fails within some seconds."""
+    """A connection to a broker's TCP port; each method returns or fails within some seconds."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -130,7 +130,7 @@ class UpgradedWire:
 
     def _read(self, size: int) -> bytes:
         while len(self._received) < size:
-            # Of what is plain no more than is needed: behind it may come what is not.
+            # No more plain bytes than needed: encoded ones may come behind them.
             plain = isinstance(self.codec, Plain)
             data = self.socket.recv(size - len(self._received) if plain else 1 << 16)
             if not data:

@@ -8,11 +8,11 @@ from typing import Any
 
 import ansq
 from tests.interop.agents import story
-from tests.interop.agents.story import tell
+from tests.interop.agents.story import report
 
 
 async def on_heartbeat(connection: Any) -> None:
-    tell("heartbeat")
+    report("heartbeat")
 
 
 def options(*, auto_reconnect: bool) -> ansq.ConnectionOptions:
@@ -45,7 +45,7 @@ async def consume(reader: Any) -> None:
     async with asyncio.TaskGroup() as group:
         async for message in reader.messages():
             body = message.body.decode()
-            tell("received", body=body, attempts=message.attempts)
+            report("received", body=body, attempts=message.attempts)
             if body == story.AGAIN and message.attempts == 1:
                 await message.req(story.AGAIN_MS)
             elif body == story.SLOW:
@@ -69,9 +69,9 @@ async def publish(body: str, sent: Awaitable[Any]) -> bool:
         if not answer.is_ok:
             raise RuntimeError(answer.body)
     except Exception as error:  # While the broker is away it raises whatever comes.
-        tell("failed", body=body, reason=repr(error))
+        report("failed", body=body, reason=repr(error))
         return False
-    tell("published", body=body)
+    report("published", body=body)
     return True
 
 
@@ -108,9 +108,9 @@ async def main() -> None:
     for body in (story.PLAIN, story.AGAIN, story.SLOW):
         await publish(body, writer.pub(topic, body))
     await asyncio.sleep(story.SLOW_S + 1)
-    tell("quiet")
+    report("quiet")
     await asyncio.sleep(story.QUIET_S)
-    tell("ticking")
+    report("ticking")
     number = 0
     while not consuming.done():
         number += 1

@@ -9,12 +9,12 @@ from typing import Any
 import gevent
 import gnsq
 from tests.interop.agents import story
-from tests.interop.agents.story import tell
+from tests.interop.agents.story import report
 
 
 def handle(_consumer: gnsq.Consumer, message: Any) -> None:
     body = message.body.decode()
-    tell("received", body=body, attempts=message.attempts)
+    report("received", body=body, attempts=message.attempts)
     message.enable_async()
     if body == story.AGAIN and message.attempts == 1:
         message.requeue(story.AGAIN_MS, backoff=False)
@@ -37,10 +37,10 @@ def publish(body: str, send: Callable[[], Any]) -> None:
         with gevent.Timeout(story.PUBLISH_S):
             answer = send()
     except (gnsq.errors.NSQException, gevent.Timeout) as error:
-        tell("failed", body=body, reason=repr(error))
+        report("failed", body=body, reason=repr(error))
     else:
         assert answer == b"OK", answer
-        tell("published", body=body)
+        report("published", body=body)
 
 
 def main() -> None:
@@ -64,9 +64,9 @@ def main() -> None:
     for body in (story.PLAIN, story.AGAIN, story.SLOW):
         publish(body, pub(body))
     gevent.sleep(story.SLOW_S + 1)
-    tell("quiet")
+    report("quiet")
     gevent.sleep(story.QUIET_S)
-    tell("ticking")
+    report("ticking")
     number = 0
     while True:
         number += 1

@@ -7,18 +7,18 @@ from typing import Any
 
 import nsq
 from tests.interop.agents import story
-from tests.interop.agents.story import tell
+from tests.interop.agents.story import report
 
 
 class Writer(nsq.Writer):  # type: ignore[misc]  # it comes without types
-    """A writer that tells of heartbeats, and of its first connection."""
+    """A writer that reports heartbeats and its first connection."""
 
     def __init__(self, addresses: list[str], **options: Any) -> None:
         super().__init__(addresses, **options)
         self.connected = asyncio.Event()
 
     def heartbeat(self, conn: Any) -> None:
-        tell("heartbeat")
+        report("heartbeat")
 
     def _on_connection_ready(self, conn: Any, **kwargs: Any) -> None:
         super()._on_connection_ready(conn, **kwargs)
@@ -27,7 +27,7 @@ class Writer(nsq.Writer):  # type: ignore[misc]  # it comes without types
 
 def handle(message: Any) -> None:
     body = message.body.decode()
-    tell("received", body=body, attempts=message.attempts)
+    report("received", body=body, attempts=message.attempts)
     message.enable_async()
     if body == story.AGAIN and message.attempts == 1:
         message.requeue(time_ms=story.AGAIN_MS, backoff=False)
@@ -59,9 +59,9 @@ async def publish(body: str, send: Any) -> None:
     except TimeoutError as error:
         data = error
     if data == b"OK":
-        tell("published", body=body)
+        report("published", body=body)
     else:
-        tell("failed", body=body, reason=repr(data))
+        report("failed", body=body, reason=repr(data))
 
 
 async def main() -> None:
@@ -90,9 +90,9 @@ async def main() -> None:
     for body in (story.PLAIN, story.AGAIN, story.SLOW):
         await publish(body, pub(body))
     await asyncio.sleep(story.SLOW_S + 1)
-    tell("quiet")
+    report("quiet")
     await asyncio.sleep(story.QUIET_S)
-    tell("ticking")
+    report("ticking")
     number = 0
     while True:
         number += 1

@@ -7,19 +7,19 @@ import sys
 from typing import Any
 
 import nsq
-from tests.interop.agents.story import tell
+from tests.interop.agents.story import report
 
 
 class Reader(nsq.Reader):  # type: ignore[misc]  # it comes without types
-    """A reader that tells when it is refused."""
+    """A reader that reports a refusal."""
 
     def _on_connection_error(self, conn: Any, error: Any, **kwargs: Any) -> None:
         super()._on_connection_error(conn, error, **kwargs)
-        tell("refused", reason=str(error))
+        report("refused", reason=str(error))
 
 
 def handle(message: Any) -> bool:
-    tell("received", body=message.body.decode())
+    report("received", body=message.body.decode())
     return True
 
 

@@ -1,6 +1,6 @@
 """A consumer of pynsq whose handler fails for one body; see `story` for its arguments.
 
-It tells what it receives, and gives up nothing by itself: that is left to the broker.
+It reports the messages received, and gives up none by itself: that is left to the broker.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import nsq
 from tests.interop.agents import story
-from tests.interop.agents.story import tell
+from tests.interop.agents.story import report
 
 BAD = "bad"
 
 
 def handle(message: Any) -> bool:
     body = message.body.decode()
-    tell("received", body=body, attempts=message.attempts)
+    report("received", body=body, attempts=message.attempts)
     return bool(body != BAD)
 
 

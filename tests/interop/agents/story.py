@@ -1,4 +1,4 @@
-"""What each agent does: the same for every client library, so that one test judges them all.
+"""The steps of each agent, the same for every client library, so that one test judges them all.
 
 An agent is a process with a producer and a consumer of one library.  It publishes the bodies below,
 is quiet for a while, and then publishes a tick every now and then until it is ended.  It prints
@@ -7,7 +7,7 @@ what happens, a JSON object a line:
     {"event": "published", "body": B}                    the broker answered OK
     {"event": "failed", "body": B, "reason": TEXT}       it did not, or could not be reached
     {"event": "received", "body": B, "attempts": N}
-    {"event": "heartbeat"}                               where the library tells of them
+    {"event": "heartbeat"}                               where the library reports them
     {"event": "quiet"}, {"event": "ticking"}             where it is in the story
 
 A library is used as its own documentation shows, with nothing set but what the story needs.
@@ -62,6 +62,6 @@ class Arguments:
         return options
 
 
-def tell(event: str, **fields: object) -> None:
+def report(event: str, **fields: object) -> None:
     """Print what happened."""
     print(json.dumps({"event": event, "at_s": time.monotonic(), **fields}), flush=True)

@@ -1,4 +1,4 @@
-"""The doors of a broker, and the options that may be looked at and changed through one of them."""
+"""The listeners of a broker, and the options that HTTP shows and changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def config(http: aiohttp.ClientSession, name: str, value: str | None = Non
         return json.loads(await response.read())
 
 
-async def test_broadcast_ports_are_those_of_the_doors(
+async def test_broadcast_ports_are_those_of_the_listeners(
     broker: Broker, http: aiohttp.ClientSession
 ) -> None:
     assert await config(http, "broadcast_tcp_port") == broker.server.tcp_port
@@ -97,14 +97,14 @@ async def test_a_start_that_fails_leaves_no_socket_behind(tmp_path: Path) -> Non
     assert not (tmp_path / "http").exists()
 
 
-@pytest.mark.parametrize("door", ["tcp_address", "http_address"])
-async def test_a_broker_that_cannot_listen_writes_nothing(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("option", ["tcp_address", "http_address"])
+async def test_a_broker_that_cannot_listen_writes_nothing(tmp_path: Path, option: str) -> None:
     """It left a data folder, in the current folder where none was named."""
     anywhere = BrokerOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for folder in (tmp_path, tmp_path / "new"):
-            wanted: dict[str, Any] = {door: f"127.0.0.1:{port}", "data_path": str(folder)}
+            wanted: dict[str, Any] = {option: f"127.0.0.1:{port}", "data_path": str(folder)}
             with pytest.raises(OSError, match=rf"listen \(127.0.0.1:{port}\) failed"):
                 build_server(anywhere.replace(**wanted))
     assert list(tmp_path.iterdir()) == []
@@ -127,7 +127,7 @@ async def test_a_broker_that_cannot_listen_writes_nothing(tmp_path: Path, door: 
     ],
 )
 async def test_the_server_has_one_name_on_every_path(broker: Broker, request_line: str) -> None:
-    """What aiohttp answered by itself named aiohttp and Python."""
+    """The own answers of aiohttp named aiohttp and Python."""
     host, _, port = broker.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{request_line}\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
@@ -137,7 +137,7 @@ async def test_the_server_has_one_name_on_every_path(broker: Broker, request_lin
     assert names == [f"Server: martlet/{__version__}"]
 
 
-async def test_an_ipv4_client_of_a_door_for_both_is_shown_as_such(
+async def test_an_ipv4_client_of_a_dual_stack_listener_is_shown_as_ipv4(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Broker(tcp_address=":0", http_address=":0") as broker:
@@ -153,6 +153,6 @@ async def test_an_ipv4_client_of_a_door_for_both_is_shown_as_such(
                 async with http.get(url) as response:
                     report = await response.text()
             wire.close()
-    told = [record.getMessage() for record in caplog.records]
-    assert any("127.0.0.1" in line for line in told)
-    assert not [line for line in [report, *told] if "ffff" in line]
+    logged = [record.getMessage() for record in caplog.records]
+    assert any("127.0.0.1" in line for line in logged)
+    assert not [line for line in [report, *logged] if "ffff" in line]
