@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session that was told nothing of Martlet: Spark has to find the source by itself."""
+    """A session without any setting of Martlet: Spark has to find the source by itself."""
     prepare_environment()
     from pyspark.sql import SparkSession
 

@@ -69,7 +69,7 @@ class Folder:
             frames, ends = _frames(bodies, first_offset, stored_at_ns)
         block = pack_block(properties)
         length = record_length(len(frames), len(ends), len(block))
-        position = self._room(length)
+        position = self._position_for(length)
         record = bytearray(length)
         record[HEADER_BYTES : HEADER_BYTES + len(frames)] = frames
         trailer = align8(HEADER_BYTES + len(frames))
@@ -104,9 +104,9 @@ class Folder:
     def make_anew(self, topic: str) -> None:
         """Delete a topic, and make another one of its name."""
         self.topics[topic] = max(self.topics.values()) + 1
-        for told in (self.entries, self.start_offsets, self.end_offsets):
-            for key in [key for key in told if key[0] == topic]:
-                del told[key]
+        for table in (self.entries, self.start_offsets, self.end_offsets):
+            for key in [key for key in table if key[0] == topic]:
+                del table[key]
 
     def damage(self, topic: str, number: int, at: int = 150, queue: int = 0) -> int:
         """Change a byte of a batch, by its number. Returns its position."""
@@ -151,8 +151,8 @@ class Folder:
     def _segment_path(self) -> Path:
         return self.path / "log" / f"{self._base:020d}.log"
 
-    def _room(self, length: int) -> int:
-        """The position for a record, in a new segment where the last has no room."""
+    def _position_for(self, length: int) -> int:
+        """Return the position for a record, in a new segment if the last is full."""
         if self._used + length > self.segment_bytes:
             assert length <= self.segment_bytes
             self._base = self._next_base

@@ -4,10 +4,10 @@
 
     task --SEND--> gate -----------> broker        STAGING: a block has come, and is not passed on
     driver --CALL transaction.commit--> gate       DECIDED: the commit has come, as far as here
-                   gate <--committed-- broker      COMMITTED: it is done, and nobody was told
-    driver <------ gate                            TOLD: the driver was told
+                   gate <--committed-- broker      COMMITTED: done, unknown to the driver
+    driver <------ gate                            ANSWERED: the driver knows
 
-From then on nothing is passed on until the gate is let go of, so that what is done meanwhile to the
+From then on nothing is passed on until the gate opens, so that anything done meanwhile to the
 processes on either side is done at this step.
 """
 
@@ -30,26 +30,26 @@ class Step(StrEnum):
     STAGING = "staging"
     DECIDED = "decided"
     COMMITTED = "committed"
-    TOLD = "told"
+    ANSWERED = "answered"
 
 
 _MARKS = {
     Step.STAGING: b"SEND ",
     Step.DECIDED: b" transaction.commit\n",
     Step.COMMITTED: b'{"state":"committed"',
-    Step.TOLD: b'{"state":"committed"',
+    Step.ANSWERED: b'{"state":"committed"',
 }
-_OF_ANSWERS = (Step.COMMITTED, Step.TOLD)
+_OF_ANSWERS = (Step.COMMITTED, Step.ANSWERED)
 
 
 class Gate:
     """Runs in threads of its own.
 
     Args:
-        broker_address: the broker's TCP door.
+        broker_address: the broker's TCP address.
 
     Attributes:
-        http_address: what Spark is to be told as the broker's.
+        http_address: the address that Spark gets as the broker's.
     """
 
     def __init__(self, broker_address: str) -> None:
@@ -145,12 +145,12 @@ class Gate:
             while data := source.recv(1 << 16):
                 step = self._is_there(tail + data, is_answer)
                 tail = data[-_TAIL_BYTES:]
-                if step is Step.TOLD:
+                if step is Step.ANSWERED:
                     target.sendall(data)
                 if step is not None:
                     self._reached.set()
                 self._open.wait()
-                if step is not Step.TOLD:
+                if step is not Step.ANSWERED:
                     target.sendall(data)
         for each in (source, target):
             with suppress(OSError):

@@ -21,7 +21,7 @@ def post(
 
 
 def key_of(queue: int, queues: int) -> str:
-    """An order key whose messages are in a queue of so many."""
+    """Return an order key whose messages are in the given queue."""
     return next(key for key in map(str, range(1000)) if crc32c(key.encode()) % queues == queue)
 
 

@@ -1,4 +1,4 @@
-"""What is stored of a topic, as any reader of it sees it, without a Spark around it."""
+"""Stored messages of a topic as any reader sees them, without Spark."""
 
 from __future__ import annotations
 

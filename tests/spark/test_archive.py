@@ -88,7 +88,7 @@ def test_the_archive_knows_how_far_it_is_without_a_checkpoint(
     assert offsets(options) == list(range(150))
 
 
-def test_a_checkpoint_whose_archive_has_gone_is_told(
+def test_a_checkpoint_without_its_archive_is_refused(
     spark: SparkSession, broker: BrokerProcess, options: ArchiveOptions, tmp_path: Path
 ) -> None:
     options = options.replace(checkpoint=str(tmp_path / "checkpoint"))
@@ -133,13 +133,13 @@ def test_a_table_of_delta_of_every_topic_that_matches(
     assert sorted(found["value"].to_pylist()) == [b"t.one", b"t.two"]
 
 
-def test_a_column_that_is_not_there_is_told(spark: SparkSession, options: ArchiveOptions) -> None:
+def test_a_missing_column_is_reported(spark: SparkSession, options: ArchiveOptions) -> None:
     options = options.replace(allow_missing_topics=True)
     with pytest.raises(OptionError, match="cannot partition by origin: there are number, _corrupt"):
         archive(options.replace(json_schema="number INT", partition_by="origin"), spark)
 
 
-def test_wrong_options_are_told_and_not_what_spark_makes_of_them(
+def test_wrong_options_are_reported_in_our_words_and_not_in_spark_s(
     spark: SparkSession, options: ArchiveOptions
 ) -> None:
     options = options.replace(allow_missing_topics=True)
@@ -150,7 +150,7 @@ def test_wrong_options_are_told_and_not_what_spark_makes_of_them(
         archive(options.replace(json_schema="n DUBLE"), spark)
 
 
-def test_a_running_job_is_scraped_and_told_to_end(
+def test_a_running_job_is_scraped_and_stopped(
     spark: SparkSession,
     broker: BrokerProcess,
     options: ArchiveOptions,

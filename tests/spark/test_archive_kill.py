@@ -30,7 +30,7 @@ BATCH = 500
 
 
 class Feed:
-    """Publishes messages until it is told to stop.
+    """Publish messages until stopped.
 
     Attributes:
         count: how many were answered OK.
@@ -121,7 +121,7 @@ def visible(out: Path) -> list[int]:
     return sorted(found)
 
 
-def test_whoever_is_killed_each_message_is_archived_once(tmp_path: Path) -> None:
+def test_each_message_is_archived_once_whichever_process_is_killed(tmp_path: Path) -> None:
     chance = random.Random(6)
     out = tmp_path / "out"
     with BrokerProcess(tmp_path / "data") as broker:

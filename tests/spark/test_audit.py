@@ -50,7 +50,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def consume(broker: BrokerProcess, count: int, requeued: int = 0) -> None:
-    """Finish so many messages."""
+    """Finish a number of messages."""
     with Consumer("orders", "billing", broker.tcp_address) as consumer:
         for message in consumer:
             if requeued:
@@ -64,12 +64,12 @@ def consume(broker: BrokerProcess, count: int, requeued: int = 0) -> None:
 
 
 def await_finished(folder: Path, count: int) -> None:
-    """Wait until the journal tells that so many messages were finished."""
+    """Wait until the journal has `count` finished messages."""
     ends_s = time.monotonic() + 60
     while time.monotonic() < ends_s:
         facts = [fact for place in survey_folder(str(folder)).segments for fact in decoded(place)]
-        told = [fact for fact in facts if fact.kind == FactKind.ACCOUNT]
-        counts = [np.frombuffer(fact.payload, "<i8")[FIRST_BUCKET:].sum() for fact in told]
+        accounts = [fact for fact in facts if fact.kind == FactKind.ACCOUNT]
+        counts = [np.frombuffer(fact.payload, "<i8")[FIRST_BUCKET:].sum() for fact in accounts]
         if counts and max(counts) == count:
             return
         time.sleep(0.02)
@@ -83,7 +83,7 @@ def audited(capsys: pytest.CaptureFixture[str], **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_log_is_clean_after_a_kill_and_says_what_was_done(
+def test_a_log_is_clean_after_a_kill_and_its_counts_are_reported(
     stopped: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -1,5 +1,5 @@
 """One stream over all brokers that lookup daemons know, while brokers, topics and queues come and
-go: each message once, and nobody waits for who is away.
+go: each message comes once, and an absent broker delays no other.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ def wait_for(
 
 def groups(broker: BrokerProcess) -> dict[str, int]:
     """The lag of the group at each topic of a broker."""
-    told = json.loads(post(broker.http_address, "/call/group.list"))["groups"]
-    assert all(group["group"] == "spark" and group["kind"] == "follower" for group in told)
-    return {group["topic"]: group["lag"] for group in told}
+    listed = json.loads(post(broker.http_address, "/call/group.list"))["groups"]
+    assert all(group["group"] == "spark" and group["kind"] == "follower" for group in listed)
+    return {group["topic"]: group["lag"] for group in listed}
 
 
-def test_a_stream_follows_what_comes_and_goes(spark: SparkSession, town: Town) -> None:
+def test_a_stream_follows_brokers_and_topics_that_come_and_go(
+    spark: SparkSession, town: Town
+) -> None:
     one, two = town.new_broker(), town.new_broker()
     town.publish(one, "ev.a", 100)
     town.publish(two, "ev.a", 50)
@@ -131,7 +133,7 @@ def test_a_stream_follows_what_comes_and_goes(spark: SparkSession, town: Town) -
         three = town.new_broker()
         town.publish(three, "ev.a", 25)
         wait_for(all_here, query)
-        # What was read is told, though no more comes.
+        # The position is reported, though no more comes.
         wait_for(lambda: groups(one) == {"ev.a": 0}, query)
         wait_for(lambda: groups(two) == {"ev.a": 0, "ev.b": 0, "ev.c": 0}, query)
         wait_for(lambda: groups(three) == {"ev.a": 0}, query)
@@ -146,5 +148,5 @@ def test_a_stream_follows_what_comes_and_goes(spark: SparkSession, town: Town) -
     assert groups(three) == {"ev.a": 7}
     (topic,) = ask(three.http_address, "/stats?format=json&topic=ev.a")["topics"]
     assert [(c["channel_name"], c["depth"]) for c in topic["channels"]] == [("spark", 7)]
-    # A lookup daemon tells nobody to make such a channel.
+    # A lookup daemon does not list such a channel.
     assert ask(town.lookup.http_address, "/channels?topic=ev.a")["channels"] == []

@@ -83,11 +83,11 @@ def die(broker: BrokerProcess, count: int) -> None:
 
 def waiting(broker: BrokerProcess) -> int:
     """How many dead letters the broker has still."""
-    told = json.loads(post(broker.http_address, "/call/dead_letters.list", b"{}"))
-    return sum(topic["count"] for topic in told["dead_letter_topics"])
+    answer = json.loads(post(broker.http_address, "/call/dead_letters.list", b"{}"))
+    return sum(topic["count"] for topic in answer["dead_letter_topics"])
 
 
-def test_they_are_grouped_shown_brought_back_and_dropped(
+def test_dead_letters_are_grouped_shown_redriven_and_dropped(
     spark: SparkSession, brokers: list[BrokerProcess]
 ) -> None:
     first, second = brokers
@@ -138,7 +138,7 @@ def test_they_are_grouped_shown_brought_back_and_dropped(
 
 
 @pytest.mark.parametrize("option", ["where", "by"])
-def test_an_expression_that_is_none_is_named(
+def test_a_bad_expression_is_named(
     spark: SparkSession, brokers: list[BrokerProcess], option: str
 ) -> None:
     options = DeadLetterJobOptions(addresses=(brokers[0].http_address,)).replace(

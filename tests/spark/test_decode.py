@@ -72,7 +72,7 @@ def rows_of(batch: pa.RecordBatch) -> list[tuple[int, int, int, str, bytes]]:
 
 @settings(max_examples=60, deadline=None)
 @given(batches=BATCHES, data=st.data())
-def test_any_part_of_any_batches_is_what_a_slow_decoder_finds(
+def test_any_part_of_any_batches_decodes_as_by_a_slow_decoder(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]], data: st.DataObject
 ) -> None:
     folder = Folder(tmp_path_factory.mktemp("folder"))

@@ -65,14 +65,14 @@ def encoder(**settings: Any) -> Encoder:
 
 
 def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, Properties, int]]:
-    """What a broker makes of blocks: topic, queue, body, properties and time of each message."""
+    """Read blocks as a broker does: topic, queue, body, properties and time of each message."""
     found = []
     for block in blocks:
         data = bytearray(block.bodies)
         bodies = split_bodies(data, 0, len(data), block.message_count)
         assert bodies is not None
-        told = entries_of(block.properties, block.message_count) if block.properties else []
-        properties = {number: Properties.unpack(entry) for number, entry in told}
+        entries = entries_of(block.properties, block.message_count) if block.properties else []
+        properties = {number: Properties.unpack(entry) for number, entry in entries}
         times = [ms for ms, count in block.times for _ in range(count)] or [0] * len(bodies)
         assert len(times) == len(bodies)
         for number, body in enumerate(bodies):
@@ -96,7 +96,7 @@ def wanted(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int
 
 @given(st.lists(st.lists(rows, max_size=12), max_size=4), st.integers(0, 3))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_blocks_say_what_rows_said(batches: list[list[dict[str, Any]]], cut: int) -> None:
+def test_blocks_hold_the_values_of_the_rows(batches: list[list[dict[str, Any]]], cut: int) -> None:
     made = encoder()
     blocks: list[MessageBlock] = []
     for batch in batches:
@@ -142,7 +142,7 @@ def test_many_small_rows_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch
     assert [block.message_count for block in blocks] == [10, 10, 5]
 
 
-def test_what_waits_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_bytes_of_many_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MAX_PENDING_BYTES", 300)
     made = encoder(block_bytes=1000, queue_count=lambda topic: 1)
     blocks: list[MessageBlock] = []
@@ -155,7 +155,7 @@ def test_what_waits_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert (made._pending_bytes, made._pending) == (0, {})
 
 
-def test_an_option_names_the_topic_whatever_the_column_says() -> None:
+def test_a_topic_option_overrides_the_column() -> None:
     made = encoder(topic="one")
     blocks = [*made.add(values(b"x", topic=pa.array(["two"]))), *made.rest()]
     assert [block.topic for block in blocks] == ["one"]
@@ -219,7 +219,7 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
 
 
 @pytest.mark.parametrize(
-    ("columns", "what"),
+    ("columns", "error_text"),
     [
         ({"value": pa.array([b"x", None])}, "'value' is null or empty in 1 of 2 rows"),
         ({"value": pa.array(["x", ""])}, "'value' is null or empty in 1 of 2 rows"),
@@ -256,8 +256,8 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
         ),
     ],
 )
-def test_rows_that_cannot_be_messages(columns: dict[str, Any], what: str) -> None:
+def test_rows_that_cannot_be_messages(columns: dict[str, Any], error_text: str) -> None:
     ground = {"value": pa.array(["x", "y"]), "topic": pa.array(["two", "two"])}
     batch = pa.RecordBatch.from_pydict(ground | columns)
-    with pytest.raises((ValueError, BadProperties), match=what):
+    with pytest.raises((ValueError, BadProperties), match=error_text):
         list(encoder().add(batch))

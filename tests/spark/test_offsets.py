@@ -61,7 +61,7 @@ def test_bytes_are_shared_out_by_whole_batches() -> None:
     assert sorted(taken.values()) == [0, 0, 10]
 
 
-def test_spans_leave_out_what_is_empty_or_has_no_start() -> None:
+def test_spans_leave_out_queues_that_are_empty_or_have_no_start() -> None:
     start = {KEYS[0]: 3, KEYS[1]: 4}
     end = {KEYS[0]: 9, KEYS[1]: 4, KEYS[2]: 7}
     assert list(spans(start, end)) == [(KEYS[0], 3, 9)]

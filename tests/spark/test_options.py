@@ -1,4 +1,4 @@
-"""What a user may ask for, and what is said where it makes no sense."""
+"""Options of a user, and the errors of senseless ones."""
 
 from __future__ import annotations
 
@@ -150,13 +150,13 @@ def test_where_brokers_are() -> None:
         ("stream", {"maxOffsetsPerTrigger": "0"}, "not between 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(kind: str, options: dict[str, str], message: str) -> None:
+def test_senseless_options_are_refused(kind: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
         parse(kind, **options)
 
 
 @pytest.mark.parametrize("missing", ["addresses", "topic"])
-def test_what_is_needed(missing: str) -> None:
+def test_required_options(missing: str) -> None:
     given = {name: value for name, value in NEEDED.items() if name != missing}
     with pytest.raises(ValueError, match=f"option {missing} is missing"):
         ReadOptions.parse(given, "batch")
@@ -174,6 +174,6 @@ def test_another_type_of_a_column_is_refused() -> None:
         arrow_schema(StructType().add("value", "binary"), "batches")
 
 
-def test_a_pattern_that_is_none() -> None:
+def test_a_bad_pattern_is_refused() -> None:
     with pytest.raises(ValueError, match=r"option topicPattern: '\(' is not a regular expression"):
         ReadOptions.parse({"addresses": "a:1", "topicPattern": "("}, "batch")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
-from tests.spark.door import Door, serving
 from tests.spark.folder import Folder
+from tests.spark.log_server import LogServer, serving
 
 from martlet.log.index import ENTRY
 from martlet.spark.brokers import brokers
@@ -27,7 +27,7 @@ from martlet.spark.read.stream import StreamReader
 
 ALL = ReadAllAvailable()
 
-Doors = Callable[[Folder], Door]
+Servers = Callable[[Folder], LogServer]
 Readers = Callable[..., StreamReader]
 
 
@@ -38,9 +38,9 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def doors() -> Iterator[Doors]:
+def servers() -> Iterator[Servers]:
     with ExitStack() as stack:
-        yield lambda folder: stack.enter_context(serving(Door(folder)))
+        yield lambda folder: stack.enter_context(serving(LogServer(folder)))
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def folder(tmp_path: Path) -> Folder:
 def reader() -> Iterator[Readers]:
     made: list[StreamReader] = []
 
-    def make(*doors: Door, **options: str) -> StreamReader:
-        addresses = ",".join(door.address for door in doors)
+    def make(*servers: LogServer, **options: str) -> StreamReader:
+        addresses = ",".join(server.address for server in servers)
         given = {"addresses": addresses, "topic": "t", "startingOffsets": "earliest"} | options
         schema = arrow_schema(StructType().add("offset", "long"))
         made.append(StreamReader(ReadOptions.parse(given, "stream"), schema))
@@ -76,8 +76,8 @@ def ranges(stream: StreamReader, start: Offsets, end: Offsets) -> list[tuple[int
     return [(split.start, split.end) for task in tasks for split in task.splits]
 
 
-def test_from_the_start_to_the_end(folder: Folder, doors: Doors, reader: Readers) -> None:
-    stream = reader(doors(folder))
+def test_from_the_start_to_the_end(folder: Folder, servers: Servers, reader: Readers) -> None:
+    stream = reader(servers(folder))
     start = stream.initialOffset()
     assert start == at(folder, 0)
     end = stream.latestOffset(start, ALL)
@@ -88,17 +88,17 @@ def test_from_the_start_to_the_end(folder: Folder, doors: Doors, reader: Readers
     assert ranges(stream, end, end) == []
 
 
-def test_a_limit(folder: Folder, doors: Doors, reader: Readers) -> None:
-    stream = reader(doors(folder), maxOffsetsPerTrigger="30")
+def test_a_limit(folder: Folder, servers: Servers, reader: Readers) -> None:
+    stream = reader(servers(folder), maxOffsetsPerTrigger="30")
     assert stream.getDefaultReadLimit() == ReadMaxRows(30)
     assert stream.latestOffset(at(folder, 5), ReadMaxRows(30)) == at(folder, 35)
     assert stream.latestOffset(at(folder, 90), ReadMaxRows(30)) == at(folder, 100)
 
 
 def test_available_now_ends_where_it_was_at_the_start(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
-    stream = reader(doors(folder))
+    stream = reader(servers(folder))
     stream.prepareForTriggerAvailableNow()
     folder.append("t", [b"late"] * 7)
     folder.append("new", [b"late"])
@@ -108,22 +108,22 @@ def test_available_now_ends_where_it_was_at_the_start(
 
 
 def test_an_idle_query_does_not_keep_the_broker_busy(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
-    door = doors(folder)
-    stream = reader(door, topic="t,missing")
+    server = servers(folder)
+    stream = reader(server, topic="t,missing")
     end = at(folder, 100)
     began_s = time.monotonic()
     for _ in range(200):
         assert stream.latestOffset(end, ALL) == end
     looks = 1 + int((time.monotonic() - began_s) / 0.1)
-    assert 1 <= door.requests.count("/log/topics") <= looks + 1
+    assert 1 <= server.requests.count("/log/topics") <= looks + 1
 
 
 def test_a_topic_that_appears_begins_at_its_first_offset(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
-    stream = reader(doors(folder), topic="t,u")
+    stream = reader(servers(folder), topic="t,u")
     end = stream.latestOffset(at(folder, 100), ALL)
     folder.append("u", [b"1", b"2"])
     time.sleep(0.11)
@@ -137,21 +137,21 @@ def test_a_topic_that_appears_begins_at_its_first_offset(
 
 
 def test_the_channel_is_made_first_and_follows(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
-    door = doors(folder)
-    stream = reader(door, channel="c", startingOffsets='{"t": {"0": 40}}')
+    server = servers(folder)
+    stream = reader(server, channel="c", startingOffsets='{"t": {"0": 40}}')
     stream.initialOffset()
-    made = door.requests.index("/channel/advance")
-    assert "/log/topics" in door.requests[made:], "what it is told of next is kept already"
-    assert not {"/topic/create", "/channel/create"} & set(door.requests)
-    assert door.channels["t", "c"] == 40
+    made = server.requests.index("/channel/advance")
+    assert "/log/topics" in server.requests[made:], "the position reported next is kept already"
+    assert not {"/topic/create", "/channel/create"} & set(server.requests)
+    assert server.channels["t", "c"] == 40
     stream.commit(at(folder, 70))
-    assert door.channels["t", "c"] == 70
-    # A run again: the checkpoint's position is told, though nothing was committed in this run.
-    again = reader(door, channel="c")
+    assert server.channels["t", "c"] == 70
+    # A run again: the checkpoint's position is reported, though nothing was committed in this run.
+    again = reader(server, channel="c")
     again.latestOffset(at(folder, 90), ALL)
-    assert door.channels["t", "c"] == 90
+    assert server.channels["t", "c"] == 90
 
 
 def until_there(stream: StreamReader, start: Offsets, wanted: Offsets) -> None:
@@ -167,12 +167,12 @@ def both_at(one: Folder, first: int, two: Folder, second: int) -> Offsets:
 
 
 def test_a_broker_that_is_away_does_not_keep_the_others_waiting(
-    tmp_path: Path, folder: Folder, doors: Doors, reader: Readers
+    tmp_path: Path, folder: Folder, servers: Servers, reader: Readers
 ) -> None:
     other = Folder(tmp_path / "two")
     other.append("t", [b"y"] * 5)
-    door, away = doors(folder), doors(other)
-    stream = reader(door, away, timeoutMs="600000")
+    server, away = servers(folder), servers(other)
+    stream = reader(server, away, timeoutMs="600000")
     start = stream.initialOffset()
     assert start == both_at(folder, 0, other, 0)
     away.failing = 10**9
@@ -183,26 +183,26 @@ def test_a_broker_that_is_away_does_not_keep_the_others_waiting(
     away.failing = 0
     until_there(stream, end, both_at(folder, 103, other, 5))
     # It may be away for so long and no longer.
-    hasty = reader(door, away, timeoutMs="200")
+    hasty = reader(server, away, timeoutMs="200")
     hasty.latestOffset(start, ALL)
     away.failing = 10**9
-    told = rf"{away.address} has been out of reach .* option timeoutMs is 200"
-    with pytest.raises(BrokerUnreachable, match=told):
+    message = rf"{away.address} has been out of reach .* option timeoutMs is 200"
+    with pytest.raises(BrokerUnreachable, match=message):
         until_there(hasty, end, {})
 
 
-def test_a_broker_that_takes_requests_and_answers_none_keeps_nobody_waiting(
+def test_a_broker_that_answers_nothing_delays_no_other(
     tmp_path: Path,
     folder: Folder,
-    doors: Doors,
+    servers: Servers,
     reader: Readers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(brokers, "_WAIT_S", 0.1)
     other = Folder(tmp_path / "two")
     other.append("t", [b"y"] * 5)
-    door, stuck = doors(folder), doors(other)
-    stream = reader(door, stuck, timeoutMs="600000")
+    server, stuck = servers(folder), servers(other)
+    stream = reader(server, stuck, timeoutMs="600000")
     start = stream.initialOffset()
     stuck.held = threading.Event()
     time.sleep(0.11)
@@ -213,8 +213,8 @@ def test_a_broker_that_takes_requests_and_answers_none_keeps_nobody_waiting(
     until_there(stream, end, both_at(folder, 100, other, 5))
 
 
-def test_two_addresses_of_one_broker(folder: Folder, doors: Doors, reader: Readers) -> None:
-    one, two = doors(folder), doors(folder)
+def test_two_addresses_of_one_broker(folder: Folder, servers: Servers, reader: Readers) -> None:
+    one, two = servers(folder), servers(folder)
     stream = reader(one, two, timeoutMs="50")
     start = stream.initialOffset()
     assert start == at(folder, 0)
@@ -233,12 +233,12 @@ def test_two_addresses_of_one_broker(folder: Folder, doors: Doors, reader: Reade
 
 
 def test_a_planned_batch_and_an_available_now_wait_for_their_broker(
-    tmp_path: Path, folder: Folder, doors: Doors, reader: Readers
+    tmp_path: Path, folder: Folder, servers: Servers, reader: Readers
 ) -> None:
     other = Folder(tmp_path / "two")
     other.append("t", [b"y"] * 5)
-    door, away = doors(folder), doors(other)
-    stream = reader(door, away)
+    server, away = servers(folder), servers(other)
+    stream = reader(server, away)
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
 
@@ -254,38 +254,42 @@ def test_a_planned_batch_and_an_available_now_wait_for_their_broker(
     assert sorted(ranges(stream, start, end)) == [(0, 5), (0, 100)]
 
 
-def test_what_has_gone_before_it_was_read(folder: Folder, doors: Doors, reader: Readers) -> None:
-    door = doors(folder)
+def test_messages_dropped_before_they_were_read(
+    folder: Folder, servers: Servers, reader: Readers
+) -> None:
+    server = servers(folder)
     folder.recycle_first()
     first = folder.start_offsets["t", 0]
     assert first > 0
     with pytest.raises(DataLossError, match=f"first one there is {first}"):
-        ranges(reader(door), at(folder, 0), at(folder, 100))
-    lenient = reader(door, failOnDataLoss="false")
+        ranges(reader(server), at(folder, 0), at(folder, 100))
+    lenient = reader(server, failOnDataLoss="false")
     assert ranges(lenient, at(folder, 0), at(folder, 100)) == [(first, 100)]
 
 
-def test_a_position_behind_the_end_is_a_loss(folder: Folder, doors: Doors, reader: Readers) -> None:
-    door = doors(folder)
+def test_a_position_behind_the_end_is_a_loss(
+    folder: Folder, servers: Servers, reader: Readers
+) -> None:
+    server = servers(folder)
     with pytest.raises(DataLossError, match=r"data loss by truncation: .* the queue ends at 100"):
-        reader(door).latestOffset(at(folder, 500), ALL)
-    lenient = reader(door, failOnDataLoss="false")
+        reader(server).latestOffset(at(folder, 500), ALL)
+    lenient = reader(server, failOnDataLoss="false")
     assert lenient.latestOffset(at(folder, 500), ALL) == at(folder, 100)
 
 
-def test_made_anew(folder: Folder, doors: Doors, reader: Readers) -> None:
-    door = doors(folder)
+def test_made_anew(folder: Folder, servers: Servers, reader: Readers) -> None:
+    server = servers(folder)
     before = at(folder, 60)
     folder.make_anew("t")
     folder.append("t", [b"z"] * 70)
-    told = r"data loss by recreation: .*offset 60 is wanted.*it was number 1 and is number 2 now"
+    message = r"data loss by recreation: .*offset 60 is wanted.*it was number 1 and is number 2 now"
     planned: Offsets = {folder.broker: {"t": {"0": 70, "topic_id": 1}}}
-    with pytest.raises(DataLossError, match=told):
-        ranges(reader(door), before, planned)
-    with pytest.raises(DataLossError, match=told) as caught:
-        reader(door).latestOffset(before, ALL)
+    with pytest.raises(DataLossError, match=message):
+        ranges(reader(server), before, planned)
+    with pytest.raises(DataLossError, match=message) as caught:
+        reader(server).latestOffset(before, ALL)
     assert caught.value.loss is LossReport.RECREATION
-    lenient = reader(door, failOnDataLoss="false")
+    lenient = reader(server, failOnDataLoss="false")
     anew = lenient.latestOffset(before, ALL)
     assert anew == at(folder, 0)
     assert ranges(lenient, before, anew) == []
@@ -294,17 +298,17 @@ def test_made_anew(folder: Folder, doors: Doors, reader: Readers) -> None:
 
 
 @pytest.mark.parametrize("gone", ["deleted", "made anew"])
-def test_what_goes_between_a_look_and_what_is_planned_by_it(
-    folder: Folder, doors: Doors, reader: Readers, gone: str
+def test_topics_that_change_between_listing_and_planning(
+    folder: Folder, servers: Servers, reader: Readers, gone: str
 ) -> None:
     folder.append("another", [b"1"])
-    door = doors(folder)
+    server = servers(folder)
     start, end = at(folder, 0), at(folder, 100)
-    streams = [reader(door, failOnDataLoss=word) for word in ("true", "false")]
+    streams = [reader(server, failOnDataLoss=word) for word in ("true", "false")]
     for stream in streams:
         assert ranges(stream, start, end) == [(0, 100)]
         stream._poll_interval_s = 60
-    limited = reader(door, maxBytesPerTrigger="100")
+    limited = reader(server, maxBytesPerTrigger="100")
     limited.initialOffset()
     limited._poll_interval_s = 60
     if gone == "made anew":
@@ -312,19 +316,19 @@ def test_what_goes_between_a_look_and_what_is_planned_by_it(
         folder.append("t", [b"z"] * 20)
     else:
         del folder.topics["t"], folder.start_offsets["t", 0]
-    told = "data loss by (recreation|deletion): topic t, queue 0"
-    with pytest.raises(DataLossError, match=told):
+    message = "data loss by (recreation|deletion): topic t, queue 0"
+    with pytest.raises(DataLossError, match=message):
         ranges(streams[0], start, end)
     assert ranges(streams[1], start, end) == []
-    with pytest.raises(DataLossError, match=told):
+    with pytest.raises(DataLossError, match=message):
         limited.latestOffset(start, ALL)
 
 
 def test_a_position_that_does_not_name_its_topic(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
     """A checkpoint of a version that did not."""
-    stream = reader(doors(folder))
+    stream = reader(servers(folder))
     start = {folder.broker: {"t": {"0": 30}}}
     end = stream.latestOffset(start, ALL)
     assert end == at(folder, 100)
@@ -332,49 +336,49 @@ def test_a_position_that_does_not_name_its_topic(
     assert ranges(stream, start, {folder.broker: {"t": {"0": 90}}}) == [(30, 90)]
 
 
-def test_deleted(folder: Folder, doors: Doors, reader: Readers) -> None:
-    door = doors(folder)
+def test_deleted(folder: Folder, servers: Servers, reader: Readers) -> None:
+    server = servers(folder)
     folder.append("u", [b"1"])
     both = at(folder, 100) | {
         folder.broker: {**at(folder, 100)[folder.broker], "u": {"0": 0, "topic_id": 2}}
     }
-    for told in (folder.topics, folder.start_offsets):
-        del told["u" if told is folder.topics else ("u", 0)]  # type: ignore[arg-type]
+    for table in (folder.topics, folder.start_offsets):
+        del table["u" if table is folder.topics else ("u", 0)]  # type: ignore[arg-type]
     with pytest.raises(DataLossError, match="data loss by deletion: topic u"):
-        reader(door, topic="t,u").latestOffset(both, ALL)
-    lenient = reader(door, topic="t,u", failOnDataLoss="false")
+        reader(server, topic="t,u").latestOffset(both, ALL)
+    lenient = reader(server, topic="t,u", failOnDataLoss="false")
     assert lenient.latestOffset(both, ALL) == both
     # Who does not read it any more does not miss it, and keeps its place.
-    assert reader(door, topic="t").latestOffset(both, ALL) == both
+    assert reader(server, topic="t").latestOffset(both, ALL) == both
 
 
 def test_another_queue_of_a_known_broker_that_has_lost_its_start(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
-    door = doors(folder)
+    server = servers(folder)
     for _ in range(20):
         folder.append("u", [b"x" * 50] * 10)
     start = at(folder, 100)
     folder.start_offsets["u", 0] = 50
     with pytest.raises(DataLossError, match=r"retention: topic u.*offset 0 is wanted.* is 50 "):
-        reader(door, topic="t,u").latestOffset(start, ALL)
+        reader(server, topic="t,u").latestOffset(start, ALL)
 
 
-def test_bytes_are_limited(folder: Folder, doors: Doors, reader: Readers) -> None:
+def test_bytes_are_limited(folder: Folder, servers: Servers, reader: Readers) -> None:
     """Ten batches of some 1000 bytes, of which two fit; and of two topics each gets its share."""
     length = folder.entries["t", 0][0][3]
-    stream = reader(doors(folder), topic="t,u", maxBytesPerTrigger=str(2 * length + 10))
+    stream = reader(servers(folder), topic="t,u", maxBytesPerTrigger=str(2 * length + 10))
     assert stream.latestOffset(at(folder, 0), ALL) == at(folder, 20)
     assert stream.latestOffset(at(folder, 15), ALL) == at(folder, 30)
     assert stream.latestOffset(at(folder, 95), ALL) == at(folder, 100)
-    few = reader(doors(folder), maxBytesPerTrigger="1", maxOffsetsPerTrigger="3")
+    few = reader(servers(folder), maxBytesPerTrigger="1", maxOffsetsPerTrigger="3")
     assert few.latestOffset(at(folder, 0), ALL) == at(folder, 10)
     assert few.latestOffset(at(folder, 0), few.getDefaultReadLimit()) == at(folder, 3)
 
 
-def test_too_few_messages_wait_for_more(folder: Folder, doors: Doors, reader: Readers) -> None:
-    door = doors(folder)
-    stream = reader(door, minRows="60", maxDelay="300ms")
+def test_too_few_messages_wait_for_more(folder: Folder, servers: Servers, reader: Readers) -> None:
+    server = servers(folder)
+    stream = reader(server, minRows="60", maxDelay="300ms")
     assert stream.latestOffset(at(folder, 40), ALL) == at(folder, 100)
     start = at(folder, 50)
     began_s = time.monotonic()
@@ -387,50 +391,52 @@ def test_too_few_messages_wait_for_more(folder: Folder, doors: Doors, reader: Re
     assert stream.latestOffset(at(folder, 90), ALL) == at(folder, 100)
 
 
-def test_a_group_is_made_first_and_follows(folder: Folder, doors: Doors, reader: Readers) -> None:
-    door = doors(folder)
-    stream = reader(door, group="g", retain="true", startingOffsets="latest-60")
+def test_a_group_is_made_first_and_follows(
+    folder: Folder, servers: Servers, reader: Readers
+) -> None:
+    server = servers(folder)
+    stream = reader(server, group="g", retain="true", startingOffsets="latest-60")
     start = stream.initialOffset()
     assert start == at(folder, 40)
-    assert door.channels["t", "g"] == 40
-    assert door.retains["t", "g"]
-    count = door.requests.count("/call/group.follow")
+    assert server.channels["t", "g"] == 40
+    assert server.retains["t", "g"]
+    count = server.requests.count("/call/group.follow")
     stream.latestOffset(at(folder, 70), ALL)
     stream.latestOffset(at(folder, 70), ALL)
-    assert door.requests.count("/call/group.follow") == count + 1
-    assert door.channels["t", "g"] == 70
+    assert server.requests.count("/call/group.follow") == count + 1
+    assert server.channels["t", "g"] == 70
 
 
 def test_a_group_is_nowhere_in_another_topic_of_that_name(
-    folder: Folder, doors: Doors, reader: Readers
+    folder: Folder, servers: Servers, reader: Readers
 ) -> None:
     """It would have what is to be read there first let go of."""
-    door = doors(folder)
-    stream = reader(door, group="spark", retain="true")
+    server = servers(folder)
+    stream = reader(server, group="spark", retain="true")
     end = stream.latestOffset(stream.initialOffset(), ALL)
     stream._poll_interval_s = 60
     folder.make_anew("t")
     for _ in range(20):
         folder.append("t", [b"z"] * 10)
     stream.commit(end)
-    assert door.channels["t", "spark"] == 0
+    assert server.channels["t", "spark"] == 0
 
 
 @pytest.mark.parametrize("follows", ["group", "channel"])
-def test_what_follows_a_log_that_has_lost_its_tail_is_at_its_end(
-    folder: Folder, doors: Doors, reader: Readers, follows: str
+def test_a_follower_of_a_log_with_a_lost_tail_is_at_its_end(
+    folder: Folder, servers: Servers, reader: Readers, follows: str
 ) -> None:
     """Brokers refuse a place behind the end, and the query is to say what has happened."""
-    door = doors(folder)
+    server = servers(folder)
     with pytest.raises(DataLossError, match="truncation"):
-        reader(door, **{follows: "spark"}).latestOffset(at(folder, 500), ALL)
-    assert door.channels["t", "spark"] == 100
+        reader(server, **{follows: "spark"}).latestOffset(at(folder, 500), ALL)
+    assert server.channels["t", "spark"] == 100
 
 
-def test_topics_that_match(folder: Folder, doors: Doors, reader: Readers) -> None:
+def test_topics_that_match(folder: Folder, servers: Servers, reader: Readers) -> None:
     folder.append("tea", [b"x"])
     folder.append("noise", [b"x"])
-    given = {"addresses": doors(folder).address, "topicPattern": "t.*"}
+    given = {"addresses": servers(folder).address, "topicPattern": "t.*"}
     schema = arrow_schema(StructType().add("offset", "long"))
     stream = StreamReader(ReadOptions.parse(given, "stream"), schema)
     start = stream.initialOffset()
@@ -446,8 +452,8 @@ def test_topics_that_match(folder: Folder, doors: Doors, reader: Readers) -> Non
     stream.stop()
 
 
-def test_a_reader_travels_to_its_tasks(folder: Folder, doors: Doors, reader: Readers) -> None:
-    stream = reader(doors(folder))
+def test_a_reader_travels_to_its_tasks(folder: Folder, servers: Servers, reader: Readers) -> None:
+    stream = reader(servers(folder))
     start = stream.initialOffset()
     (split,) = stream.partitions(start, at(folder, 100))
     copy, same_split = pickle.loads(pickle.dumps((stream, split)))
@@ -467,7 +473,7 @@ def tasks_of(stream: StreamReader) -> list[list[tuple[str, int, int]]]:
 
 
 def test_small_splits_of_one_broker_share_a_task(
-    tmp_path: Path, doors: Doors, reader: Readers
+    tmp_path: Path, servers: Servers, reader: Readers
 ) -> None:
     one, two = (Folder(tmp_path / name, 1 << 20) for name in ("one", "two"))
     for number in range(150):
@@ -476,7 +482,7 @@ def test_small_splits_of_one_broker_share_a_task(
     for _ in range(5):
         one.append("s999-large", [b"x" * 1000] * 10)
     named = ",".join([*one.topics])
-    stream = reader(doors(one), doors(two), topic=named, splitBytes="1MiB")
+    stream = reader(servers(one), servers(two), topic=named, splitBytes="1MiB")
     tasks = tasks_of(stream)
     assert [("s999-large", 0, 50)] in tasks
     assert sorted(len(task) for task in tasks) == [1, 1, 22, 128]
@@ -485,20 +491,20 @@ def test_small_splits_of_one_broker_share_a_task(
         *[(f"s{number:03}", 0, 3) for number in range(150)],
         ("s999-large", 0, 50),
     ]
-    few = reader(doors(one), topic=named, splitBytes="1MiB", minPartitions="30")
+    few = reader(servers(one), topic=named, splitBytes="1MiB", minPartitions="30")
     assert len(tasks_of(few)) >= 30
 
 
 def test_an_index_that_one_answer_does_not_hold(
-    tmp_path: Path, doors: Doors, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(tmp_path / "one", 1 << 20)
     for count in (4, 1, 5):
         for _ in range(count):
             folder.append(f"t{count}", [b"x"] * 2)
-    monkeypatch.setattr("tests.spark.door.INDEX_ROWS_A_REPLY", 3)
+    monkeypatch.setattr("tests.spark.log_server.INDEX_ROWS_A_REPLY", 3)
     monkeypatch.setattr("martlet.spark.brokers.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
-    endpoint = Endpoint(doors(folder).address, 5000)
+    endpoint = Endpoint(servers(folder).address, 5000)
     ranges = [(BrokerQueue(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
     try:
         found = endpoint.indexes(ranges)
@@ -513,20 +519,20 @@ def test_an_index_that_one_answer_does_not_hold(
 
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_shared_task_gives_its_messages_in_few_batches_and_asks_for_no_index(
-    tmp_path: Path, doors: Doors, reader: Readers, is_here: bool
+    tmp_path: Path, servers: Servers, reader: Readers, is_here: bool
 ) -> None:
     folder = Folder(tmp_path / "one", 1 << 20)
     for number in range(20):
         folder.append(f"t{number:02}", [b"x"] * number)
-    door = doors(folder)
+    server = servers(folder)
     if not is_here:
-        door.data_path = "/nowhere"
-    stream = reader(door, topic=",".join(folder.topics), splitBytes="1MiB")
+        server.data_path = "/nowhere"
+    stream = reader(server, topic=",".join(folder.topics), splitBytes="1MiB")
     start = stream.initialOffset()
     (task,) = stream.partitions(start, stream.latestOffset(start, ALL))
-    del door.requests[:]
+    del server.requests[:]
     (batch,) = stream.read(task)
     assert batch.column("offset").to_pylist() == [
         n for max_count in range(20) for n in range(max_count)
     ]
-    assert set(door.requests) == (set() if is_here else {"/log/batches"})
+    assert set(server.requests) == (set() if is_here else {"/log/batches"})

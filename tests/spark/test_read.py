@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
-from tests.spark.door import Door, serving
 from tests.spark.folder import EPOCH_NS, Folder
+from tests.spark.log_server import LogServer, serving
 
 from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
 from martlet.spark.read import task as reading
@@ -50,23 +50,23 @@ def nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def door(folder: Folder) -> Iterator[Door]:
-    with serving(Door(folder)) as door:
-        yield door
+def server(folder: Folder) -> Iterator[LogServer]:
+    with serving(LogServer(folder)) as server:
+        yield server
 
 
 def body(offset: int) -> bytes:
     return b"%d " % offset * (1 + offset % 7)
 
 
-def split(door: Door, start: int = 0, end: int = 500, *, fail: bool = True) -> Split:
+def split(server: LogServer, start: int = 0, end: int = 500, *, fail: bool = True) -> Split:
     return Split(
-        key=QueueKey(door.folder.broker, "t", 0),
-        part_id=door.folder.topics["t"],
+        key=QueueKey(server.folder.broker, "t", 0),
+        part_id=server.folder.topics["t"],
         start=start,
         end=end,
-        address=door.address,
-        data_path=door.data_path,
+        address=server.address,
+        data_path=server.data_path,
         timeout_ms=5000,
         fail_on_data_loss=fail,
     )
@@ -88,25 +88,27 @@ def offsets_read(wanted: Split) -> list[int]:
 @pytest.mark.parametrize(("start", "end"), [(0, 500), (3, 497), (10, 20), (255, 256)])
 @pytest.mark.parametrize("directly", [True, False])
 def test_exactly_the_wanted_messages_in_order(
-    door: Door, start: int, end: int, directly: bool
+    server: LogServer, start: int, end: int, directly: bool
 ) -> None:
     if not directly:
-        door.data_path = "/nowhere"
-    assert offsets_read(split(door, start, end)) == list(range(start, end))
-    assert ("/log/batches" in door.requests) is not directly
+        server.data_path = "/nowhere"
+    assert offsets_read(split(server, start, end)) == list(range(start, end))
+    assert ("/log/batches" in server.requests) is not directly
 
 
-def test_another_brokers_folder_of_the_same_path_is_left_alone(door: Door, folder: Folder) -> None:
+def test_another_brokers_folder_of_the_same_path_is_left_alone(
+    server: LogServer, folder: Folder
+) -> None:
     (folder.path / "broker.json").write_text(json.dumps({"broker": "other", "version": 1}))
-    assert offsets_read(split(door)) == list(range(500))
-    assert "/log/batches" in door.requests
+    assert offsets_read(split(server)) == list(range(500))
+    assert "/log/batches" in server.requests
 
 
 def test_a_segment_recycled_while_it_is_read(
-    door: Door, folder: Folder, caplog: pytest.LogCaptureFixture
+    server: LogServer, folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What had been read stands; the rest of the segment has gone, and that is told."""
-    batches = read_one(split(door, fail=False))
+    """Messages read before stand; the rest of the segment has gone, and that is reported."""
+    batches = read_one(split(server, fail=False))
     found = next(batches).column("offset").to_pylist()
     folder.recycle_first()
     with caplog.at_level(logging.WARNING):
@@ -120,8 +122,10 @@ def test_a_segment_recycled_while_it_is_read(
     assert f"Going on at {first}" in caplog.text
 
 
-def test_a_segment_recycled_while_it_is_read_fails_by_default(door: Door, folder: Folder) -> None:
-    batches = read_one(split(door))
+def test_a_segment_recycled_while_it_is_read_fails_by_default(
+    server: LogServer, folder: Folder
+) -> None:
+    batches = read_one(split(server))
     next(batches)
     folder.recycle_first()
     with pytest.raises(DataLossError) as caught:
@@ -136,7 +140,9 @@ def test_a_segment_recycled_while_it_is_read_fails_by_default(door: Door, folder
         assert part in text
 
 
-def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(door: Door, folder: Folder) -> None:
+def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(
+    server: LogServer, folder: Folder
+) -> None:
     rows = folder.entries["t", 0]
     first_offset, gone, count, length, *_ = rows[7]
     base = gone // SEGMENT_BYTES * SEGMENT_BYTES
@@ -149,27 +155,27 @@ def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(door: Door, fold
     folder.record = (  # type: ignore[method-assign]
         lambda position, length: moved if position == gone else original(position, length)
     )
-    assert offsets_read(split(door)) == list(range(500))
+    assert offsets_read(split(server)) == list(range(500))
     assert (first_offset, count) == (70, 10)
 
 
-def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) -> None:
+def test_a_damaged_record_is_an_error_and_not_a_gap(server: LogServer, folder: Folder) -> None:
     position = folder.damage("t", 7)
-    told = rf"data loss by corruption: .*offset 70 is wanted.*position {position} of the log"
-    with pytest.raises(DataLossError, match=told) as caught:
-        list(read_one(split(door)))
+    message = rf"data loss by corruption: .*offset 70 is wanted.*position {position} of the log"
+    with pytest.raises(DataLossError, match=message) as caught:
+        list(read_one(split(server)))
     assert caught.value.loss is LossReport.CORRUPTION
     rest = [*range(70), *range(80, 500)]
-    assert offsets_read(split(door, fail=False)) == rest
+    assert offsets_read(split(server, fail=False)) == rest
     folder.damage("t", 9, at=8)  # Now it does not say how long it is.
-    for door.data_path in (str(folder.path), "/nowhere"):
-        assert offsets_read(split(door, fail=False)) == [n for n in rest if not 90 <= n < 100]
+    for server.data_path in (str(folder.path), "/nowhere"):
+        assert offsets_read(split(server, fail=False)) == [n for n in rest if not 90 <= n < 100]
 
 
-def test_made_anew_while_it_is_read(door: Door, folder: Folder) -> None:
-    door.data_path = "/nowhere"
+def test_made_anew_while_it_is_read(server: LogServer, folder: Folder) -> None:
+    server.data_path = "/nowhere"
     for fail in (True, False):
-        wanted = split(door, fail=fail)
+        wanted = split(server, fail=fail)
         batches = read_one(wanted)
         next(batches)
         folder.make_anew("t")
@@ -182,31 +188,31 @@ def test_made_anew_while_it_is_read(door: Door, folder: Folder) -> None:
             assert list(batches) == []
 
 
-def test_what_is_for_one_channel_alone_is_passed_over(door: Door, folder: Folder) -> None:
+def test_messages_for_one_channel_only_are_skipped(server: LogServer, folder: Folder) -> None:
     folder.append("t", [b"came back"] * 4, deliver_at_ns=-77)
     folder.append("t", [body(504)], deliver_at_ns=EPOCH_NS)
-    for door.data_path in (str(folder.path), "/nowhere"):
-        assert offsets_read(split(door, end=505)) == [*range(500), 504]
-        assert offsets_read(split(door, 501, 503)) == []
+    for server.data_path in (str(folder.path), "/nowhere"):
+        assert offsets_read(split(server, end=505)) == [*range(500), 504]
+        assert offsets_read(split(server, 501, 503)) == []
 
 
-def test_removed_in_the_middle_is_a_loss(door: Door, folder: Folder) -> None:
+def test_removed_in_the_middle_is_a_loss(server: LogServer, folder: Folder) -> None:
     del folder.entries["t", 0][5]
-    for door.data_path in (str(folder.path), "/nowhere"):
+    for server.data_path in (str(folder.path), "/nowhere"):
         with pytest.raises(DataLossError, match=r"offset 50 is wanted.*first one there is 60"):
-            list(read_one(split(door)))
+            list(read_one(split(server)))
         expected = [*range(50), *range(60, 500)]
-        assert offsets_read(split(door, fail=False)) == expected
+        assert offsets_read(split(server, fail=False)) == expected
 
 
-def test_a_log_that_ends_too_early_is_a_loss(door: Door) -> None:
+def test_a_log_that_ends_too_early_is_a_loss(server: LogServer) -> None:
     with pytest.raises(DataLossError, match="the broker's log ends before it"):
-        list(read_one(split(door, 490, 600)))
+        list(read_one(split(server, 490, 600)))
 
 
-def test_a_broker_that_is_busy_is_asked_again(door: Door) -> None:
-    door.failing = 3
-    assert offsets_read(split(door)) == list(range(500))
+def test_a_broker_that_is_busy_is_asked_again(server: LogServer) -> None:
+    server.failing = 3
+    assert offsets_read(split(server)) == list(range(500))
 
 
 def test_a_broker_that_is_away_is_named() -> None:
@@ -223,8 +229,8 @@ def test_a_broker_that_is_away_is_named() -> None:
     ],
     ids=["nsq", "ssh"],
 )
-def test_a_port_that_does_not_speak_http_is_told_at_once(answer: bytes, why: str) -> None:
-    """It was asked for a minute, and told BadStatusLine."""
+def test_a_port_that_does_not_speak_http_is_reported_at_once(answer: bytes, why: str) -> None:
+    """It was asked for a minute, and the error was BadStatusLine."""
 
     class Other(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -240,18 +246,18 @@ def test_a_port_that_does_not_speak_http_is_told_at_once(answer: bytes, why: str
         thread.join()
 
 
-def test_a_broker_that_is_away_for_a_moment(door: Door, folder: Folder) -> None:
+def test_a_broker_that_is_away_for_a_moment(server: LogServer, folder: Folder) -> None:
     """The connection that was kept breaks, and the broker is not there for some tries."""
-    endpoint = Endpoint(door.address, 10_000)
+    endpoint = Endpoint(server.address, 10_000)
     assert endpoint.listing().broker == folder.broker
-    door.failing = 2
+    server.failing = 2
     endpoint.close()
     assert {queue.topic for queue in endpoint.listing().queues} == {"t", "noise"}
     endpoint.close()
 
 
-def test_what_the_broker_refuses_is_told_at_once(door: Door) -> None:
-    endpoint = Endpoint(door.address, 60_000)
+def test_a_refusal_of_the_broker_is_reported_at_once(server: LogServer) -> None:
+    endpoint = Endpoint(server.address, 60_000)
     with pytest.raises(BrokerRefused, match="HTTP 404: TOPIC_NOT_FOUND"):
         endpoint.offset_at("missing", 0, 0)
     endpoint.close()

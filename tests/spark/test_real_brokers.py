@@ -123,7 +123,7 @@ def test_a_damaged_record_is_a_loss_of_its_batch_alone(
 def test_a_record_that_a_start_has_passed_over_is_missed(
     broker: BrokerProcess, number: int
 ) -> None:
-    """Killed, the broker finds the damage when it looks through what is behind its checkpoint."""
+    """Killed, the broker finds the damage when it reads the log behind its checkpoint."""
     topic = f"passed-over-{number}"
     for first in range(0, 50, 10):
         publish(broker.http_address, topic, [b"%d" % n * 20 for n in range(first, first + 10)])
@@ -132,9 +132,9 @@ def test_a_record_that_a_start_has_passed_over_is_missed(
     broker.start()
     asked = {"addresses": broker.http_address, "topic": topic}
     first = 10 * number
-    told = f"data loss by corruption: .*offset {first} is wanted.* is {first + 10} "
+    message = f"data loss by corruption: .*offset {first} is wanted.* is {first + 10} "
     for view in ("messages", "batches"):
-        with pytest.raises(DataLossError, match=told):
+        with pytest.raises(DataLossError, match=message):
             offsets(**asked, view=view)
     rest = [n for n in range(50) if not first <= n < first + 10]
     assert offsets(**asked, failOnDataLoss="false") == rest
@@ -153,12 +153,12 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
         producer.send("rows", b"known" * 10, order_key="a")
     asked = {"addresses": broker.http_address, "topic": "rows", "view": "batches"}
     every = ",".join(schema_of("batches").names)
-    told = rows(every, **asked)
+    listed_rows = rows(every, **asked)
     monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
-    assert rows(every, **asked) == told
-    by_place = {(row["partition"], row["offset"]): row for row in told}
+    assert rows(every, **asked) == listed_rows
+    by_place = {(row["partition"], row["offset"]): row for row in listed_rows}
     seven, two = by_place[0, 0], by_place[1, 0]
-    (later,) = [row for row in told if row["deliver_at"]]
+    (later,) = [row for row in listed_rows if row["deliver_at"]]
     assert (seven["count"], seven["end_offset"], seven["body_bytes"]) == (7, 7, 70)
     assert (two["count"], two["body_bytes"], later["body_bytes"]) == (2, 2, 5)
     assert (two["deliver_at"], two["channel_id"], two["sends"]) == (None, None, None)
@@ -166,16 +166,16 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     assert before_s - 1 < seven["timestamp"].timestamp() < time.time()
     for flag in ("in_transaction", "was_delayed", "was_moved"):
         assert seven[flag] is False
-    (sent,) = [row for row in told if row["sends"]]
+    (sent,) = [row for row in listed_rows if row["sends"]]
     (send,) = sent["sends"]
     assert (send["sequence"], send["count"], send["offset"]) == (1, 1, sent["offset"])
     assert len(send["producer"]) == 32
     (listed,) = ask(broker.http_address, "/log/topics?names=rows")["topics"]
-    assert {row["topic_id"] for row in told} == {listed["topic_id"]}
+    assert {row["topic_id"] for row in listed_rows} == {listed["topic_id"]}
     # The index alone knows these, and no batch is asked for.
     monkeypatch.setattr("martlet.spark.read.batch_view._Heads", None)
     few = rows("partition,offset,bytes,timestamp", **asked)
-    assert few == [{name: row[name] for name in few[0]} for row in told]
+    assert few == [{name: row[name] for name in few[0]} for row in listed_rows]
 
 
 def test_a_batch_is_in_the_split_with_its_first_offset(broker: BrokerProcess) -> None:
@@ -234,9 +234,11 @@ def test_small_splits_where_many_tasks_are_wanted(broker: BrokerProcess) -> None
     assert len(offsets(**asked, minPartitions="1000")) == 200
 
 
-def test_what_a_message_carries(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"X-Martlet-Tag": "new", "X-Martlet-Key": "7", "X-Martlet-Order-Key": "ann"}
-    headers = told | {"X-Martlet-Header": "trace=\N{SNOWMAN}".encode().decode("latin-1")}
+def test_the_properties_of_a_message(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = {"X-Martlet-Tag": "new", "X-Martlet-Key": "7", "X-Martlet-Order-Key": "ann"}
+    headers = properties | {"X-Martlet-Header": "trace=\N{SNOWMAN}".encode().decode("latin-1")}
     post(broker.http_address, "/pub?topic=carried", b"rich", headers)
     post(broker.http_address, "/pub?topic=carried", b"plain")
     asked = {"addresses": broker.http_address, "topic": "carried"}
@@ -248,7 +250,7 @@ def test_what_a_message_carries(broker: BrokerProcess, monkeypatch: pytest.Monke
     assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
 
 
-def test_what_came_back_to_one_channel_is_not_read_again(broker: BrokerProcess) -> None:
+def test_messages_redriven_to_one_channel_are_not_read_again(broker: BrokerProcess) -> None:
     """A dead letter that is redriven is appended to its topic for that channel alone."""
     address = broker.http_address
 
@@ -272,11 +274,11 @@ def test_what_came_back_to_one_channel_is_not_read_again(broker: BrokerProcess) 
 def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupProcess) -> None:
     publish(broker.http_address, "known", [b"x"] * 5)
     publish(broker.http_address, "known-too", [b"x"] * 2)
-    nobody = f"127.0.0.1:{free_port()}"
-    both = f"{nobody},{lookup.http_address}"
+    closed_address = f"127.0.0.1:{free_port()}"
+    both = f"{closed_address},{lookup.http_address}"
     asked = {"lookupAddresses": both, "timeoutMs": "300"}
     with pytest.raises(BrokerUnreachable):
-        offsets(lookupAddresses=nobody, topic="known", timeoutMs="300")
+        offsets(lookupAddresses=closed_address, topic="known", timeoutMs="300")
     # One of two is enough; a broker that is named as well counts once.
     assert len(offsets(**asked, topicPattern="known.*")) == 7
     assert len(offsets(**asked, topic="known", addresses=broker.http_address)) == 5
@@ -323,7 +325,7 @@ def test_a_broker_that_takes_tls_only(tmp_path: Path) -> None:
             "tlsCertFile": str(certificates.client),
             "tlsKeyFile": str(certificates.client_key),
         }
-        # Its HTTP door says where it is to be spoken to.
+        # Its HTTP server gives its address.
         for address in (broker.http_address, f"https://{broker.https_address}"):
             wanted = stream(addresses=address, topic="t", **tls)
             assert wanted.initialOffset() == {}

@@ -46,7 +46,7 @@ def numbers_of(spark: SparkSession, broker: BrokerProcess, topic: str) -> list[i
     return [json.loads(row["value"])["number"] for row in rows_of(spark, broker, topic)]
 
 
-def test_what_a_condition_picks_is_sent_in_order_and_once_though_it_is_stopped(
+def test_selected_messages_are_sent_in_order_and_once_over_a_stop(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     options = ReplayJobOptions(
@@ -64,13 +64,13 @@ def test_what_a_condition_picks_is_sent_in_order_and_once_though_it_is_stopped(
     run.say = lambda line: run.stopping.set()  # type: ignore[method-assign]  # after one step
     first = ReplayJob(options, run).run()
     assert (first.read_count, first.sent_count, first.left_count) == (400, 150, 600)
-    # What is published meanwhile is not of the past that was fixed.
+    # Messages published meanwhile are not of the past that was fixed.
     publish(broker.http_address, "past", map(body, range(COUNT, COUNT + 7)))
     # A step that was cut off by a kill is done again, and published once.
     step = tmp_path / "checkpoint" / "step.json"
-    told = json.loads(step.read_text())
-    assert (told.pop("is_done"), told.pop("sent_count")) == (True, 150)
-    step.write_text(json.dumps(told))
+    state = json.loads(step.read_text())
+    assert (state.pop("is_done"), state.pop("sent_count")) == (True, 150)
+    step.write_text(json.dumps(state))
     assert replay(options, spark=spark) == Replayed(1000, 450, 0)
     assert replay(options, spark=spark) == Replayed(0, 0, 0, sent_before_count=450)
     wanted = [number for number in range(100, COUNT) if number % 2]
@@ -161,7 +161,7 @@ def test_fields_that_are_called_as_columns_of_the_source_are_not_taken_for_them(
     assert [row["value"] for row in rows_of(spark, broker, "clash-archived")] == wanted
 
 
-def test_a_topic_that_was_made_anew_is_not_what_was_to_be_replayed(
+def test_a_recreated_topic_is_not_replayed(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     publish(broker.http_address, "anew", map(body, range(9)))
@@ -234,7 +234,7 @@ def test_options_that_cannot_be_are_refused(change: dict[str, object], said: str
         options.replace(**change)
 
 
-def test_what_there_is_not_is_named(
+def test_missing_topics_and_archives_are_named(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     options = ReplayJobOptions(

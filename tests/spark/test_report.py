@@ -52,7 +52,7 @@ def broker() -> Iterator[BrokerProcess]:
         yield process
 
 
-def test_figures_are_counted_by_window_and_group_and_final_ones_told_once(
+def test_figures_are_counted_by_window_and_group_and_final_ones_shown_once(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     options = LiveReportOptions(
@@ -107,7 +107,7 @@ def test_figures_are_counted_by_window_and_group_and_final_ones_told_once(
     assert not re.search(r"""(src|href)=["'](?!#)""", page)
 
 
-def test_a_query_of_ones_own(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_a_custom_query(spark: SparkSession, broker: BrokerProcess) -> None:
     publish(broker.http_address, "words", [b"a", b"b", b"a"])
     options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql="given below")
     sql = "SELECT CAST(value AS STRING) AS word, count(*) AS times FROM messages GROUP BY 1"
@@ -115,7 +115,7 @@ def test_a_query_of_ones_own(spark: SparkSession, broker: BrokerProcess) -> None
     assert sorted((row["word"], row["times"]) for row in found["report"]) == [("a", 2), ("b", 1)]
 
 
-def test_rows_of_a_query_are_told_apart_by_what_it_groups_by(
+def test_rows_of_a_query_are_identified_by_its_grouping(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     options = LiveReportOptions(
@@ -180,7 +180,7 @@ def test_final_rows_go_to_a_topic_once(
         ("SELECT tag, key AS TAG FROM messages", "several of its columns are called tag"),
     ],
 )
-def test_a_query_that_cannot_be_is_told_in_a_line(
+def test_an_impossible_query_is_reported_in_a_line(
     spark: SparkSession, broker: BrokerProcess, sql: str, said: str
 ) -> None:
     options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql=sql)
@@ -197,7 +197,7 @@ def test_a_query_that_cannot_be_is_told_in_a_line(
         ({"json_schema": "n IMT"}, "the schema 'n IMT' is invalid: .*IMT"),
     ],
 )
-def test_what_every_figure_needs_is_told_in_a_line(
+def test_a_missing_setting_of_a_figure_is_reported_in_a_line(
     spark: SparkSession, broker: BrokerProcess, change: dict[str, str], said: str
 ) -> None:
     options = LiveReportOptions(addresses=(broker.http_address,), sql="SELECT tag FROM messages")

@@ -1,4 +1,4 @@
-"""The sink in a real Spark, with a real broker: what is written is there, once and wholly."""
+"""The sink in a real Spark, with a real broker: each row is stored once."""
 
 from __future__ import annotations
 
@@ -134,21 +134,23 @@ def test_a_task_that_fails_leaves_nothing(spark: SparkSession, broker: BrokerPro
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "error_text"),
     [
         ({"topik": "t"}, "unknown option 'topik': did you mean topic"),
         ({}, "give option topic, or a column 'topic'"),
         ({"topic": "t", "batchId": "1"}, "give option applicationId too"),
     ],
 )
-def test_bad_options_are_told(
-    spark: SparkSession, broker: BrokerProcess, options: dict[str, str], what: str
+def test_bad_options_are_refused(
+    spark: SparkSession, broker: BrokerProcess, options: dict[str, str], error_text: str
 ) -> None:
-    with pytest.raises(PySparkException, match=f"(?s){re.escape(what)}"):
+    with pytest.raises(PySparkException, match=f"(?s){re.escape(error_text)}"):
         write(spark.range(1).selectExpr("string(id) AS value"), broker, **options)
 
 
-def test_what_cannot_be_one_transaction_is_told(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_a_write_too_large_for_one_transaction_is_refused(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
     rows: Any = spark.range(4000).selectExpr("repeat('x', 500) AS value")
     with pytest.raises(PySparkException, match=r"(?s)max-transaction-bytes is 1048576.*batchId"):
         write(rows, broker, topic="large")

@@ -111,7 +111,7 @@ def count_of(broker: BrokerProcess) -> int:
 
 
 def grown(broker: BrokerProcess, batches: int) -> None:
-    """Wait until so many more batches were published."""
+    """Wait until as many more batches were published."""
     target = count_of(broker) + batches * ROWS
     eventually(lambda: count_of(broker) >= target)
 
@@ -130,7 +130,7 @@ def goes_on(broker: BrokerProcess, job: Job) -> bool:
 def strike(
     target: str, step: Step, passes: int, gate: Gate, broker: BrokerProcess, job: Job
 ) -> None:
-    """Kill something when a batch comes to a step, and look at what is there then."""
+    """Kill a process when a batch comes to a step, and check the published batches then."""
     gate.stop_at(step, passes)
     assert gate.wait(LONG_S), f"{step} was not reached"
     if target == "broker":
@@ -150,7 +150,7 @@ def strike(
 
 
 @pytest.mark.slow
-def test_each_row_comes_once_whatever_is_killed(tmp_path: Path) -> None:
+def test_each_row_is_published_once_whichever_process_is_killed(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, Gate(broker.tcp_address) as gate:
         with running(gate, tmp_path) as job:
             grown(broker, 1)

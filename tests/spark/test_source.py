@@ -1,4 +1,4 @@
-"""Batch queries on a real broker: what is stored is what Spark sees."""
+"""Batch queries on a real broker: Spark sees the stored messages."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_topics_together(spark: SparkSession, broker: BrokerProcess) -> None:
 
 def test_a_row_for_each_batch(spark: SparkSession, broker: BrokerProcess) -> None:
     batches = load(spark, broker, view="batches")
-    told = batches.agg(F.count("*"), F.sum("count"), F.max("end_offset"), F.sum("body_bytes"))
+    totals = batches.agg(F.count("*"), F.sum("count"), F.max("end_offset"), F.sum("body_bytes"))
     bytes_of_all = sum(len(body(number)) for number in range(30_000))
-    assert tuple(told.collect()[0]) == (30, 30_000, 30_000, bytes_of_all)
+    assert tuple(totals.collect()[0]) == (30, 30_000, 30_000, bytes_of_all)
     assert batches.where("sends IS NOT NULL OR channel_id IS NOT NULL").count() == 0
     few = load(spark, broker, "offset BIGINT, intact BOOLEAN", view="batches").collect()
     assert [tuple(row) for row in few] == [(first, True) for first in range(0, 30_000, 1000)]
@@ -120,7 +120,7 @@ def test_between_times(spark: SparkSession, broker: BrokerProcess) -> None:
         ({"startOffsets": "earliest"}, "did you mean startingOffsets"),
     ],
 )
-def test_bad_options_are_told(
+def test_bad_options_are_refused(
     spark: SparkSession, broker: BrokerProcess, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(PySparkException, match=f"(?s){message}"):

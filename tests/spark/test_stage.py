@@ -1,4 +1,4 @@
-"""What tasks and the driver do at real brokers, without a Spark around it."""
+"""Tasks and the driver at real brokers, without Spark."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def task(
 
 
 def open_count(broker: BrokerProcess) -> int:
-    told = json.loads(post(broker.http_address, "/call/transaction.list"))
-    count: int = told["count"]
+    answer = json.loads(post(broker.http_address, "/call/transaction.list"))
+    count: int = answer["count"]
     return count
 
 
 def test_tasks_stage_and_the_driver_publishes(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="plain"))
     place = BatchId("plain", 0)
-    told = [
+    commits = [
         task(writer._options, "a", place, batch("one"), batch(), batch("two")),
         task(writer._options, "a", place),
         task(writer._options, "a", place, batch("three")),
@@ -70,11 +70,11 @@ def test_tasks_stage_and_the_driver_publishes(broker: BrokerProcess) -> None:
     given_up = task(writer._options, "a", place, batch("of a task that was tried again"))
     assert given_up.message_count == 1
     assert values_of(broker.http_address, "plain") == []
-    writer.commit([*told], 0)
+    writer.commit([*commits], 0)
     assert values_of(broker.http_address, "plain") == ["one", "two", "three"]
     # Spark, when its own commit fails, aborts what was published.
-    writer.abort([*told, None], 0)
-    writer.commit([*told], 0)
+    writer.abort([*commits, None], 0)
+    writer.commit([*commits], 0)
     assert values_of(broker.http_address, "plain") == ["one", "two", "three"]
     assert open_count(broker) == 0
 
@@ -86,40 +86,40 @@ def test_a_batch_is_published_once_however_it_is_cut(
     # What another run has staged before the first, a zombie by then, commits.
     late = task(writer._options, "second 7", BatchId("again", 7), batch("a"))
     for run in ("first", "third"):
-        told = [
+        commits = [
             task(writer._options, f"{run} 7", BatchId("again", 7), batch(*some))
             for some in (["a", "b"], ["c"])
         ]
         if run == "third":
             # This one learns that it need not stage anything.
-            assert [(each.message_count, each.is_repeated) for each in told] == [(0, True)] * 2
+            assert [(each.message_count, each.is_repeated) for each in commits] == [(0, True)] * 2
         with caplog.at_level(logging.WARNING):
-            writer.commit([*told], 7)
+            writer.commit([*commits], 7)
     with caplog.at_level(logging.WARNING):
         writer.commit([late], 7)
     assert caplog.text.count("batch 7 of again was published before") == 2
     assert values_of(broker.http_address, "again") == ["a", "b", "c"]
     assert open_count(broker) == 0
-    told = [task(writer._options, "later 8", BatchId("again", 8), batch("d"))]
-    writer.commit([*told], 8)
+    commits = [task(writer._options, "later 8", BatchId("again", 8), batch("d"))]
+    writer.commit([*commits], 8)
     assert values_of(broker.http_address, "again") == ["a", "b", "c", "d"]
 
 
 def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="failed"))
-    told = task(writer._options, "failed", BatchId("failed", 0), batch("one"))
-    writer.abort([told, None], 0)
+    commit = task(writer._options, "failed", BatchId("failed", 0), batch("one"))
+    writer.abort([commit, None], 0)
     writer.abort([None], 1)
     assert open_count(broker) == 0
     assert values_of(broker.http_address, "failed") == []
     with pytest.raises(WriteFailed, match="1 task did not report the rows staged"):
-        writer.commit([told, None], 0)
+        writer.commit([commit, None], 0)
     with pytest.raises(WriteFailed, match=r"rolled-back.*rolled back.*start the query again"):
-        writer.commit([told], 0)
+        writer.commit([commit], 0)
 
 
-def test_a_write_whose_every_task_fails_leaves_nothing_open(broker: BrokerProcess) -> None:
-    """Spark tells of no task that has failed, so nothing of what it had staged before."""
+def test_a_write_with_only_failed_tasks_leaves_nothing_open(broker: BrokerProcess) -> None:
+    """Spark reports no failed task, and so nothing that it had staged before."""
     given = {"addresses": broker.http_address, "topic": "failed", "blockBytes": "1024"}
     wanted = WriteOptions.parse(given, "batch")
     writer = pickle.loads(pickle.dumps(BatchWriter(wanted)))
@@ -131,14 +131,14 @@ def test_a_write_whose_every_task_fails_leaves_nothing_open(broker: BrokerProces
     assert open_count(broker) == 0
 
 
-def test_rows_say_where_they_go_and_what_they_carry(broker: BrokerProcess) -> None:
+def test_rows_name_their_target_and_properties(broker: BrokerProcess) -> None:
     post(broker.http_address, "/topic/create?topic=keyed&queues=3")
     writer = StreamWriter(options(broker))
     headers = pa.array(
         [[{"key": "h", "value": b"1"}], None, [], None],
         pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     )
-    told = task(
+    commit = task(
         writer._options,
         "carried",
         BatchId("carried", 0),
@@ -152,7 +152,7 @@ def test_rows_say_where_they_go_and_what_they_carry(broker: BrokerProcess) -> No
             headers=headers,
         ),
     )
-    writer.commit([told], 0)
+    writer.commit([commit], 0)
     found = {row["value"]: row for row in rows_of(broker.http_address, "keyed")}
     assert {value: row["partition"] for value, row in found.items()} == {
         b"w": crc32c(b"k1") % 3,
@@ -171,15 +171,15 @@ def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="delayed"))
     soon = (time.time_ns() + 1_500_000_000) // 1000
     times = pa.array([0, soon, None, soon + 3_600_000_000], pa.timestamp("us", "UTC"))
-    told = task(
+    commit = task(
         writer._options, "d", BatchId("d", 0), batch("a", "later", "b", "much", deliver_at=times)
     )
-    writer.commit([told], 0)
+    writer.commit([commit], 0)
     assert values_of(broker.http_address, "delayed") == ["a", "b"]
-    told = task(
+    commit = task(
         writer._options, "e", BatchId("d", 1), batch("by delay", delay=pa.array([600], pa.int64()))
     )
-    writer.commit([told], 1)
+    writer.commit([commit], 1)
     deadline_s = time.monotonic() + 60
     while len(values_of(broker.http_address, "delayed")) < 4:
         assert time.monotonic() < deadline_s
@@ -192,7 +192,7 @@ def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "what"),
+    ("columns", "error_text"),
     [
         ({"value": ["x" * 1_000_000] * 2}, "max-transaction-bytes is 1048576.*maxOffsetsPerTrig"),
         (
@@ -208,28 +208,33 @@ def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
         ({"value": ["x"], "delay": [2**63 - 1]}, "the longest delay is .*--max-delay"),
     ],
 )
-def test_what_a_broker_refuses_is_told_with_the_way_out(
-    broker: BrokerProcess, columns: dict[str, Any], what: str
+def test_a_refusal_of_the_broker_says_what_to_do(
+    broker: BrokerProcess, columns: dict[str, Any], error_text: str
 ) -> None:
     named = {} if "topic" in columns else {"topic": "refused"}
     writer = StreamWriter(options(broker, **named))
-    with pytest.raises(WriteFailed, match=f"(?s){what}"):
-        task(writer._options, what[:9], BatchId(what, 0), pa.RecordBatch.from_pydict(columns))
+    with pytest.raises(WriteFailed, match=f"(?s){error_text}"):
+        task(
+            writer._options,
+            error_text[:9],
+            BatchId(error_text, 0),
+            pa.RecordBatch.from_pydict(columns),
+        )
     assert values_of(broker.http_address, "refused") == []
 
 
 def test_a_delay_step_makes_a_few_times_of_many(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="stepped", delayStepMs="1000"))
     delays = pa.array([3_600_000 + n for n in range(60)], pa.int64())
-    told = task(writer._options, "s", BatchId("s", 0), batch(*["x"] * 60, delay=delays))
-    writer.commit([told], 0)
-    assert told.message_count == 60
+    commit = task(writer._options, "s", BatchId("s", 0), batch(*["x"] * 60, delay=delays))
+    writer.commit([commit], 0)
+    assert commit.message_count == 60
 
 
-def test_a_query_has_one_home_and_takes_its_past_along(tmp_path: Path) -> None:
+def test_a_query_has_one_coordinator_and_takes_its_past_along(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "a") as a, BrokerProcess(tmp_path / "b") as b:
         both = options(a, b, topic="t")
-        # A name that is at home at b while there are both.
+        # A name whose coordinator is b while there are both.
         names = (f"query {number}" for number in range(1000))
         name = next(n for n in names if broker_for(n, both.addresses) == b.http_address)
         alone = StreamWriter(options(a, topic="t"))
@@ -292,7 +297,7 @@ def test_addresses_of_no_broker() -> None:
         tcp_address(address, None, 200)
 
 
-def test_the_tcp_door_is_not_what_is_wanted(broker: BrokerProcess) -> None:
+def test_the_tcp_port_is_refused(broker: BrokerProcess) -> None:
     with pytest.raises(BrokerUnavailable, match=rf"{broker.tcp_address}: that is a TCP port; give"):
         tcp_address(broker.tcp_address, None, 600_000)
 

@@ -61,7 +61,7 @@ class Job:
         return query
 
     def values(self) -> list[bytes]:
-        """What has been archived, by offset."""
+        """Return the archived values by offset."""
         rows = self.spark.read.parquet(self.out).orderBy("offset").collect()
         assert [row.offset for row in rows] == list(range(len(rows)))
         return [bytes(row.value) for row in rows]
@@ -137,7 +137,7 @@ def test_a_micro_batch_that_failed_is_read_again_as_it_was_planned(
     assert tried == [sorted(bodies(0, 30))] * 2 + [sorted(bodies(30, 37)), bodies(37, 40)]
 
 
-def test_the_channel_follows_and_holds_what_is_unread(job: Job) -> None:
+def test_the_channel_follows_and_keeps_unread_messages(job: Job) -> None:
     job.publish(0, 1000)
     job.run(channel="archive")
     assert depth(job, "archive") == 0
@@ -211,7 +211,7 @@ def test_deleted_and_made_anew_is_a_loss(job: Job, broker: BrokerProcess) -> Non
     assert sorted(found) == sorted(bodies(0, 40))
 
 
-def test_a_group_has_the_broker_keep_what_is_unread(job: Job) -> None:
+def test_a_group_makes_the_broker_keep_unread_messages(job: Job) -> None:
     address, topic = job.broker.http_address, job.topic
     publish(address, topic, [b"x"])
     post(address, f"/channel/create?topic={topic}&channel=other")

@@ -1,4 +1,4 @@
-"""What a query that writes may say, and its columns, checked before anything is sent."""
+"""Options and columns of a query that writes, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("given", "error_text"),
     [
         ({"addresses": ""}, "option addresses is empty"),
         ({"addresses": "here"}, "'here' is not host:port"),
@@ -82,12 +82,12 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"tls": "true", "tlsCaFile": "/x/y"}, "option tlsCaFile: there is no file '/x/y'"),
     ],
 )
-def test_bad_ones_are_told(given: dict[str, str], what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+def test_bad_options_are_refused(given: dict[str, str], error_text: str) -> None:
+    with pytest.raises(ValueError, match=error_text):
         WriteOptions.parse(HERE | given, "stream")
 
 
-def test_what_goes_together() -> None:
+def test_options_that_need_each_other() -> None:
     with pytest.raises(ValueError, match="option addresses is missing"):
         WriteOptions.parse({}, "stream")
     with pytest.raises(ValueError, match="give option applicationId too"):
@@ -116,7 +116,7 @@ def schema(**types: str) -> StructType:
     return made
 
 
-def test_what_was_read_can_be_written() -> None:
+def test_rows_that_were_read_can_be_written() -> None:
     check_columns(SCHEMA, None)
 
 
@@ -134,7 +134,7 @@ def test_columns_of_all_types(columns: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "topic", "what"),
+    ("columns", "topic", "error_text"),
     [
         ({"topic": "STRING"}, None, "column 'value' is missing, there are topic: it is the body"),
         ({"value": "STRING"}, None, "give option topic, or a column 'topic'"),
@@ -151,7 +151,7 @@ def test_columns_of_all_types(columns: dict[str, str]) -> None:
     ],
 )
 def test_columns_that_cannot_be_written(
-    columns: dict[str, Any], topic: str | None, what: str
+    columns: dict[str, Any], topic: str | None, error_text: str
 ) -> None:
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match=error_text):
         check_columns(schema(**columns), topic)

@@ -17,16 +17,16 @@ from tests.spark.folder import Folder
 INDEX_ROWS_A_REPLY = (1 << 20) // 40
 
 
-class Door(ThreadingHTTPServer):
+class LogServer(ThreadingHTTPServer):
     """Serves a folder on a free port.
 
     Attributes:
-        data_path: what is told as the broker's folder; something else keeps readers off the files.
-        channels: how far channels were advanced, and groups follow.
+        data_path: answered as the broker's folder; another path keeps readers off the files.
+        channels: the offsets to which channels were advanced, and of groups that follow.
         retains: whether those groups retain.
         requests: the paths asked for so far.
         failing: how many of the next requests are answered with 503.
-        held: what requests wait for before they are answered, if there is anything.
+        held: an event that requests wait for before they are answered, or None.
     """
 
     daemon_threads = True
@@ -47,21 +47,21 @@ class Door(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(door: Door) -> Iterator[Door]:
+def serving(server: LogServer) -> Iterator[LogServer]:
     """Answer until the block is left."""
-    thread = threading.Thread(target=door.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield door
+        yield server
     finally:
-        door.shutdown()
-        door.server_close()
+        server.shutdown()
+        server.server_close()
         thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Door
+    server: LogServer
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -112,8 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
             for name, number in folder.topics.items()
             if name in names
         ]
-        told = {"broker": folder.broker, "data_path": self.server.data_path, "topics": topics}
-        self._answer(200, told)
+        answer = {"broker": folder.broker, "data_path": self.server.data_path, "topics": topics}
+        self._answer(200, answer)
 
     def _rows(self, asked: dict[str, str]) -> Any:
         return self.server.folder.index(asked["topic"], int(asked["queue"]))
@@ -176,15 +176,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"offset": offset, "bytes": int(sums[count - 1])})
 
     def _follow(self, asked: dict[str, str]) -> None:
-        told = json.loads(self.body)
-        if self.server.folder.topics.get(told["topic"]) != told["topic_id"]:
+        request = json.loads(self.body)
+        if self.server.folder.topics.get(request["topic"]) != request["topic_id"]:
             self._answer(404, {"message": "TOPIC_MADE_ANEW"})
             return
-        key = told["topic"], told["group"]
+        key = request["topic"], request["group"]
         self.server.channels.setdefault(key, 0)
-        for offset in told["offsets"].values():
+        for offset in request["offsets"].values():
             self.server.channels[key] = offset
-        self.server.retains[key] = told["retain"]
+        self.server.retains[key] = request["retain"]
         self._answer(200, {})
 
     def _advance(self, asked: dict[str, str]) -> None:
