@@ -34,15 +34,15 @@ class Driver:
         assert self._process.stdin is not None
         print(json.dumps({"step": step, **fields}), file=self._process.stdin, flush=True)
 
-    def told(self) -> str:
-        """What it tells next while it is at it."""
+    def progress(self) -> str:
+        """Return the next progress message of the step."""
         answer = self._answer()
-        assert "told" in answer, answer
-        return str(answer["told"])
+        assert "progress" in answer, answer
+        return str(answer["progress"])
 
     def result(self) -> Any:
-        """What has come of it; what it told before is passed over."""
-        while "told" in (answer := self._answer()):
+        """Return the result; pass over progress messages."""
+        while "progress" in (answer := self._answer()):
             pass
         assert "failed" not in answer, answer["failed"]
         return answer["result"]

@@ -2,7 +2,7 @@
 
 ``python -m tests.spark_cluster.driver spark://...`` takes steps as lines of JSON on standard input,
 ``{"step": "read", ...}``, and answers each with a line, ``{"result": ...}`` or ``{"failed": ...}``.
-While a step goes on it may tell more, as ``{"told": "..."}``.
+While a step goes on it may report progress, as ``{"progress": "..."}``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from martlet.spark.java import spark_session
 Tell = Callable[[str], None]
 
 
-def read(spark: SparkSession, tell: Tell, *, address: str, topic: str) -> Any:
+def read(spark: SparkSession, report: Tell, *, address: str, topic: str) -> Any:
     """Count and add up what a topic holds, and name the processes' machines that read it."""
     rows = (
         spark.read.format("martlet")
@@ -39,7 +39,7 @@ def read(spark: SparkSession, tell: Tell, *, address: str, topic: str) -> Any:
         .option("splitBytes", 64 << 10)
         .load()
     )
-    tell(f"{rows.rdd.getNumPartitions()} splits")
+    report(f"{rows.rdd.getNumPartitions()} splits")
     (found,) = rows.agg(
         F.count("*").alias("rows"),
         F.countDistinct("offset").alias("offsets"),
@@ -48,20 +48,20 @@ def read(spark: SparkSession, tell: Tell, *, address: str, topic: str) -> Any:
     return found.asDict()
 
 
-class _Telling(Run):
+class _ReportingRun(Run):
     """A job's run whose lines go to the test."""
 
-    def __init__(self, spark: SparkSession, tell: Tell) -> None:
+    def __init__(self, spark: SparkSession, report: Tell) -> None:
         super().__init__(spark)
-        self._tell = tell
+        self._report = report
 
     def say(self, line: str) -> None:
-        self._tell(line)
+        self._report(line)
 
 
 def copy(
     spark: SparkSession,
-    tell: Tell,
+    report: Tell,
     *,
     address: str,
     topic: str,
@@ -80,17 +80,17 @@ def copy(
         .trigger(availableNow=True)
         .start()
     )
-    return follow([query], _Telling(spark, tell), "copied")
+    return follow([query], _ReportingRun(spark, report), "copied")
 
 
 def job(name: str, options_of: Callable[..., Any]) -> Callable[..., Any]:
     """A step that does a job as its command does."""
 
-    def step(spark: SparkSession, tell: Tell, **options: Any) -> Any:
+    def step(spark: SparkSession, report: Tell, **options: Any) -> Any:
         for key, value in options.items():
             options[key] = tuple(value) if isinstance(value, list) else value
         module = importlib.import_module(f"martlet.pipeline.{name}")
-        return module.JOB.work(options_of(**options), _Telling(spark, tell))
+        return module.JOB.work(options_of(**options), _ReportingRun(spark, report))
 
     return step
 
@@ -124,7 +124,7 @@ def main(url: str) -> None:
     for line in sys.stdin:
         fields = json.loads(line)
         try:
-            result = STEPS[fields.pop("step")](spark, lambda text: say(told=text), **fields)
+            result = STEPS[fields.pop("step")](spark, lambda text: say(progress=text), **fields)
         except Exception:
             say(failed=traceback.format_exc())
         else:

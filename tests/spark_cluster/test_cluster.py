@@ -38,7 +38,7 @@ def test_executors_read_a_topic_in_splits(
     driver: Driver, broker: BrokerProcess, numbers: str
 ) -> None:
     driver.begin("read", address=broker.http_address, topic=numbers)
-    assert int(driver.told().partition(" ")[0]) > 2
+    assert int(driver.progress().partition(" ")[0]) > 2
     found = driver.result()
     assert found == {"rows": COUNT, "offsets": COUNT, "sum": COUNT * (COUNT - 1) // 2}
 
@@ -55,7 +55,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_archive_changes_nothing(
         max_offsets=COUNT // 5,
         once=True,
     )
-    assert "batch 0" in driver.told()
+    assert "batch 0" in driver.progress()
     cluster.kill_worker(0)
     assert driver.result() == 0
     cluster.add_worker()
@@ -73,7 +73,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_writing_changes_nothing(
         checkpoint=str(tmp_path / "checkpoint"),
         max_offsets=COUNT // 5,
     )
-    assert "batch 0" in driver.told()
+    assert "batch 0" in driver.progress()
     cluster.kill_worker(1)
     assert driver.result() == COUNT
     cluster.add_worker()
@@ -117,8 +117,10 @@ def test_a_report(driver: Driver, broker: BrokerProcess, numbers: str, tmp_path:
 def test_an_audit(driver: Driver, broker: BrokerProcess, numbers: str, tmp_path: Path) -> None:
     addresses = [broker.http_address]
     assert driver.do("audit", addresses=addresses, topics=[numbers], out=str(tmp_path)) == 0
-    told = json.loads((tmp_path / "audit.json").read_text())
-    assert (told["lost"], COUNT in [row["published"] for row in told["totals"]]) == (0, True), told
+    audit = json.loads((tmp_path / "audit.json").read_text())
+    assert (audit["lost"], COUNT in [row["published"] for row in audit["totals"]]) == (0, True), (
+        audit
+    )
 
 
 def test_dead_letters_are_brought_back(driver: Driver, broker: BrokerProcess) -> None:
