@@ -17,7 +17,7 @@ from pathlib import Path
 
 CORPUS = Path(".fuzz")
 SECONDS = 60
-"""How long it runs unless it is told otherwise."""
+"""How long it runs by default."""
 SEEDS = [
     b"\x00IDENTIFY\n\x00\x00\x00\x02{}SUB t c\nRDY 5\nNOP\nCLS\n",
     b"\x01" + b"".join(b"FIN %016x\n" % n for n in range(6)),
@@ -37,18 +37,18 @@ def main() -> None:
     except ImportError:
         sys.exit(f"fuzzing needs atheris: {sys.executable} -m pip install atheris")
     with atheris.instrument_imports(include=["martlet.protocol"]):
-        hearing = import_module("tests.property.hearing")
+        decoding = import_module("tests.property.decoding")
         states = list(import_module("martlet.protocol.nsq.v2").State)
 
     def one_input(data: bytes) -> None:
         if not data:
             return
         state, rest = states[data[0] % len(states)], data[1:]
-        whole = hearing.heard([rest], state)
-        assert hearing.heard(hearing.one_by_one(rest), state) == whole
+        expected = decoding.decode_all([rest], state)
+        assert decoding.decode_all(decoding.one_by_one(rest), state) == expected
         step = 1 + data[0] // len(states)
         pieces = [rest[at : at + step] for at in range(0, len(rest), step)]
-        assert hearing.heard(pieces, state) == whole
+        assert decoding.decode_all(pieces, state) == expected
 
     CORPUS.mkdir(exist_ok=True)
     for number, seed in enumerate(SEEDS):

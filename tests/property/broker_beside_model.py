@@ -46,7 +46,7 @@ FRAME = struct.Struct(">IIqH16s")
 
 
 class WatchedEviction(Eviction):
-    """Tells what a segment takes with it before it goes."""
+    """Reports the losses of a segment before it goes."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class BesideModel(RuleBasedStateMachine):
         self.real: dict[ModelConsumer, ChannelConsumer | Subscriber] = {}
         self.sent: list[tuple[ModelConsumer, bytes]] = []
         self.staged: list[tuple[Receipt, ModelTopic, list[bytes], int]] = []
-        """What is published in this turn, and when it is to be delivered."""
+        """Messages published in this turn, and their delivery times."""
         self.lost: list[tuple[str, str, int, int, str]] = []
         self.flushes: list[FlushJob] = []
         self.checkpoint: CheckpointJob | None = None
@@ -89,7 +89,7 @@ class BesideModel(RuleBasedStateMachine):
         self.at_checkpoint: Callable[[], None] = lambda: None
         self.deleted: list[tuple[str, str | None, int]] = []
         self.unmade: set[tuple[str, str]] = set()
-        """Channels that were refused, though the head of a segment may have told of them by then.
+        """Channels that were refused, though the head of a segment may have them already.
         """
         self.ungrown: set[str] = set()
         """Topics that were refused more queues, which may be there after a restart all the same."""
@@ -129,7 +129,7 @@ class BesideModel(RuleBasedStateMachine):
             latency_window_ns=10**18,
             retention=Retention(self.retention_ms * MILLISECOND_NS),
             traces=self.seed % 2 == 0,
-            on_lost=lambda *what: self.lost.append(what),
+            on_lost=lambda *args: self.lost.append(args),
         )
         if self.dropping:
             eviction = WatchedEviction(self.broker, self._flush_now, self._given_up)
@@ -153,10 +153,10 @@ class BesideModel(RuleBasedStateMachine):
             next_ns = self.broker.run()
             self.settle()
 
-    # what is for later
+    # delayed messages
 
     def bucket_given_up(self, loss: EvictionLoss, position: int) -> None:
-        """Delayed messages have gone, to make room."""
+        """Delayed messages were dropped for space."""
 
     def waiting_of(self, topic: ModelTopic) -> int:
         """How many messages of a topic wait, as the model has it."""
@@ -165,7 +165,7 @@ class BesideModel(RuleBasedStateMachine):
     def compare_waiting(self) -> None:
         """The core waits with what the model waits with."""
 
-    # what is given up
+    # losses
 
     def _make_room(self, eviction: Eviction) -> bool:
         done = eviction.make_room()
@@ -179,15 +179,17 @@ class BesideModel(RuleBasedStateMachine):
         return self.flush(self.broker.log.flush_job())
 
     def _given_up(self, losses: list[EvictionLoss]) -> None:
-        """A segment goes. That nobody had yet to finish anything in it, and so nobody is told of an
-        eviction, does not mean that it says nothing: what a paused topic holds back may be done for
-        each channel there is, which were advanced past it, and yet counts as waiting for new ones.
+        """Take in that a segment goes.
+
+        It counts even if all in it is finished and no eviction is reported: messages that a paused
+        topic holds back may be done for each channel, all advanced past them, and yet wait for new
+        channels.
         """
         self.take_in_stored()
         self.settle()
         assert self.storage.capacity_bytes is not None
         written = self.broker.log.segments[-1]
-        # The next segment's head tells it.
+        # The head of the next segment says so.
         position = written.base + written.capacity + 8
         for loss in losses:
             if isinstance(loss.topic, Bucket):
@@ -197,16 +199,18 @@ class BesideModel(RuleBasedStateMachine):
             gone = [offset for first, end in loss.gone for offset in range(first, end)]
             lost = topic.give_up(gone, position)
             if not topic.has_holes:
-                told = {c.name if c else "": list(o) for c, o in loss.unfinished.items() if len(o)}
-                assert told == lost
+                reported = {
+                    c.name if c else "": list(o) for c, o in loss.unfinished.items() if len(o)
+                }
+                assert reported == lost
 
     def kept_ms(self, policy: TopicPolicy) -> int:
-        """How long a topic of that policy keeps what is finished, whatever bytes that are."""
+        """Return how long a topic of that policy keeps finished messages, whatever their bytes."""
         if policy.retention_bytes:
             return 0
         return self.retention_ms if policy.retention_ms is None else policy.retention_ms
 
-    # what is where
+    # comparison
 
     @property
     def position(self) -> int:
@@ -237,21 +241,22 @@ class BesideModel(RuleBasedStateMachine):
     def real_channel(self, channel: ModelChannel) -> Channel:
         return self.real_topic(channel.topic).channels[channel.name]
 
-    def real_whole(self, channel: ModelChannel) -> Any:
-        """What its clients subscribe to."""
+    def real_all_queues(self, channel: ModelChannel) -> Any:
+        """Return the object that its clients subscribe to."""
         return self.real_channel(channel).all_queues
 
     def take_in_stored(self) -> None:
-        """Take in what of the staged messages was stored; what is left was refused, or is to come.
+        """Take in the staged messages that were stored; others were refused, or are to come.
 
         Eviction may come between two batches of one turn.
         """
         done = sorted(
-            (what for what in self.staged if what[0].position), key=lambda what: what[0].position
+            (entry for entry in self.staged if entry[0].position),
+            key=lambda entry: entry[0].position,
         )
-        self.staged = [what for what in self.staged if not what[0].position]
+        self.staged = [entry for entry in self.staged if not entry[0].position]
         for receipt, topic, bodies, deliver_at_ns in sorted(
-            done, key=lambda what: what[0].position
+            done, key=lambda entry: entry[0].position
         ):
             topic.publish(bodies, deliver_at_ns, receipt.position, self.clock.now_ns)
 
@@ -299,7 +304,7 @@ class BesideModel(RuleBasedStateMachine):
         return self.broker.log.failed is None
 
     def compare_after_restart(self, *, power: bool, durable: int) -> None:
-        """What the broker knows is what the model says, as far as it was written down."""
+        """Check that the broker's state is the model's, as far as it was written down."""
         gone = self._compare_names(durable)
         for topic in self.parts():
             real = self.real_topic(topic)
@@ -477,10 +482,10 @@ class BesideModel(RuleBasedStateMachine):
             for channel in topic.channels.values():
                 self._compare_counts(channel, self.real_channel(channel))
         self.compare_waiting()
-        for name, *what in self.lost:
+        for name, *loss in self.lost:
             known = self.topics.get(name)
             parts = known.parts if known is not None else []
-            assert not parts or any(part.has_holes or part.lost_delayed for part in parts), what
+            assert not parts or any(part.has_holes or part.lost_delayed for part in parts), loss
         self.lost.clear()
         self.holds = True
 

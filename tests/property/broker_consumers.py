@@ -1,4 +1,4 @@
-"""What consumers do to a broker and its model: subscribe, take, answer, and leave."""
+"""Steps of consumers at a broker and its model: subscribe, take, answer, and leave."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConsumerRules(DelayRules):
         if channel is None or len(channel.consumers) == 4:
             return
         consumer = ModelConsumer(channel.parts[0], timeout_ms * MILLISECOND_NS, self.sent)
-        real_channel = self.real_whole(channel)
+        real_channel = self.real_all_queues(channel)
         self.real[consumer] = real_channel.add_consumer(consumer, consumer.timeout_ns)
         channel.consumers.append(consumer)
         consumer.ready_count = ready_count
@@ -45,14 +45,14 @@ class ConsumerRules(DelayRules):
         consumer = self.pick_consumer(pick)
         if consumer is not None:
             consumer.ready_count = count
-            self.real_whole(consumer.channel).set_ready(self.real[consumer], count)
+            self.real_all_queues(consumer.channel).set_ready(self.real[consumer], count)
 
     @rule(pick=picks, blocked=st.booleans())
     def block(self, pick: int, blocked: bool) -> None:
         consumer = self.pick_consumer(pick)
         if consumer is not None:
             consumer.blocked = blocked
-            self.real_whole(consumer.channel).set_blocked(self.real[consumer], blocked)
+            self.real_all_queues(consumer.channel).set_blocked(self.real[consumer], blocked)
 
     @rule(pick=picks)
     def disconnect(self, pick: int) -> None:
@@ -63,7 +63,7 @@ class ConsumerRules(DelayRules):
             channel, offset = consumer.at(place)
             channel.put_back(offset)
         consumer.channel.consumers.remove(consumer)
-        self.real_whole(consumer.channel).remove_consumer(self.real.pop(consumer))
+        self.real_all_queues(consumer.channel).remove_consumer(self.real.pop(consumer))
 
     def _some_place(self, consumer: ModelConsumer, pick: int) -> int:
         """As a rule one that the consumer holds, at times any other."""
@@ -79,7 +79,7 @@ class ConsumerRules(DelayRules):
     def _answer(self, consumer: ModelConsumer, place: int, act: Callable[[Any, Any], None]) -> bool:
         """Answer for a message; whether it was in flight to the consumer."""
         message = consumer.held(place)
-        channel, real = self.real_whole(consumer.channel), self.real[consumer]
+        channel, real = self.real_all_queues(consumer.channel), self.real[consumer]
         if message is not None and message.owner is consumer:
             act(channel, real)
             return True
@@ -119,7 +119,7 @@ class ConsumerRules(DelayRules):
             random.shuffle(said)
         if random.randrange(8) == 0:
             said.append(said[0])
-        channel, real = self.real_whole(consumer.channel), self.real[consumer]
+        channel, real = self.real_all_queues(consumer.channel), self.real[consumer]
         left = channel.finish_run(real, np.array(said, np.int64)).tolist()
         done = chosen - set(left)
         assert done <= set(held)

@@ -31,7 +31,7 @@ class ModelDelayed:
     position: int
     """Behind its batch in the log."""
     forwarded: Message | None = None
-    """What it has become."""
+    """The message that it has become."""
     gone_position: int | None = None
     """It was cancelled, or given up; once the log is durable up to here it is for good."""
 
@@ -62,11 +62,11 @@ class DelayRules(BesideModel):
         times=st.sampled_from([1, 1, 5]),
     )
     def publish_for_later(self, name: str, sizes: list[int], delay_ms: int, times: int) -> None:
-        whole = self.model_topic(name)
-        if whole is None:
+        model = self.model_topic(name)
+        if model is None:
             return
         for number in range(times):
-            topic = whole.parts[number % len(whole.parts)]
+            topic = model.parts[number % len(model.parts)]
             bodies = self.some_bodies(sizes)
             due_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS
             try:
@@ -113,7 +113,7 @@ class DelayRules(BesideModel):
         super().settle()
 
     def _take_in_forwarded(self, topic: ModelTopic) -> None:
-        """What has come to a topic and was not published now was delayed, and its time has come."""
+        """Take in messages of a topic that were delayed and are due now."""
         queue = self.real_topic(topic).queue
         while len(topic.messages) < queue.end_offset:
             entry = queue.index.row(queue.index.find(len(topic.messages)))
@@ -137,7 +137,7 @@ class DelayRules(BesideModel):
                 delayed.forwarded = topic.messages[-1]
 
     def bucket_given_up(self, loss: EvictionLoss, position: int) -> None:
-        """Delayed messages have gone, to make room."""
+        """Delayed messages were dropped for space."""
         for offset in loss.unfinished[None].tolist():
             delayed = self.delayed[loss.topic.queue.message_id(offset)]
             assert delayed.waits
@@ -196,7 +196,7 @@ class DelayRules(BesideModel):
                 if id in waiting:
                     delayed.gone_position = None
                 elif delayed.position > durable:
-                    # Nothing may tell of it, and its id is another's then.
+                    # Nothing may know of it, and its id is another's then.
                     del self.delayed[id]
                     continue
             else:

@@ -37,7 +37,7 @@ class HistoryRules(ReplayRules):
 
     @invariant()
     def history_is_stored(self) -> None:
-        """What is finished is there for its time, wherever cleaning has put it."""
+        """Finished messages stay for their time, wherever cleaning has put them."""
         if not hasattr(self, "broker"):
             return
         self.pressed |= self.storage.capacity_bytes is not None

@@ -1,4 +1,4 @@
-"""What a broker owes its users, in plain Python: one object a message, and no cleverness.
+"""The promises of a broker in plain Python: one object a message, and no cleverness.
 
 The model knows nothing of offsets below a floor, of windows, leases or segments.  It says for each
 message of each channel where it is, and for whatever happened whether a crash may undo it.
@@ -15,7 +15,7 @@ from martlet.broker.channel.subscriber import Subscriber
 
 OFFSET_BITS = 54
 NEVER = 1 << 63
-"""A position that no log reaches: what is not written down anywhere."""
+"""A position that no log reaches, for changes not written down anywhere."""
 
 
 class Place(Enum):
@@ -66,7 +66,7 @@ class ModelConsumer:
     channel: ModelChannel
     timeout_ns: int
     sent: list[tuple[ModelConsumer, bytes]]
-    """Where all that the core sends to anybody is gathered, in order."""
+    """All that the core sends to clients, in order."""
     seen: list[tuple[memoryview | bytes | bytearray, bytes]] = field(default_factory=list)
     """Frames lately sent, as they are handed over and as they were then."""
     ready_count: int = 0
@@ -159,7 +159,7 @@ class ModelChannel:
 
     @property
     def visible_fresh(self) -> list[int]:
-        """What was never delivered and may be."""
+        """Return the messages that were never delivered and may be."""
         limit = self.topic.limit
         return [offset for offset in self.all_in(Place.FRESH) if offset < limit]
 
@@ -207,7 +207,7 @@ class ModelChannel:
         message.place, message.owner = Place.DONE, None
 
     def expire(self, now_ns: int) -> None:
-        """What is due by now is due."""
+        """Mark messages whose time has come as due."""
         for offset, message in self.messages.items():
             if message.due_ns <= now_ns:
                 if message.place is Place.IN_FLIGHT:
@@ -256,7 +256,7 @@ class ModelTopic:
     backlog_offset: int = 0
     paused_at: int | None = None
     changed_position: int = 0
-    """Where the log tells of pause and backlog as they are now."""
+    """Position at which the log has pause and backlog as they are now."""
     emptied: set[int] = field(default_factory=set)
     """Offsets that no channel gets, though they come behind the backlog's."""
     message_bytes: int = 0
@@ -265,7 +265,7 @@ class ModelTopic:
     retention_ms: int = 0
     """How long finished messages are kept."""
     has_holes: bool = False
-    """A power cut took messages out of its middle: counts of what is left are not exact."""
+    """A power cut took messages out of its middle: counts of the rest are not exact."""
     lost_delayed: bool = False
     """Whether a power cut has taken messages while they waited for their time."""
 
@@ -297,7 +297,7 @@ class ModelTopic:
 
     @property
     def depth(self) -> int:
-        """What no channel has yet."""
+        """Count the messages that no channel has yet."""
         start = self.limit if self.channels else self.backlog_offset
         return sum(offset not in self.emptied for offset in range(start, len(self.messages)))
 
@@ -318,7 +318,7 @@ class ModelTopic:
                     channel.show(offset, now_ns)
 
     def keep(self, retention_ms: int) -> None:
-        """What is finished is kept so long from now on; what was let go does not come back."""
+        """Set the retention of finished messages; dropped ones do not come back."""
         self.retention_ms = retention_ms
         for message in self.messages:
             message.kept_ms = min(message.kept_ms, retention_ms)
@@ -326,7 +326,7 @@ class ModelTopic:
     def create_channel(
         self, name: str, id: int, position: int, now_ns: int, start: int | None = None
     ) -> ModelChannel:
-        """A new channel: the first one gets the backlog, unless it is told where to start."""
+        """Make a channel: the first one gets the backlog, unless a start is given."""
         if start is None:
             start = self.limit if self.channels else self.backlog_offset
         channel = self.channels[name] = ModelChannel(self, name, id, position)
@@ -358,7 +358,7 @@ class ModelTopic:
                     channel.show(offset, now_ns)
 
     def empty(self, position: int) -> None:
-        """What no channel has got is dropped."""
+        """Drop the messages that no channel has."""
         self.changed_position = position
         end = len(self.messages)
         if not self.channels:
@@ -374,7 +374,7 @@ class ModelTopic:
             self.paused_at = end
 
     def give_up(self, gone: list[int], position: int) -> dict[str, list[int]]:
-        """Some messages have gone, and a position will tell it.
+        """Some messages have gone, and a position will say so.
 
         Returns which of them each channel had not finished, and under no name what waited for a
         first channel.

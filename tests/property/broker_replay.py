@@ -1,4 +1,4 @@
-"""What an operator does who wants to see messages, or to see them again."""
+"""Steps of an operator that shows or replays messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
 from martlet.broker.topic.rewind import channel_from, offset_at, replay
 
 shares = st.integers(0, 100)
-"""How far between the oldest that there is and the newest that may be, in per cent."""
+"""A place between the oldest and the newest possible offset, in per cent."""
 kinds = st.sampled_from(list(PeekState))
 STATES = {
     Place.FRESH: PeekState.WAITING,
@@ -86,7 +86,7 @@ class ReplayRules(ConsumerRules):
 
     @rule(pick=picks, share=shares)
     def look_for_a_time(self, pick: int, share: int) -> None:
-        """Nothing stored since a time is before the offset that is told for it."""
+        """Nothing stored since a time is before the offset found for it."""
         if not self.topics:
             return
         topic = self.parts()[pick % len(self.parts())]
@@ -96,8 +96,8 @@ class ReplayRules(ConsumerRules):
         if not rows:
             return
         time_ns = rows[(len(rows) - 1) * share // 100].stored_at_ns
-        told = offset_at(real, time_ns)
-        assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= told) for row in rows)
+        found = offset_at(real, time_ns)
+        assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= found) for row in rows)
 
     @rule(pick=picks, share=shares, max_count=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
     def peek_at_a_channel(

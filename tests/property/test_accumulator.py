@@ -1,4 +1,4 @@
-"""Whatever brokers do, what is published is stored, in order where asked, and answered once."""
+"""Whatever brokers do, each publish is stored, in order where asked, and answered once."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ KEYS = st.sampled_from([None, None, "k", "l"])
 
 
 class Broker:
-    """What a broker has been sent, has read of it, and has stored."""
+    """The messages sent to a broker, read by it, and stored."""
 
     def __init__(self, queue: InFlightQueue, takes_sends: bool) -> None:
         self.queue = queue
@@ -377,7 +377,7 @@ TestOneBroker = OneBrokerMachine.TestCase
 TestOneBroker.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 
 
-def test_a_key_is_at_home_at_one_broker_and_moves_only_when_that_goes() -> None:
+def test_a_key_stays_at_one_broker_until_that_goes() -> None:
     accumulator = Accumulator(Limits())
     brokers = [accumulator.add_broker(f"127.0.0.{number}:4150") for number in range(1, 6)]
     keys: list[OrderKey] = [("t", f"key {number}") for number in range(500)]
@@ -412,7 +412,7 @@ def test_a_suspect_goes_alone_though_others_of_its_topic_were_put_back_before_it
     publish(b"second")
     publish(b"third")
     assert [batch.broker for batch in accumulator.pack([brokers[1]])] == [brokers[1]]
-    for queue in brokers:  # what is lost last is put back before the rest
+    for queue in brokers:  # batches lost last are put back before the rest
         for batch in queue.batches:
             batch.lost(ConnectionLost("gone"))
         accumulator.put_back(queue, ConnectionLost("gone"))

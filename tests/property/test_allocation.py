@@ -48,7 +48,9 @@ def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
 
 @settings(deadline=None)
 @given(counts, names)
-def test_by_circle_and_by_room_are_the_formulas(n: int, ids: list[str]) -> None:
+def test_averaging_by_circle_and_by_machine_room_follow_the_formulas(
+    n: int, ids: list[str]
+) -> None:
     circle = share_out("averagely-by-circle", n, [GroupMember(id) for id in ids])
     room = share_out("by-machine-room", n, [GroupMember(id, room="east") for id in ids])
     c = len(ids)
@@ -82,12 +84,12 @@ def test_sticky_is_even_and_moves_no_more_than_it_must(
     assert kept == max_kept
 
 
-def test_by_config_gives_what_is_named_and_each_queue_once() -> None:
+def test_by_config_assigns_the_named_queues_each_once() -> None:
     members = [GroupMember("b", queues=(1, 2, 9)), GroupMember("a", queues=(0, 1))]
     assert share_out("by-config", 4, members) == {"a": [0, 1], "b": [2]}
 
 
-def test_rooms() -> None:
+def test_machine_rooms() -> None:
     members = [GroupMember("a", room="west"), GroupMember("b", room="east")]
     assert share_out("machine-room-nearby", 3, members) == {"a": [], "b": [0, 1, 2]}
     assert share_out("by-machine-room", 3, members[:1]) == {"a": []}
@@ -96,7 +98,7 @@ def test_rooms() -> None:
 
 @settings(deadline=None)
 @given(counts, names)
-def test_consistent_hash_moves_only_what_the_newcomer_gets(count: int, ids: list[str]) -> None:
+def test_consistent_hash_moves_only_the_newcomer_s_queues(count: int, ids: list[str]) -> None:
     members = [GroupMember(id) for id in ids]
     before = share_out("consistent-hash", count, members)
     after = share_out("consistent-hash", count, [*members, GroupMember("newcomer")])

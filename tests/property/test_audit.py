@@ -160,12 +160,12 @@ def test_a_power_cut_is_no_alarm(seed: int) -> None:
         life.step()
     life.kill()
     audit = Files(life.core).audit()
-    # A message may be missing, which nobody was told is durable; nothing else is told of.
+    # A message not reported durable may be missing; nothing else is reported.
     assert {finding.kind for finding in audit.findings} <= {"lost"}, audit.text()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_is_damaged_is_found_and_placed(seed: int) -> None:
+def test_any_damage_is_found_and_placed(seed: int) -> None:
     life = Life(seed)
     for _ in range(STEPS):
         life.step()

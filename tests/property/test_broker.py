@@ -82,10 +82,10 @@ class BrokerMachine(HistoryRules):
             topic = topic.parts[self.made % len(topic.parts)]
             some = self.some_bodies(sizes)
             deliver_at_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS if delay_ms else 0
-            what: object = some
+            given: object = some
             if as_matrix and len(set(sizes)) == 1:
-                what = np.frombuffer(b"".join(some), np.uint8).reshape(len(some), sizes[0])
-            receipt = self.real_topic(topic).stage(what, deliver_at_ns)  # type: ignore[arg-type]
+                given = np.frombuffer(b"".join(some), np.uint8).reshape(len(some), sizes[0])
+            receipt = self.real_topic(topic).stage(given, deliver_at_ns)  # type: ignore[arg-type]
             self.staged.append((receipt, topic, some, deliver_at_ns))
         staged = [receipt for receipt, *_ in self.staged]
         self.broker.commit()
@@ -183,7 +183,7 @@ class BrokerMachine(HistoryRules):
             return
         gone = [consumer for channel in topic.channels.values() for consumer in channel.consumers]
         real = {consumer: self.real.get(consumer) for consumer in gone}
-        channels = {consumer: self.real_whole(consumer.channel) for consumer in gone}
+        channels = {consumer: self.real_all_queues(consumer.channel) for consumer in gone}
         if self.refused(lambda: self.broker.delete_topic(name)):
             assert name in self.broker.topics
             return
@@ -198,7 +198,7 @@ class BrokerMachine(HistoryRules):
         if channel is None or rarely:
             return
         topic = self.real_topic(channel.topic.parts[0])
-        real_channel = self.real_whole(channel)
+        real_channel = self.real_all_queues(channel)
         if self.refused(lambda: topic.delete_channel(channel.name)):
             assert channel.name in topic.channels
             return
@@ -209,7 +209,7 @@ class BrokerMachine(HistoryRules):
             self._leave(consumer, self.real.get(consumer), real_channel)
 
     def _leave(self, consumer: ModelConsumer, real: Any, channel: Any) -> None:
-        """The client of a deleted channel goes, as it has been told to."""
+        """The client of a deleted channel goes, as it was closed."""
         assert consumer.closed
         assert real is not None
         channel.remove_consumer(real)
@@ -273,7 +273,7 @@ class BrokerMachine(HistoryRules):
         end_ns = self.clock.now_ns + duration_ms * MILLISECOND_NS
         stops_ns = {end_ns}
         if self.dropping:
-            # What is forwarded may push out what is in flight, and would have timed out later.
+            # Forwarded messages may push out those in flight, which would have timed out later.
             stops_ns |= {due_ns for due_ns in self.due_times_ns() if due_ns < end_ns}
         for stop_ns in sorted(stops_ns):
             self.clock.advance(max(0, stop_ns - self.clock.now_ns))
@@ -301,7 +301,7 @@ class BrokerMachine(HistoryRules):
 
     @rule(steps=st.integers(1, 6))
     def count_some(self, steps: int) -> None:
-        """Begin to count what is needed, and do not come to the end."""
+        """Begin to count needed records, and do not come to the end."""
         for _ in islice(count_needs(self.broker), steps):
             pass
 
@@ -343,7 +343,7 @@ class BrokerMachine(HistoryRules):
             for channel, changed in channels:
                 channel.created_position = 0
                 channel.paused_position = 0 if channel.paused_position == changed else NEVER
-            self.deleted = [what for what in self.deleted if what[2] > position]
+            self.deleted = [entry for entry in self.deleted if entry[2] > position]
             self.unmade.clear()
             self.ungrown.clear()
 
@@ -382,10 +382,10 @@ class BrokerMachine(HistoryRules):
     @precondition(lambda self: self.retention_ms)
     @rule()
     def be_done_with_all(self) -> None:
-        """Nothing is needed any more, and what is kept is history."""
+        """Nothing is needed any more, and all that is kept is history."""
         for pick in range(len(self.channels())):
             self.empty_channel(pick)
-            self.settle()  # who held what was at this queue has room for the next one's
+            self.settle()  # consumers of messages at this queue have capacity for the next one's
         self.whole_checkpoint()
 
     # trouble
@@ -423,7 +423,7 @@ class BrokerMachine(HistoryRules):
     @precondition(lambda self: self.broker.log.failed is None)
     @rule()
     def stop_and_start(self) -> None:
-        """A clean stop, with room for the checkpoint."""
+        """A clean stop, with space for the checkpoint."""
         self._make_all_room()
         self._mend_disk()
         self.checkpoint = None
@@ -491,7 +491,7 @@ class BrokerMachine(HistoryRules):
 
     def _drain(self, channel: ModelChannel) -> None:
         topic = self.real_topic(channel.topic)
-        real_channel = self.real_whole(channel)
+        real_channel = self.real_all_queues(channel)
         for consumer in list(channel.consumers):
             for place in consumer.in_flight:
                 part, offset = consumer.at(place)
@@ -565,7 +565,7 @@ LIFE = settings(
 
 @pytest.mark.timeout(600)  # when it fails: to find the shortest life in which it does
 def test_the_core_keeps_its_promises() -> None:
-    """The same lives each time; the long one is for those that nobody has seen."""
+    """The same lives each time; the long run looks for new ones."""
     run_state_machine_as_test(BrokerMachine, settings=settings(LIFE, derandomize=True))
 
 

@@ -28,32 +28,34 @@ WRITES = st.lists(
 )
 
 
-def decoded(codec: Deflate | Snappy, data: bytes, cuts: list[int], room: int) -> bytes:
-    """What comes out, when it comes in pieces and there is little room."""
+def decoded(codec: Deflate | Snappy, data: bytes, cuts: list[int], space_bytes: int) -> bytes:
+    """Return the decoded bytes, fed in pieces to a small buffer."""
     out = bytearray()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    space = memoryview(bytearray(room))
+    space = memoryview(bytearray(space_bytes))
     for start, stop in itertools.pairwise(edges):
         codec.feed(memoryview(data)[start:stop])
         while True:
             count = codec.read_into(space)
             out += space[:count]
-            if count < room:
+            if count < space_bytes:
                 break
     return bytes(out)
 
 
 @pytest.mark.parametrize("kind", [Deflate, Snappy])
 @given(
-    writes=WRITES, cuts=st.lists(st.integers(0, 1 << 20), max_size=8), room=st.integers(1, 99_999)
+    writes=WRITES,
+    cuts=st.lists(st.integers(0, 1 << 20), max_size=8),
+    space_bytes=st.integers(1, 99_999),
 )
-def test_what_goes_in_comes_out(
-    kind: type[Deflate | Snappy], writes: list[bytes], cuts: list[int], room: int
+def test_decoding_returns_the_encoded_bytes(
+    kind: type[Deflate | Snappy], writes: list[bytes], cuts: list[int], space_bytes: int
 ) -> None:
     codec = kind()
-    room = max(room, sum(map(len, writes)) // 1000 + 1)
+    space_bytes = max(space_bytes, sum(map(len, writes)) // 1000 + 1)
     wire = b"".join(codec.encode([write]) for write in writes)
-    assert decoded(kind(), wire, cuts, room) == b"".join(writes)
+    assert decoded(kind(), wire, cuts, space_bytes) == b"".join(writes)
 
 
 @pytest.mark.parametrize("kind", [Deflate, Snappy])
@@ -91,7 +93,7 @@ def test_garbage_is_nothing_worse_than_corrupt(
 
 
 @given(cut=st.integers(0, 300), padding=st.integers(0, 300))
-def test_what_snappy_says_to_skip_is_skipped(cut: int, padding: int) -> None:
+def test_skippable_chunks_of_snappy_are_skipped(cut: int, padding: int) -> None:
     begin, chunk = Snappy().encode([]), Snappy().encode([b"one"])
     skipped = b"\xfe" + padding.to_bytes(3, "little") + bytes(padding)
     wire = begin + skipped + chunk + skipped + chunk
@@ -114,6 +116,6 @@ def test_what_snappy_says_to_skip_is_skipped(cut: int, padding: int) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_snappy_is_told(wire: bytes, says: str) -> None:
+def test_bad_snappy_input_is_refused(wire: bytes, says: str) -> None:
     with pytest.raises(Corrupt, match=says):
         decoded(Snappy(), wire, [], 1000)

@@ -10,8 +10,8 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property.hearing import LIMITS, heard
-from tests.property.hearing import one_by_one as single_bytes
+from tests.property.decoding import LIMITS, decode_all
+from tests.property.decoding import one_by_one as single_bytes
 
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.decoder import Decoder
@@ -63,7 +63,7 @@ conversations = st.lists(st.one_of(singles.map(lambda one: [one]), runs), max_si
 
 def decode(pieces: list[bytes]) -> list[object]:
     """All commands of a consumer's bytes that come in pieces, and nothing is wrong with them."""
-    found = heard(pieces, ParserState.SUBSCRIBED)
+    found = decode_all(pieces, ParserState.SUBSCRIBED)
     assert not any(isinstance(part, bytes | type) for part in found), "something is left"
     return found
 
@@ -118,16 +118,16 @@ mistakes = st.one_of(
 
 @settings(deadline=None)
 @given(greetings, conversations, mistakes, st.sampled_from(list(ParserState)), st.integers(0, 400))
-def test_mistakes_are_told_alike_whole_or_byte_by_byte(
+def test_errors_are_the_same_in_one_piece_or_byte_by_byte(
     greeting: list[bytes], lines: list[bytes], mistake: bytes, state: ParserState, kept_bytes: int
 ) -> None:
     """Whatever comes, wherever it ends: commands, and an error that can be sent, and never
     anything else; and the same of both.
     """
     data = b"".join([*greeting, *lines, mistake])
-    whole = heard([data], state)
-    assert heard(single_bytes(data), state) == whole
-    assert heard([data[:kept_bytes], data[kept_bytes:]], state) == whole
+    expected = decode_all([data], state)
+    assert decode_all(single_bytes(data), state) == expected
+    assert decode_all([data[:kept_bytes], data[kept_bytes:]], state) == expected
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Backing off goes as NSQ's clients do it, told here as they are written: step by step."""
+"""Backing off goes as in NSQ's clients, modelled here as they are written: step by step."""
 
 import random
 from itertools import product
@@ -16,7 +16,7 @@ from martlet.client.consumer.handling.backoff import (
     FailureGate,
 )
 
-TOLD = [BackoffEvent.SUCCESS, BackoffEvent.FAILURE, BackoffEvent.REQUEUE, BackoffEvent.ELAPSED]
+EVENTS = [BackoffEvent.SUCCESS, BackoffEvent.FAILURE, BackoffEvent.REQUEUE, BackoffEvent.ELAPSED]
 SETTINGS = st.builds(
     FailureBackoff,
     multiplier_s=st.sampled_from([0.5, 1.0, 3.0]),
@@ -25,7 +25,7 @@ SETTINGS = st.builds(
 )
 
 
-class Told:
+class BackoffModel:
     """A counter and a timer, as go-nsq has them."""
 
     def __init__(self, settings: FailureBackoff, seed: int) -> None:
@@ -73,31 +73,31 @@ class Told:
 @given(
     settings=SETTINGS,
     seed=st.integers(),
-    events=st.lists(st.tuples(st.sampled_from(TOLD), st.booleans()), max_size=80),
+    events=st.lists(st.tuples(st.sampled_from(EVENTS), st.booleans()), max_size=80),
 )
-def test_it_goes_as_in_the_clients_of_nsq(
+def test_backing_off_goes_as_in_the_clients_of_nsq(
     settings: FailureBackoff, seed: int, events: list[tuple[BackoffEvent, bool]]
 ) -> None:
     gate = FailureGate(settings, random.Random(seed).random)
-    told = Told(settings, seed)
+    model = BackoffModel(settings, seed)
     ready = "all"
     for event, is_connected in events:
         action = gate.feed(event, is_connected=is_connected)
         if event is BackoffEvent.ELAPSED:
-            told.elapsed(is_connected)
+            model.elapsed(is_connected)
         else:
-            told.answered(event)
+            model.answered(event)
         ready = {
             BackoffAction.BLOCK: "none",
             BackoffAction.TRY: "one",
             BackoffAction.RESUME: "all",
         }.get(action, ready)
-        assert ready == told.ready
-        assert gate.level == told.counter
-        assert (gate.state is BackoffState.BLOCKED) == told.waits
-        assert (gate.state is BackoffState.OPEN) == (told.counter == 0)
+        assert ready == model.ready
+        assert gate.level == model.counter
+        assert (gate.state is BackoffState.BLOCKED) == model.waits
+        assert (gate.state is BackoffState.OPEN) == (model.counter == 0)
         if action in (BackoffAction.BLOCK, BackoffAction.WAIT):
-            assert gate.wait_s == told.wait_s
+            assert gate.wait_s == model.wait_s
             assert action is BackoffAction.WAIT or gate.wait_s <= settings.max_s
 
 
@@ -134,6 +134,6 @@ def test_the_first_levels_wait_as_long_as_they_should() -> None:
         ({"strategy": "linear"}, "exponential or full_jitter"),
     ],
 )
-def test_senseless_settings_are_told(arguments: dict[str, float], text: str) -> None:
+def test_senseless_settings_are_refused(arguments: dict[str, float], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         FailureBackoff(**arguments)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Poison among healthy messages: what ends its client becomes a dead letter, and nothing else does.
 
 Random lives of clients on a simulated clock.  A client is lost as soon as it has a poison in a
-handler; what is healthy is always finished when it is handled, but may wait, time out while it
+handler; a healthy message is always finished when it is handled, but may wait, time out while it
 waits, be given back, and be at work beside a poison.
 """
 
@@ -89,7 +89,7 @@ class Program:
             self.client.channel.touch(self.client.consumer, offset)
 
     def give_back(self, count: int) -> None:
-        """What waits last goes back; of a Martlet, free of charge."""
+        """Give the last waiting messages back; a Martlet client is not charged."""
         self.look()
         late = self.line[len(self.line) - count :]
         self.line = self.line[: len(self.line) - len(late)]
@@ -211,7 +211,7 @@ steps = st.lists(st.sampled_from(STEPS), min_size=10, max_size=40)
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.integers(1, 4))
-def test_with_clients_that_say_what_they_start_poison_dies_alone(
+def test_with_clients_that_report_starts_only_poison_is_dead(
     steps: list[str], seed: int, max_attempts: int
 ) -> None:
     lives = Lives(seed, max_attempts, says_started=True)

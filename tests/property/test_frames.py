@@ -88,9 +88,9 @@ def test_frames_come_out_as_sent(frames: list[Sent], cuts: list[int], space: int
 @given(frames=streams)
 def test_byte_by_byte_is_as_whole(frames: list[Sent]) -> None:
     raw = b"".join(frame.raw for frame in frames)
-    whole, single = FrameSplitter(), FrameSplitter(space_bytes=16)
+    at_once, single = FrameSplitter(), FrameSplitter(space_bytes=16)
     singly = [piece for octet in range(len(raw)) for piece in single.feed(raw[octet : octet + 1])]
-    assert flat(singly) == flat(whole.feed(raw)) == frames
+    assert flat(singly) == flat(at_once.feed(raw)) == frames
 
 
 def test_a_run_of_one_size_is_one_piece() -> None:
@@ -112,7 +112,7 @@ def test_the_leap_stops_at_a_frame_of_another_size_that_fits_the_stride() -> Non
     assert [frame.content for frame in flat(pieces)] == sent
 
 
-def test_a_frame_larger_than_the_space_gets_room_and_the_room_goes_again() -> None:
+def test_a_frame_larger_than_the_buffer_grows_it_for_a_while() -> None:
     splitter = FrameSplitter(space_bytes=64)
     large = Sent(2, (1, 1, b"i" * 16, b"x" * 5000))
     small = Sent(0, b"OK")
@@ -130,12 +130,12 @@ def test_a_frame_larger_than_the_space_gets_room_and_the_room_goes_again() -> No
         (b"HTTP/1.1 400 Bad Request\r\n", "that is an HTTP port"),
     ],
 )
-def test_what_is_no_frame_is_told(raw: bytes, why: str) -> None:
+def test_a_bad_frame_is_refused(raw: bytes, why: str) -> None:
     with pytest.raises(BadFrame, match=why):
         FrameSplitter(max_frame_bytes=2000).feed(raw)
 
 
-def test_what_came_before_a_bad_frame_is_not_lost_when_it_came_earlier() -> None:
+def test_frames_read_before_a_bad_frame_are_not_lost() -> None:
     splitter = FrameSplitter()
     assert splitter.feed(Sent(0, b"OK").raw) == [Response(b"OK")]
     with pytest.raises(BadFrame):
@@ -151,7 +151,7 @@ def test_an_error_has_a_code_and_a_text() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(sent=st.one_of(same_size, mixed), data=st.data())
-def test_a_run_says_of_its_messages_what_was_sent(sent: list[Sent], data: st.DataObject) -> None:
+def test_a_run_has_the_fields_of_its_messages(sent: list[Sent], data: st.DataObject) -> None:
     pieces = FrameSplitter().feed(b"".join(frame.raw for frame in sent))
     run = MessageRun.joined([piece for piece in pieces if isinstance(piece, MessageRun)])
     fields = [frame.content for frame in sent if isinstance(frame.content, tuple)]

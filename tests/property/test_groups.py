@@ -8,7 +8,7 @@ queues, the disk is full for a while, the broker is killed or loses its power.  
 - A deferred message is not there before its time; without a crash it is there once.
 - What a member went back over is there again, also after a kill; in a power cut it may have been as
   though it had not.
-- Offsets go back only where somebody sets them back, and in a crash no further than to what was
+- Offsets go back only by a reset, and in a crash no further than to what was
   written down, and in a power cut durable.
 - The lag is how many messages can be fetched from the committed offset on.
 - The channel gets every message once, and nothing that is there for the group alone.
@@ -34,7 +34,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 
 
 class Grouped:
-    """A broker with a group, and what is known of its messages."""
+    """A broker with a group, and the known state of its messages."""
 
     def __init__(self, seed: int, *, sync: bool) -> None:
         self.random = Random(seed)
@@ -52,7 +52,7 @@ class Grouped:
         self.undone: set[bytes] = set()
         """The same, or passed, but a member went back over it since."""
         self.passed: set[bytes] = set()
-        """Somebody has set the offset forward over it."""
+        """The offset was set forward past it."""
         self.known: dict[int, list[tuple[int, int]]] = {}
         """By queue: (position, offset) of what was written down of the offset, the last first."""
         self.crashed = self.holes = False
@@ -64,7 +64,7 @@ class Grouped:
         self.begin()
 
     def begin(self) -> None:
-        """What is done in each life of the broker."""
+        """Begin a life of the broker."""
         self.fetched = {}
         self.places = {part.queue.number: part.cursor.next for part in self.parts}
         self.other = self.core.client("t", "c").ready(1000)

@@ -48,17 +48,17 @@ class Wire(asyncio.Transport):
 
 
 class Heir(asyncio.BufferedProtocol):
-    """Who takes over: keeps what it is given."""
+    """The protocol that takes over: keeps the bytes that it gets."""
 
     def __init__(self) -> None:
         self._space = bytearray(7)
-        self.heard = b""
+        self.received = b""
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self._space)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard += self._space[:nbytes]
+        self.received += self._space[:nbytes]
 
 
 def broker_bytes(compression: str | None, with_auth: bool, after: bytes) -> bytes:
@@ -106,10 +106,12 @@ def test_the_pieces_do_not_matter(
             features = await running
         heir = Heir()
         handshake.hand_over(heir)
-        return features, heir.heard
+        return features, heir.received
 
-    features, heard = asyncio.run(run())
+    features, received = asyncio.run(run())
     assert features.max_ready_count == 7
     assert features.auth_identity == ("anna" if with_auth else "")
-    assert heard.endswith(after)
-    assert heard[: -len(after)] in (b"", HEARTBEAT), "without AUTH nobody asks behind the last step"
+    assert received.endswith(after)
+    assert received[: -len(after)] in (b"", HEARTBEAT), (
+        "without AUTH nobody asks behind the last step"
+    )

@@ -1,4 +1,4 @@
-"""Lives of a broker that once went wrong, told again step by step."""
+"""Lives of a broker that once went wrong, replayed step by step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_segment_goes_only_when_the_copies_out_of_it_are_durable() -> None:
     state.teardown()
 
 
-def test_what_a_paused_topic_holds_back_goes_though_each_channel_was_advanced_past_it() -> None:
+def test_held_back_messages_are_freed_once_each_channel_is_advanced_past_them() -> None:
     """A new channel would still have got it, so the topic's depth counts it until it goes."""
     state = BrokerMachine()
     state.open(seed=0, dropping=True)
@@ -42,7 +42,7 @@ def test_what_a_paused_topic_holds_back_goes_though_each_channel_was_advanced_pa
     state.teardown()
 
 
-def test_what_a_failed_flush_left_in_memory_is_written_again_by_the_next_start() -> None:
+def test_pages_of_a_failed_flush_are_written_again_by_the_next_start() -> None:
     """The next flush succeeded, of what it did not write the kernel having kept nothing."""
     state = BrokerMachine()
     state.open(seed=0, dropping=True)
@@ -67,8 +67,8 @@ def test_a_segment_that_finds_no_successor_is_not_ended() -> None:
     state.teardown()
 
 
-def test_offsets_that_were_lost_are_not_given_again_when_who_knew_of_them_is_deleted() -> None:
-    """A channel's cursor was all that told of them. Voids had gone over them, and later messages
+def test_lost_offsets_are_not_given_again_when_the_channel_that_knew_them_is_deleted() -> None:
+    """Only a channel's cursor knew of them. Voids had gone over them, and later messages
     would have been published into those.
     """
     state = BrokerMachine()
@@ -86,9 +86,9 @@ def test_offsets_that_were_lost_are_not_given_again_when_who_knew_of_them_is_del
     state.teardown()
 
 
-def test_what_has_gone_behind_the_backlog_is_not_forgotten_while_that_begins_before_it() -> None:
-    """What waited for a first channel had been copied to newer segments, in part; what went behind
-    it counted as waiting again after a checkpoint, since no channel was on its way there.
+def test_a_gap_behind_the_backlog_is_kept_while_the_backlog_begins_before_it() -> None:
+    """Messages for a first channel had been copied to newer segments, in part; those that went
+    behind them counted as waiting again after a checkpoint, as no channel was on its way there.
     """
     state = BrokerMachine()
     state.open(dropping=True, seed=0)
@@ -142,7 +142,7 @@ def test_what_has_gone_behind_the_backlog_is_not_forgotten_while_that_begins_bef
 
 
 def test_a_queue_does_not_begin_before_a_gap_that_a_power_cut_left() -> None:
-    """What was finished had gone, only the gap told of it, and a channel was set back to it."""
+    """Finished messages had gone, only their gap was left, and a channel was set back to it."""
     state = BrokerMachine()
     state.open(seed=0, dropping=True)
     state.create_topic(name="a")
@@ -173,7 +173,7 @@ def test_a_queue_does_not_begin_before_a_gap_that_a_power_cut_left() -> None:
     state.teardown()
 
 
-def test_a_segment_goes_only_when_what_has_left_a_bucket_is_durable_elsewhere() -> None:
+def test_a_segment_is_freed_only_when_forwarded_messages_are_durable() -> None:
     """The delayed message had been due, so nobody needed its segment, and that made room; the batch
     that it was forwarded in was in memory alone when the power failed.
     """
@@ -197,7 +197,7 @@ def test_a_segment_goes_only_when_what_has_left_a_bucket_is_durable_elsewhere() 
     state.teardown()
 
 
-def test_a_cancelled_message_is_not_told_as_lost_when_it_would_have_been_due() -> None:
+def test_a_cancelled_message_is_not_reported_lost_at_its_due_time() -> None:
     """It was one of several of its batch, so that was looked at, and the segment had gone."""
     state = BrokerMachine()
     state.open(seed=0, dropping=False)
@@ -215,7 +215,7 @@ def test_a_cancelled_message_is_not_told_as_lost_when_it_would_have_been_due() -
     state.teardown()
 
 
-def test_no_room_is_made_for_delayed_messages_that_have_gone() -> None:
+def test_no_space_is_freed_for_delayed_messages_that_have_gone() -> None:
     """They had been given up, and when they would have been due others were, so that they fit."""
     state = BrokerMachine()
     state.open(seed=0, dropping=True)

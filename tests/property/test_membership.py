@@ -1,4 +1,4 @@
-"""The membership of a group beside a model that knows who was told of which queue, and when."""
+"""The membership of a group beside a model that knows which member has which queue since when."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from martlet.testing import SimulatedClock
 
 SECOND_NS = 10**9
 WHOLE = ("sticky", "averagely", "averagely-by-circle", "consistent-hash", "machine-room-nearby")
-"""Strategies that give each queue to somebody."""
+"""Strategies that assign every queue."""
 
 
 class Client:
-    """A member as its client sees it: what it was told, and whether it may believe it still."""
+    """A member as its client sees it: its last answer, and whether that still holds."""
 
     def __init__(self, member: GroupConsumer, owner: object) -> None:
         self.member = member
@@ -36,15 +36,15 @@ class Client:
         self.generation = 0
         self.queues: set[int] = set()
         """Those it works on."""
-        self.told = 0
+        self.notified_count = 0
         self.heard_ns = member.since_ns
         self.revoked_ns: dict[int, int] = {}
         self.let_go: set[int] = set()
         self.has_left = False
-        member.watchers[self._tell] = None
+        member.watchers[self._report] = None
 
-    def _tell(self) -> None:
-        self.told += 1
+    def _report(self) -> None:
+        self.notified_count += 1
 
 
 class MembershipBesideModel(RuleBasedStateMachine):
@@ -101,7 +101,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
         """The answer to an assignment."""
         client.generation = self.membership.generation
         client.queues = set(client.member.held)
-        client.told = 0
+        client.notified_count = 0
         client.heard_ns = self.clock()
 
     @rule(client=clients)
@@ -110,11 +110,11 @@ class MembershipBesideModel(RuleBasedStateMachine):
             found = self.membership.find(client.member.id, client.owner)
         except NotAMember:
             assert client.member.is_gone
-            assert client.told
+            assert client.notified_count
             return
         assert found is client.member
         if set(found.held) != client.queues:
-            assert client.told, "it had to look to find out"
+            assert client.notified_count, "it had to look to find out"
             assert found.changed > client.generation
         self._learn(client)
 
@@ -216,7 +216,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
             assert len(able) <= 1
             for client in able:
                 assert self.holders[queue] is client.member
-                assert queue in client.queues, "it was not told, or has let go"
+                assert queue in client.queues, "it was not notified, or has let go"
 
     @invariant()
     def nobody_is_there_beyond_his_lease(self) -> None:
@@ -245,7 +245,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
                 assert not missing
 
     @invariant()
-    def the_leader_is_told_of_who_is_there(self) -> None:
+    def the_leader_knows_all_members(self) -> None:
         members = self.membership
         volunteers = [m for m in members.members.values() if m.brokers]
         assert (members.leader in volunteers) if volunteers else members.leader is None
@@ -275,7 +275,7 @@ TestMembership = MembershipBesideModel.TestCase
 TestMembership.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def test_who_loses_a_queue_when_another_member_goes_is_told() -> None:
+def test_a_member_that_loses_a_queue_when_another_leaves_is_notified() -> None:
     clock, schedule = SimulatedClock(), Schedule()
     membership = Membership("t", clock, schedule)
     membership.resize(AllocatedTopic("t", "", "", 2))
@@ -289,17 +289,17 @@ def test_who_loses_a_queue_when_another_member_goes_is_told() -> None:
     # This one comes before the holder, and is to have its queue.
     newcomer = join("a", 0)
     assert holder.revoked == [0]
-    told: list[str] = []
-    holder.watchers[lambda: told.append("holder")] = None
+    notified: list[str] = []
+    holder.watchers[lambda: notified.append("holder")] = None
     clock.advance(9 * SECOND_NS)
     membership.renew(holder)
     membership.renew(newcomer)
-    # Both leases end while nobody looks.
+    # Both leases end unnoticed.
     clock.advance(2 * SECOND_NS)
     schedule.run(clock())
     assert silent.is_gone
     assert list(newcomer.held) == [0]
-    assert told == ["holder"]
+    assert notified == ["holder"]
 
 
 def test_a_leader_that_does_not_plan_is_passed_over() -> None:

@@ -214,7 +214,7 @@ def test_parked_messages_have_a_limit_and_the_cursor_waits() -> None:
 
 
 @pytest.mark.parametrize("order", ["queue", "key"])
-def test_what_is_in_flight_when_order_is_asked_for_keeps_its_place(order: str) -> None:
+def test_messages_in_flight_when_order_is_configured_keep_their_place(order: str) -> None:
     ordered = Ordered("none", 1)
     ordered.publish(["a", "a", "a", "a"])
     client = ordered.core.client("t").ready(2)
@@ -231,7 +231,7 @@ def test_what_is_in_flight_when_order_is_asked_for_keeps_its_place(order: str) -
     assert client.bodies[2:] == [b"2", b"3"]
 
 
-def test_what_could_not_be_read_to_the_end_is_put_in_order_the_next_time(
+def test_ordering_resumes_after_a_failed_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ordered = Ordered("none", 1)

@@ -38,7 +38,7 @@ def block_of(some: Sequence[Properties], gap: int = 2) -> bytes:
 
 @given(st.lists(ascii_carried, min_size=packed._FEW + 1, max_size=30))
 @quick
-def test_what_is_good_is_read_at_once(some: list[Properties]) -> None:
+def test_a_good_block_is_read_at_once(some: list[Properties]) -> None:
     data = block_of(some)
     found = read(data, 100)
     assert found is not None
@@ -53,7 +53,7 @@ def test_what_is_good_is_read_at_once(some: list[Properties]) -> None:
     st.integers(30, 60),
 )
 @quick
-def test_what_passes_is_good(
+def test_an_accepted_block_is_good(
     some: list[Properties], changes: list[tuple[int, int]], count: int
 ) -> None:
     data = bytearray(block_of(some))
@@ -72,30 +72,30 @@ def test_what_passes_is_good(
 
 @given(st.lists(st.lists(ascii_carried, max_size=20), min_size=1, max_size=4), st.booleans())
 @quick
-def test_a_batch_holds_what_it_was_told(parts: list[list[Properties]], mixed: bool) -> None:
+def test_a_batch_holds_all_that_was_added(parts: list[list[Properties]], mixed: bool) -> None:
     batch = LogBatch()
     batch.begin(0, 0)
     expected: list[tuple[int, bytes]] = []
-    told: list[tuple[int, Sequence[tuple[int, bytes]]]] = []
+    added: list[tuple[int, Sequence[tuple[int, bytes]]]] = []
     for number, some in enumerate(parts):
         first = batch.count
         batch.add_many([b"x"] * (2 * len(some) + 1))
         entries = [(2 * n, each.pack()) for n, each in enumerate(some)]
         is_packed = bool(entries) and not (mixed and number % 2)
-        # As half messages lie: behind one that tells what they are.
+        # As half messages lie: behind one that describes them.
         shifted = pack_block([(n + 1, entry) for n, entry in entries])
         given = Packed(Block(shifted), -1) if is_packed else entries
         if given:
             batch.set_properties(first, given)
-            told.append((first, given))
+            added.append((first, given))
         expected += [(first + n, entry) for n, entry in entries]
     record, _ = batch.finish()
     block = pack_block(expected)
     assert batch.properties_length == len(block)
     assert block in bytes(record)
-    assert packed_bytes([entries for _, entries in told]) == len(block)
-    if told:
-        assert join(told) == block
+    assert packed_bytes([entries for _, entries in added]) == len(block)
+    if added:
+        assert join(added) == block
 
 
 @given(st.lists(ascii_carried, min_size=1, max_size=20), st.integers(0, 40), st.integers(0, 40))

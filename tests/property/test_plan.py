@@ -51,8 +51,8 @@ class Broker:
     def name(self) -> str:
         return self.membership.place.broker
 
-    def told(self) -> dict[str, Any]:
-        """What ``group.describe`` tells."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer of ``group.describe``."""
         members = self.membership
         return {
             "place": {"broker": self.name, "room": ""},
@@ -75,7 +75,7 @@ class Broker:
 
 
 class Client:
-    """A consumer: where it is a member, and what it was told there last."""
+    """A consumer: its memberships, and the last state that each broker reported."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class Client:
 
 
 class SeveralBrokers(RuleBasedStateMachine):
-    """What the planner does, in any order and by pictures that are out of date."""
+    """Runs of the planner in any order, with outdated states of the brokers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class SeveralBrokers(RuleBasedStateMachine):
     def look(self, name: str, number: int) -> None:
         client, broker = self.clients.get(name), self.brokers[number % len(self.brokers)]
         if client is not None and broker in client.members:
-            client.pictures[broker] = broker.told()
+            client.pictures[broker] = broker.as_json()
 
     @rule(name=st.sampled_from(NAMES))
     def plan(self, name: str) -> None:
@@ -181,8 +181,8 @@ class SeveralBrokers(RuleBasedStateMachine):
             if broker in client.pictures and broker in client.members
         }
         absent = [
-            GroupView.of(told, broker.name, taken)
-            for broker, told in client.pictures.items()
+            GroupView.of(state, broker.name, taken)
+            for broker, state in client.pictures.items()
             if broker not in live
         ]
         led = {
@@ -311,7 +311,7 @@ def pictures(
 
 
 @given(everything, everything, groups, groups, st.sampled_from(EVEN))
-def test_it_is_even_over_all_brokers_and_sticky_moves_only_what_must(
+def test_shares_are_even_over_all_brokers_and_sticky_moves_the_fewest(
     counts: dict[str, int], then: dict[str, int], ids: list[str], others: list[str], name: str
 ) -> None:
     """Brokers, queues and members come and go."""
@@ -330,7 +330,7 @@ def test_it_is_even_over_all_brokers_and_sticky_moves_only_what_must(
 
 
 @given(everything, groups, st.data())
-def test_who_does_not_reach_a_broker_has_none_of_its_queues(
+def test_a_member_that_does_not_reach_a_broker_has_none_of_its_queues(
     counts: dict[str, int], ids: list[str], data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from([*EVEN, "consistent-hash", "machine-room-nearby"]))
@@ -348,10 +348,10 @@ def test_who_does_not_reach_a_broker_has_none_of_its_queues(
                 assert min(len(found[o]) for o in reached[queue.broker]) >= len(queues) - 1, id
 
 
-def test_brokers_of_one_name_are_told_apart() -> None:
+def test_brokers_of_one_name_get_different_names() -> None:
     taken: set[str] = set()
-    told = Broker("same:1", 1, SimulatedClock(), Schedule()).told()
-    names = [GroupView.of(told, address, taken).broker for address in ("p:1", "q:2")]
+    state = Broker("same:1", 1, SimulatedClock(), Schedule()).as_json()
+    names = [GroupView.of(state, address, taken).broker for address in ("p:1", "q:2")]
     assert names == ["same:1", "same:1 at q:2"]
 
 
@@ -374,7 +374,7 @@ def test_a_plan_of_a_member_that_does_not_lead_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("there", "shares"), [(2, (1, 3)), (3, (1, 3)), (9, (0, 4))])
-def test_what_members_have_at_brokers_that_another_leads_counts_and_stays(
+def test_queues_held_at_brokers_with_another_leader_count_and_stay(
     there: int, shares: tuple[int, int]
 ) -> None:
     counts = {"x": there, "y": 4}
@@ -402,7 +402,7 @@ def test_the_rooms_of_a_resolver_count() -> None:
     assert found == {"x": there[0], "y": there[1], "z": {}}
 
 
-def test_what_a_strategy_of_ones_own_returns_is_taken_as_the_queues_that_it_equals() -> None:
+def test_queues_from_a_custom_strategy_are_matched_by_equality() -> None:
     def plain(
         member: GroupMember, members: Sequence[GroupMember], queues: Sequence[TopicQueue]
     ) -> Any:

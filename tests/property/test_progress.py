@@ -1,4 +1,4 @@
-"""How far a queue's handling has come: against a set, and the whole of a held queue beside it."""
+"""The progress of a queue's handling against a set, and that of a held queue beside it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ACTIONS = ["fetch", "take", "batch", "finish", "finish late", "back", "off", "le
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_held_queue_commits_what_is_done_and_hands_out_all_else(data: st.DataObject) -> None:
+def test_a_held_queue_commits_finished_messages_and_hands_out_the_rest(data: st.DataObject) -> None:
     asyncio.run(check(data))
 
 
@@ -105,8 +105,8 @@ async def check(data: st.DataObject) -> None:
             assert batch.count <= max_count
             assert [int(body) for body in batch.bodies] == batch.offsets.tolist()
             assert batch.offsets.tolist() == sorted(set(batch.offsets.tolist()))
-            told = [batch.piece.run.properties.get(at, b"") for at in range(batch.count)]
-            assert told == [b"%d" % n if n % 3 == 0 else b"" for n in batch.offsets.tolist()]
+            properties = [batch.piece.run.properties.get(at, b"") for at in range(batch.count)]
+            assert properties == [b"%d" % n if n % 3 == 0 else b"" for n in batch.offsets.tolist()]
             out.append(batch)
         elif action == "leave and stay":
             held.begin_leaving()
@@ -137,7 +137,7 @@ async def check(data: st.DataObject) -> None:
 
 
 def finish_late(data: st.DataObject, begun: list[PulledMessage], done: set[int]) -> None:
-    """Somebody finishes a message while it waits to be tried again."""
+    """A message is finished while it waits to be retried."""
     waiting = [each for each in begun if not each.is_out and not each.is_finished]
     if waiting:
         message = data.draw(st.sampled_from(waiting))

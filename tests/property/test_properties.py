@@ -32,8 +32,10 @@ def packed(batch: list[Properties]) -> bytes:
 
 @settings(deadline=None)
 @given(some, st.one_of(st.none(), marks))
-def test_an_entry_tells_what_was_packed(properties: Properties, sent: Sent | None) -> None:
-    whole = Properties(
+def test_an_entry_unpacks_to_the_packed_properties(
+    properties: Properties, sent: Sent | None
+) -> None:
+    expected = Properties(
         properties.tag,
         properties.keys,
         properties.headers,
@@ -41,12 +43,12 @@ def test_an_entry_tells_what_was_packed(properties: Properties, sent: Sent | Non
         {"reason": "x"},
         sent,
     )
-    assert Properties.unpack(whole.pack()) == whole
+    assert Properties.unpack(expected.pack()) == expected
 
 
 @settings(deadline=None)
 @given(batches, st.data())
-def test_a_block_tells_each_and_so_does_any_cut_of_it(
+def test_a_block_and_any_cut_of_it_hold_each_entry(
     batch: list[Properties], data: st.DataObject
 ) -> None:
     block = Block(packed(batch))
@@ -60,6 +62,6 @@ def test_a_block_tells_each_and_so_does_any_cut_of_it(
 
 @settings(deadline=None)
 @given(batches)
-def test_what_a_client_may_send_is_taken_as_it_is(batch: list[Properties]) -> None:
-    told = entries_of(packed(batch), len(batch))
-    assert told == [(n, each.pack()) for n, each in enumerate(batch) if each]
+def test_valid_blocks_of_a_client_are_taken_unchanged(batch: list[Properties]) -> None:
+    entries = entries_of(packed(batch), len(batch))
+    assert entries == [(n, each.pack()) for n, each in enumerate(batch) if each]

@@ -175,7 +175,7 @@ def test_each_gets_its_part_of_max_in_flight_and_one_at_least(
         assert counts == [0] * (connections - max_in_flight) + [1] * max_in_flight
 
 
-def test_what_others_have_in_flight_is_waited_for_but_not_for_ever() -> None:
+def test_messages_in_flight_elsewhere_are_awaited_within_a_limit() -> None:
     readiness = readiness_of(10)
     busy, fresh = Place(), Place()
     readiness.add(busy, 0)
@@ -191,7 +191,7 @@ def test_what_others_have_in_flight_is_waited_for_but_not_for_ever() -> None:
     assert not readiness.is_owing
 
 
-def test_who_is_idle_gives_up_after_10_s_and_who_is_not_after_30_s() -> None:
+def test_an_idle_connection_gives_up_after_10_s_and_a_busy_one_after_30_s() -> None:
     readiness = readiness_of(2)
     idle, busy, other = Place(), Place(), Place()
     for place in (idle, busy, other):
@@ -226,6 +226,6 @@ def test_while_a_message_is_tried_an_idle_connection_gives_way() -> None:
     assert dict(readiness.cap(None, 14)) == {first: 5, third: 5}
 
 
-def test_senseless_times_are_told() -> None:
+def test_senseless_times_are_refused() -> None:
     with pytest.raises(ValueError, match="low_rdy_timeout_s=0 must be above 0"):
         Rotation(low_rdy_timeout_s=0)

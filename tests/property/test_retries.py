@@ -39,7 +39,7 @@ DEAD = "t.c.dead"
 
 
 class Retried:
-    """A broker with a channel that has a retry policy, and what is known of its messages."""
+    """A broker with a channel that has a retry policy, and the known state of its messages."""
 
     def __init__(self, seed: int, *, sync: bool) -> None:
         self.random = Random(seed)
@@ -76,7 +76,7 @@ class Retried:
         self.begin()
 
     def begin(self) -> None:
-        """What is done in each life of the broker."""
+        """Begin a life of the broker."""
         self.clients.clear()
         self.core.broker.transfers.waits_for_flush = self.sync
         self.channel = self.core.broker.topics["t"].channels["c"]
@@ -87,7 +87,7 @@ class Retried:
             self.failures[offset] = message.failures
             self.not_before_ns[offset] = message.due_ns
 
-    # what is where
+    # comparison
 
     @property
     def keeper(self) -> Channel | None:
@@ -233,7 +233,7 @@ class Retried:
             assert client in self.timed_out or charged == started
 
     def charge(self, line: list[int], *, lost: bool = False) -> set[int]:
-        """What a client has lost comes again at once, but for what has failed; which that is."""
+        """Return the messages charged with a failure; the others come again at once."""
         known = self.channel.cursor.pending.by_offset
         charged = set()
         for offset in line:

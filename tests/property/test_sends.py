@@ -1,6 +1,6 @@
 """Sends that are repeated, through kills and power cuts: none stored twice, none wrongly known.
 
-The real log is looked into: what is in it, each body once, is the truth of the matter.
+The real log is read: it has to hold each body once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def everything_small() -> Iterator[None]:
 
 
 @dataclass
-class Told:
+class KnownSend:
     """A send as its producer knows it."""
 
     sent: Sent
@@ -52,7 +52,7 @@ class SendMachine(RuleBasedStateMachine):
         self.core = Core()
         self.core.channel("t", "keeps")
         self.core.checkpoint()
-        self.told: list[Told] = []
+        self.known_sends: list[KnownSend] = []
         self.stored_count = 0
         self.newest = dict.fromkeys(range(5), 0)
 
@@ -76,30 +76,32 @@ class SendMachine(RuleBasedStateMachine):
                 at += 4 + size
         return found
 
-    def send(self, told: Told, first: bool) -> ProducerSend:
+    def send(self, entry: KnownSend, first: bool) -> ProducerSend:
         core = self.core
-        sent = told.sent
-        tried_ns = 0 if first else told.first_tried_ns
+        sent = entry.sent
+        tried_ns = 0 if first else entry.first_tried_ns
         known = core.broker.producers.find(sent, self.topic, tried_ns)
         if known is not None:
             return known
         offset = self.topic.next_offset
-        receipt = self.topic.stage(told.bodies, 0, marked([], sent))
+        receipt = self.topic.stage(entry.bodies, 0, marked([], sent))
         send = ProducerSend(receipt, self.topic.id, offset, sent.count)
         core.broker.producers.add(sent, send, core.clock())
         self.stored_count += 1
-        told.number = self.stored_count
+        entry.number = self.stored_count
         return send
 
-    @rule(who=st.integers(0, 4), skip=st.sampled_from((0, 0, 0, 1, 3)), count=st.integers(1, 3))
-    def new(self, who: int, skip: int, count: int) -> None:
+    @rule(
+        producer=st.integers(0, 4), skip=st.sampled_from((0, 0, 0, 1, 3)), count=st.integers(1, 3)
+    )
+    def new(self, producer: int, skip: int, count: int) -> None:
         self.core.clock.advance(1)
-        self.newest[who] += 1 + skip
-        sent = Sent(bytes([who]) * 16, self.newest[who], count)
-        bodies = [b"%d.%d.%d" % (who, sent.sequence, number) for number in range(count)]
-        told = Told(sent, bodies, self.core.clock())
-        self.told.append(told)
-        self.send(told, first=True)
+        self.newest[producer] += 1 + skip
+        sent = Sent(bytes([producer]) * 16, self.newest[producer], count)
+        bodies = [b"%d.%d.%d" % (producer, sent.sequence, number) for number in range(count)]
+        known = KnownSend(sent, bodies, self.core.clock())
+        self.known_sends.append(known)
+        self.send(known, first=True)
 
     @rule(padding=st.integers(0, 600))
     def commit(self, padding: int) -> None:
@@ -107,25 +109,26 @@ class SendMachine(RuleBasedStateMachine):
             self.topic.stage([b"." * padding])
         self.core.broker.commit()
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.known_sends)
     @rule(back=st.integers(0, 8))
     def repeat(self, back: int) -> None:
         core = self.core
         core.clock.advance(1)
         core.broker.commit()
-        told = self.told[max(0, len(self.told) - 1 - back)]
+        known = self.known_sends[max(0, len(self.known_sends) - 1 - back)]
         before = self.stored()
-        places = [offset for offset, body in before.items() if body == told.bodies[0]]
-        later = [each for each in self.told if each.number > told.number]
+        places = [offset for offset, body in before.items() if body == known.bodies[0]]
+        later = [each for each in self.known_sends if each.number > known.number]
         higher = [
             each
-            for each in self.told
-            if each.sent.producer == told.sent.producer and each.sent.sequence > told.sent.sequence
+            for each in self.known_sends
+            if each.sent.producer == known.sent.producer
+            and each.sent.sequence > known.sent.sequence
         ]
-        others = {each.sent.producer for each in later} - {told.sent.producer}
+        others = {each.sent.producer for each in later} - {known.sent.producer}
         is_near = len(higher) < EACH and len(others) < PRODUCERS
         try:
-            send = self.send(told, first=False)
+            send = self.send(known, first=False)
         except TooOld:
             has_forgotten = core.broker.producers.forgotten_until_ns > 0
             assert not is_near or (has_forgotten and not places)
@@ -137,7 +140,7 @@ class SendMachine(RuleBasedStateMachine):
             assert self.stored() == before
         else:
             after = self.stored()
-            assert [after[send.offset + number] for number in range(send.count)] == told.bodies
+            assert [after[send.offset + number] for number in range(send.count)] == known.bodies
         assert send.receipt.position
 
     @rule()
@@ -151,7 +154,7 @@ class SendMachine(RuleBasedStateMachine):
 
     @rule()
     def let_segments_go(self) -> None:
-        """What is needed of them is copied."""
+        """Free segments; needed records are copied."""
         self.core.fill("filling", 2)
         self.core.broker.topics["filling"].empty()
         self.checkpoint()
@@ -176,7 +179,7 @@ class SendMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_the_checkpoint(self) -> None:
-        """Then the heads of segments are all that tells of segments that have gone."""
+        """Then only the heads of segments know of segments that have gone."""
         self.core.broker.commit()
         self.core.flush()
         self.core.broker.begin_segment()

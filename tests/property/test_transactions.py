@@ -64,7 +64,7 @@ class Known:
     number: int | None = None
     """In the series; None for one that is in none."""
     seen: list[tuple[str, list[bytes]]] = field(default_factory=list)
-    """What was committed, batch by batch."""
+    """Committed messages, batch by batch."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -72,7 +72,7 @@ class Known:
 
 
 class TransactionMachine(RuleBasedStateMachine):
-    """A broker's transactions and what is known of them."""
+    """A broker's transactions and their known state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class TransactionMachine(RuleBasedStateMachine):
             commit(id)
 
     def clear_away(self, number: int | None) -> None:
-        """What others of the series had added up to a number goes with its commit."""
+        """Note that others of the series up to a number are rolled back by its commit."""
         self.pulled = self.core.broker.log.failed is not None
         for other in self.known.values():
             left = other.outcome is None and other.number is not None
@@ -307,7 +307,7 @@ class TransactionMachine(RuleBasedStateMachine):
             self.resume(id, known, durable, may_lack)
 
     def resume(self, id: str, known: Known, durable: Known | None, may_lack: bool) -> None:
-        """What is there of an open one is what was answered OK, or the first of it."""
+        """Check that an open transaction has its messages answered OK, or the first of them."""
         branches = self.core.broker.transactions.open[id].branches
         for name in BRANCHES:
             batches = known.branches.get(name, [])

@@ -1,4 +1,4 @@
-"""What a decoder hears of a client's bytes, however they come: commands, and maybe an error."""
+"""Decode all bytes of a client, in any pieces: commands, and perhaps an error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def flat(command: Command) -> Iterator[object]:
         for number in command.ids.tolist():
             yield Finish(b"%016x" % number)
     elif isinstance(command, Finish):
-        # A run is numbers, so that it does not tell large letters from small ones.
+        # A run is numbers, so upper and lower case are the same.
         yield Finish(command.id.lower())
     elif isinstance(command, PublishCommand):
         rows = command.bodies
@@ -46,7 +46,7 @@ def flat(command: Command) -> Iterator[object]:
         yield command
 
 
-def heard(
+def decode_all(
     pieces: Iterable[bytes], state: ParserState, limits: ProtocolLimits = LIMITS
 ) -> list[object]:
     """All commands of bytes that come in pieces, kept as a connection keeps them.
