@@ -46,14 +46,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _process_of(nodeid: str) -> str:
-    """What stays in one process has the same of it."""
+    """Return the group of a test; tests of one group stay in one process."""
     file = nodeid.partition("::")[0]
     return SPARK if file in _sharing() else file
 
 
 @cache
 def _sharing() -> frozenset[str]:
-    """The files whose tests share a Spark session."""
+    """Return the files whose tests share a Spark session."""
     folder = Path(__file__).parent / "spark"
     files = [path for path in folder.glob("test_*.py") if "spark: SparkSession" in path.read_text()]
     return frozenset(SPARK + path.name for path in files)

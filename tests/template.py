@@ -62,9 +62,9 @@ class Forked:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(COMMAND, timeout or 0)
-            told = os.read(self._status, 8)
-            assert told, "the template has ended"
-            self.returncode = int(told)
+            status = os.read(self._status, 8)
+            assert status, "the template has ended"
+            self.returncode = int(status)
             os.close(self._status)
         return self.returncode
 
@@ -143,13 +143,13 @@ def install() -> Callable[[], None]:
 
 
 def serve(connection: socket.socket) -> None:
-    """Be the template: fork for each request, and tell how each process has ended."""
+    """Be the template: fork for each request, and report how each process has ended."""
     for name in _MODULES:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     running: dict[int, tuple[int, int]] = {}
-    """What is written to when a process ends, and its id, by its pidfd."""
+    """The pipe of a process and its id, by its pidfd."""
     while True:
         for ready in select.select([connection.fileno(), *running], [], [])[0]:
             if ready == connection.fileno():

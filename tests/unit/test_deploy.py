@@ -95,7 +95,7 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    # It tells of a key that it does not know, and ends well all the same.
+    # It reports an unknown key, and ends well all the same.
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -129,7 +129,7 @@ def test_no_two_services_publish_a_port() -> None:
     assert len(ports) == len(set(ports)) == 6
 
 
-async def test_the_health_checks_ask_who_is_there() -> None:
+async def test_the_health_checks_ask_the_right_server() -> None:
     asks = ""
     async with Broker() as here:
         for service in SERVICES.values():
@@ -150,7 +150,7 @@ async def ends(code: str) -> int:
     return await process.wait()
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_the_image_is_made_of_existing_files() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.M)
     sources = [source for line in copied for source in line.split()]

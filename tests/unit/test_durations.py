@@ -28,17 +28,17 @@ S = 10**9
         ("9223372036854775807ns", MAX_NS),
     ],
 )
-def test_reads_what_go_reads(text: str, expected_ns: int) -> None:
+def test_durations_of_go_are_read(text: str, expected_ns: int) -> None:
     assert parse_duration(text) == expected_ns
 
 
 @pytest.mark.parametrize("text", ["", "-", "3", "1.5", ".s", "x", "1x", "s", "1s2", "1 s", "1,5s"])
-def test_refuses_what_go_refuses(text: str) -> None:
+def test_durations_that_go_refuses_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|unit"):
         parse_duration(text)
 
 
-def test_refuses_what_64_bits_cannot_hold() -> None:
+def test_durations_beyond_64_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         parse_duration("9223372036854775808ns")
 
@@ -57,12 +57,12 @@ def test_refuses_what_64_bits_cannot_hold() -> None:
         (-S, "-1s"),
     ],
 )
-def test_writes_what_go_writes(duration_ns: int, text: str) -> None:
+def test_durations_are_written_as_by_go(duration_ns: int, text: str) -> None:
     assert format_duration(duration_ns) == text
 
 
 @given(st.integers(-MAX_NS, MAX_NS))
-def test_reads_back_what_it_wrote(duration_ns: int) -> None:
+def test_written_durations_are_read_back(duration_ns: int) -> None:
     assert parse_duration(format_duration(duration_ns)) == duration_ns
 
 
@@ -83,6 +83,6 @@ def test_reads_sizes(text: str, expected_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "lots", "5 XB", "0x10"])
-def test_refuses_what_is_no_size(text: str) -> None:
+def test_bad_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|whole number"):
         parse_size(text)

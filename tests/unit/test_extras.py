@@ -1,4 +1,4 @@
-"""What is advised to be installed is there: the index has no package of ours."""
+"""Recommended installs exist: the index has no package of ours."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from martlet.extras import how_to_install
 
 ROOT = Path(__file__).parents[2]
-TOLD = (".md", ".py", ".sh", ".toml", ".yaml", ".yml", ".service", "Dockerfile", "run")
+SUFFIXES = (".md", ".py", ".sh", ".toml", ".yaml", ".yml", ".service", "Dockerfile", "run")
 FROM_THE_INDEX = re.compile(r"""pip install [^\n`]*?(?<![\w/.-])['"]?martlet(?![\w/.-])""")
 
 
 def texts() -> dict[Path, str]:
-    """What users may read, and where errors come from."""
+    """Return the texts that users read and the sources of errors."""
     folders = [ROOT / name for name in ("src", "docs", "deploy", "bench", "examples")]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "run")]
-    return {file: file.read_text() for file in files if file.name.endswith(TOLD)}
+    return {file: file.read_text() for file in files if file.name.endswith(SUFFIXES)}
 
 
-def test_nobody_is_sent_to_the_index_for_a_package_that_is_not_there() -> None:
+def test_no_text_recommends_an_index_package_that_does_not_exist() -> None:
     for wrong in ("pip install 'martlet[cli]'", "pip install -U martlet", "pip install martlet==1"):
         assert FROM_THE_INDEX.search(wrong)
     for right in ("pip install '.[cli]' in a clone of Martlet", "pip install /tmp/martlet-0.1.whl"):

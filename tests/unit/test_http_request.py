@@ -27,7 +27,7 @@ def test_cuts_a_query(text: str, expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a=%", "a=%1", "a=%zz", "%x=1", "a=1;b=2", "a=1&b=%2"])
-def test_refuses_what_go_refuses(text: str) -> None:
+def test_queries_that_go_refuses_are_refused(text: str) -> None:
     with pytest.raises(HttpError) as caught:
         parse_query(text)
     assert (caught.value.status, caught.value.message) == (400, "INVALID_REQUEST")
@@ -42,7 +42,7 @@ def test_no_query_raises_anything_else(text: str) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=20), st.binary())
-def test_splits_what_was_joined(bodies: list[bytes], behind: bytes) -> None:
+def test_joined_bodies_are_split_again(bodies: list[bytes], behind: bytes) -> None:
     assert split_binary(sized(*bodies) + behind, 20, 10_000) == bodies
 
 

@@ -1,4 +1,4 @@
-"""Imports run downwards only, and the core touches no world outside."""
+"""Imports run downwards only, and the core does no I/O."""
 
 import ast
 import subprocess
@@ -12,30 +12,30 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LOWER = {"broker", "log"}
-DOORS = {"admin", "spark", "client", "lookup", "server"}
+EDGES = {"admin", "spark", "client", "lookup", "server"}
 
-# What each room may import beside itself and the modules on the ground.
+# The packages that each package may import, beside itself and the ground modules.
 MAY_IMPORT = {
-    "cli": {"pipeline", "supervisor", "migration"} | DOORS | LOWER,
+    "cli": {"pipeline", "supervisor", "migration"} | EDGES | LOWER,
     "migration": {"server"} | LOWER,
-    "testing": {"protocol"} | DOORS | LOWER,
+    "testing": {"protocol"} | EDGES | LOWER,
     "admin": {"client"} | LOWER,
     "pipeline": {"client", "spark"} | LOWER,
     "spark": {"client"} | LOWER,
     "client": {"layer", "protocol"},
     "supervisor": set(),
-    # Its HTTP door and its listening sockets are those of the broker.
+    # Its HTTP server and its listening sockets are those of the broker.
     "lookup": {"layer", "protocol", "server"} | LOWER,
     "server": {"layer", "protocol"} | LOWER,
     "broker": {"log"},
     "layer": {"protocol"},
     "log": set(),
     "protocol": set(),
-    # martlet.options and the modules beside the rooms: everybody may use them.
+    # martlet.options and the modules beside the packages: all may use them.
     "ground": set(),
 }
 
-# What each package of the broker may import of the others; a module beside them is named like one.
+# The packages of the broker that each may import; a module beside them is named like one.
 _QUEUE = {"tracing", "queue"}
 _CHANNEL = _QUEUE | {"groups", "channel"}
 _TOPIC = _CHANNEL | {"journal", "topic"}
@@ -56,18 +56,18 @@ BROKER_MAY_IMPORT = {
     "moved_cursors": _TOPIC,
     "broker": _CORE | {"settings", "moved_cursors"},
     "recovery": _CORE | {"settings", "broker"},
-    # Below all of them, and beside nobody.
+    # Below all of them.
     "ground": set(),
 }
 BROKER_GROUND = {"context", "errors", "offset_ranges", "policy", "retry", "schedule"}
 
 MAX_CYCLE = 8
-"""So many files of one package may import each other, types counted; those of two may not."""
-TANGLED: dict[str, int] = {}
-"""Rooms with other cycles, and how many files the largest has: they may only shrink."""
+"""Maximum of files of one package that import each other, types counted; of two, none may."""
+KNOWN_CYCLES: dict[str, int] = {}
+"""Packages with other cycles and the file count of the largest: they may only shrink."""
 
-# What the sans-I/O rooms get handed in: sockets, files, clocks, randomness, the event loop.
-WORLD = {
+# Modules that the sans-I/O packages must not import: sockets, files, clocks, randomness, tasks.
+OUTSIDE = {
     "aiohttp",
     "asyncio",
     "concurrent",
@@ -90,10 +90,10 @@ WORLD = {
     "uuid",
     "uvloop",
 }
-WORLDLESS = {"broker", "protocol"}
-# The type of what is handed in may be named; making one, or opening a file, is the caller's.
-HANDED_IN = {"random.Random"}
-NOT_TO_BE_CALLED = {"Random", "open"}
+SANS_IO = {"broker", "protocol"}
+# The type of a parameter may be named; the caller makes it, and opens files.
+ALLOWED_TYPES = {"random.Random"}
+BANNED_CALLS = {"Random", "open"}
 
 
 class Import(NamedTuple):
@@ -106,7 +106,7 @@ class Import(NamedTuple):
 
 
 def imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[Import]:
-    """Everything that the module imports, wherever in it, relative names made absolute."""
+    """Yield each import anywhere in the module, with relative names made absolute."""
     for_types = {
         id(inner)
         for node in ast.walk(tree)
@@ -129,54 +129,54 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[Impo
                 yield Import(".".join([*base, alias.name]), node.lineno, id(node) in for_types)
 
 
-def room_of(module: str) -> str | None:
-    """The room of a module or a name in it, which is its folder; None for what is not Martlet's."""
-    package, _, rest = module.partition(".")
-    if package == "pyspark_martlet":
+def package_of(module: str) -> str | None:
+    """Return the package of a module or of a name in it; None outside Martlet."""
+    root, _, rest = module.partition(".")
+    if root == "pyspark_martlet":
         return "spark"
-    if package != "martlet":
+    if root != "martlet":
         return None
-    room = rest.partition(".")[0]
-    if room == "__main__":
+    package = rest.partition(".")[0]
+    if package == "__main__":
         return "cli"
-    if room in {"options", "properties"} or not (SOURCE / "martlet" / room).is_dir():
+    if package in {"options", "properties"} or not (SOURCE / "martlet" / package).is_dir():
         return "ground"
-    return room or "ground"
+    return package or "ground"
 
 
 def broker_package_of(module: str) -> str | None:
-    """The package of the broker that a module, or a name in it, is of."""
+    """Return the broker's package of a module or of a name in it."""
     _, _, rest = module.partition("martlet.broker.")
     package = rest.partition(".")[0]
     return "ground" if package in BROKER_GROUND or not package else package
 
 
 def offences(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """What the module does against the rules of its room."""
+    """Return the breaches of the rules of its package by a module."""
     tree = ast.parse(source)
-    room = room_of(module)
-    assert room is not None
-    if room not in MAY_IMPORT:
-        return [f"{module}: the room {room} has no place in the order of test_imports.py"]
+    package = package_of(module)
+    assert package is not None
+    if package not in MAY_IMPORT:
+        return [f"{module}: the package {package} has no place in the order of test_imports.py"]
     found = []
     for imported in imports(tree, module, is_package=is_package):
-        other = room_of(imported.module)
-        if other not in MAY_IMPORT[room] | {room, "ground", None}:
-            found.append(f"{module}:{imported.line}: {room} must not import {imported.module}")
-        if room == other == "broker" and module != "martlet.broker":
+        other = package_of(imported.module)
+        if other not in MAY_IMPORT[package] | {package, "ground", None}:
+            found.append(f"{module}:{imported.line}: {package} must not import {imported.module}")
+        if package == other == "broker" and module != "martlet.broker":
             inner, wanted = broker_package_of(module), broker_package_of(imported.module)
             assert inner is not None
             if wanted not in BROKER_MAY_IMPORT[inner] | {inner, "ground"}:
                 found.append(f"{module}:{imported.line}: {inner} is below {imported.module}")
         top = imported.module.partition(".")[0]
-        named = imported.for_types or imported.module in HANDED_IN
-        if room in WORLDLESS and top in WORLD and not named:
-            found.append(f"{module}:{imported.line}: {room} is sans-I/O, and imports {top}")
-    if room in WORLDLESS:
+        named = imported.for_types or imported.module in ALLOWED_TYPES
+        if package in SANS_IO and top in OUTSIDE and not named:
+            found.append(f"{module}:{imported.line}: {package} is sans-I/O, and imports {top}")
+    if package in SANS_IO:
         found += [
-            f"{module}:{node.lineno}: {room} is sans-I/O, and calls {ast.unparse(node.func)}"
+            f"{module}:{node.lineno}: {package} is sans-I/O, and calls {ast.unparse(node.func)}"
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in NOT_TO_BE_CALLED
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in BANNED_CALLS
         ]
     return found
 
@@ -187,7 +187,7 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
+def test_every_module_keeps_to_the_order_of_the_packages() -> None:
     found = [
         offence
         for module, path in modules()
@@ -199,7 +199,7 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """The modules that each module imports, types counted."""
+    """Map each module to the modules that it imports, types counted."""
     paths = dict(modules())
     graph: dict[str, set[str]] = {module: set() for module in paths}
     for module, path in paths.items():
@@ -214,7 +214,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of modules of which each imports all others, by whatever way."""
+    """Return the sets of modules that all import each other, directly or not."""
     reached: dict[str, set[str]] = {}
     for module in graph:
         seen: set[str] = set()
@@ -232,25 +232,27 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     return [set(cycle) for cycle in found]
 
 
-def tangles(graph: dict[str, set[str]], is_package: Callable[[str], bool]) -> dict[str, set[str]]:
-    """By room, its largest cycle that is too large or spans packages."""
+def large_cycles(
+    graph: dict[str, set[str]], is_package: Callable[[str], bool]
+) -> dict[str, set[str]]:
+    """Map a package to its largest cycle that is too large or spans packages."""
     found: dict[str, set[str]] = {}
     for cycle in cycles(graph):
         packages = {m if is_package(m) else m.rpartition(".")[0] for m in cycle}
         if len(cycle) > MAX_CYCLE or len(packages) > 1:
-            room = "+".join(sorted({room_of(module) or "" for module in cycle}))
-            found[room] = max(found.get(room, set()), cycle, key=len)
+            package = "+".join(sorted({package_of(module) or "" for module in cycle}))
+            found[package] = max(found.get(package, set()), cycle, key=len)
     return found
 
 
 def test_cycles_are_small_and_within_a_package() -> None:
     packages = {module for module, path in modules() if path.name == "__init__.py"}
-    found = tangles(import_graph(), packages.__contains__)
-    sizes = {room: len(cycle) for room, cycle in found.items()}
-    assert sizes == TANGLED, {room: sorted(cycle) for room, cycle in found.items()}
+    found = large_cycles(import_graph(), packages.__contains__)
+    sizes = {package: len(cycle) for package, cycle in found.items()}
+    assert sizes == KNOWN_CYCLES, {package: sorted(cycle) for package, cycle in found.items()}
 
 
-def test_a_tangle_is_found() -> None:
+def test_a_large_cycle_is_found() -> None:
     graph: dict[str, set[str]] = {
         "martlet.log.a": {"martlet.log.b"},
         "martlet.log.b": {"martlet.log.a"},
@@ -259,9 +261,9 @@ def test_a_tangle_is_found() -> None:
         "martlet.broker.x.c": {"martlet.broker.x.a"},
     }
     in_broker = {name for name in graph if "broker" in name}
-    assert tangles(graph, lambda module: False) == {"broker": in_broker}
+    assert large_cycles(graph, lambda module: False) == {"broker": in_broker}
     many = {f"martlet.log.m{n}": {f"martlet.log.m{(n + 1) % 9}"} for n in range(9)}
-    assert tangles(many, lambda module: False) == {"log": set(many)}
+    assert large_cycles(many, lambda module: False) == {"log": set(many)}
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
         ),
     ],
 )
-def test_what_starts_often_stays_light(statement: str, too_heavy: set[str]) -> None:
+def test_frequent_starts_stay_light(statement: str, too_heavy: set[str]) -> None:
     program = f"{statement}\nimport sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60

@@ -29,7 +29,7 @@ def test_listens_on_ipv6() -> None:
         assert shown(sock) == f"[::1]:{port_of(sock)}"
 
 
-def test_a_port_in_use_is_told_by_address_and_flag() -> None:
+def test_the_error_of_a_port_in_use_names_address_and_flag() -> None:
     with listen("127.0.0.1:0", "tcp-address") as first:
         address = shown(first)
         with pytest.raises(OSError, match="Address already in use") as caught:
@@ -41,7 +41,7 @@ def test_a_port_in_use_is_told_by_address_and_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "error_text"),
     [
         ("4150", "neither host:port nor a path; did you mean :4150; correct --tcp-address"),
         ("127.0.0.1:http", "'http' is no port; correct --tcp-address"),
@@ -53,16 +53,16 @@ def test_a_port_in_use_is_told_by_address_and_flag() -> None:
         (f"/tmp/{'x' * 103}", "has 107 bytes at most; correct --tcp-address"),
     ],
 )
-def test_what_fails_is_told_with_the_flag_and_a_way_out(address: str, told: str) -> None:
+def test_a_failed_listen_names_the_flag_and_says_what_to_do(address: str, error_text: str) -> None:
     with pytest.raises(OSError, match="--tcp-address") as caught:
         listen(address, "tcp-address")
     assert str(caught.value).startswith(f"listen ({address}) failed: ")
-    assert told in str(caught.value)
+    assert error_text in str(caught.value)
     assert not Path(address).exists()
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "error_text"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "there is no such host"),
         (
@@ -71,18 +71,18 @@ def test_what_fails_is_told_with_the_flag_and_a_way_out(address: str, told: str)
         ),
     ],
 )
-def test_a_name_that_is_not_known_is_told_as_that(
-    error: OSError, told: str, monkeypatch: pytest.MonkeyPatch
+def test_an_unknown_name_is_reported(
+    error: OSError, error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **named: object) -> None:
         raise error
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    with pytest.raises(OSError, match=f"{told}: correct --https-address"):
+    with pytest.raises(OSError, match=f"{error_text}: correct --https-address"):
         listen("broker.example:4152", "https-address")
 
 
-def test_a_port_that_is_roots_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_privileged_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -155,7 +155,7 @@ def test_a_name_is_looked_up_and_ipv4_is_preferred() -> None:
         assert shown(sock) == f"127.0.0.1:{port_of(sock)}"
 
 
-def test_a_name_that_nobody_has_is_refused() -> None:
+def test_a_name_that_does_not_exist_is_refused() -> None:
     with pytest.raises(
         OSError, match=r"listen \(no.such.host.invalid:0\) failed.*there is no such host: correct"
     ):
@@ -172,30 +172,32 @@ def test_a_unix_socket_may_have_a_name_without_a_file(tmp_path: Path) -> None:
 
 
 async def peer_shown(sock: socket.socket, connect: Callable[[], socket.socket]) -> str:
-    """What the listener's side calls a client."""
+    """Return the client's name on the listener's side."""
     shown_peers: asyncio.Queue[str] = asyncio.Queue()
 
     class Guest(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             shown_peers.put_nowait(shown_peer(transport))
 
-    door = await serve(asyncio.get_running_loop(), Guest, sock)
+    server = await serve(asyncio.get_running_loop(), Guest, sock)
     try:
         with connect() as client:
-            told = await asyncio.wait_for(shown_peers.get(), 5)
+            peer = await asyncio.wait_for(shown_peers.get(), 5)
             name = client.getsockname()
-            return told.replace(str(name[1]), "PORT") if isinstance(name, tuple) else told
+            return peer.replace(str(name[1]), "PORT") if isinstance(name, tuple) else peer
     finally:
-        door.close()
-        await door.wait_closed()
+        server.close()
+        await server.wait_closed()
 
 
 @pytest.mark.skipif(not can_bind_ipv6(), reason="needs IPv6")
-@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", "127.0.0.1:PORT"), ("::1", "[::1]:PORT")])
-async def test_a_client_is_told_by_the_address_that_it_has_itself(host: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", "127.0.0.1:PORT"), ("::1", "[::1]:PORT")]
+)
+async def test_a_client_is_shown_by_its_own_address(host: str, expected: str) -> None:
     sock = listen(":0", "tcp-address")
     place = (host, port_of(sock))
-    assert await peer_shown(sock, lambda: socket.create_connection(place, timeout=5)) == told
+    assert await peer_shown(sock, lambda: socket.create_connection(place, timeout=5)) == expected
 
 
 async def test_a_client_of_a_unix_socket_has_no_address(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from martlet.names import is_ephemeral, is_valid_name
 @pytest.mark.parametrize(
     "name", ["a", ".", "-_.", "A9", "x" * 64, "x#ephemeral", "x" * 54 + "#ephemeral"]
 )
-def test_what_a_topic_may_be_called(name: str) -> None:
+def test_valid_names(name: str) -> None:
     assert is_valid_name(name)
 
 
@@ -20,10 +20,10 @@ def test_what_a_topic_may_be_called(name: str) -> None:
         *("a b", "a\n", "a/b", "\u00e4", "\u0661"),
     ],
 )
-def test_what_none_may_be_called(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     assert not is_valid_name(name)
 
 
-def test_what_is_not_kept() -> None:
+def test_ephemeral_names() -> None:
     assert is_ephemeral("a#ephemeral")
     assert not is_ephemeral("a")

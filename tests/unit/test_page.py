@@ -14,7 +14,7 @@ START = datetime(2026, 1, 31, tzinfo=UTC)
 
 
 class _Reader(html.parser.HTMLParser):
-    """What a browser would fetch, and what it shows."""
+    """Collects the links that a browser would fetch, and the text that it shows."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_numbers_times_and_nothing_stand_in_a_table_as_people_write_them() -> No
     assert "2026-01-31 00:00:00+00:00" in text
 
 
-def test_a_table_that_is_too_long_says_what_it_leaves_out() -> None:
+def test_a_table_that_is_too_long_says_how_many_rows_it_leaves_out() -> None:
     page = Page("t", sections=[HtmlTable("t", ["n"], [[n] for n in range(MAX_TABLE_ROWS + 7)])])
     read = _Reader(page.html())
     assert read.tags.count("td") == MAX_TABLE_ROWS

@@ -8,11 +8,11 @@ from martlet.plural import counted
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
+    ("count", "expected"),
     [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (1000, "1000 messages")],
 )
-def test_the_noun_follows_its_count(count: int, told: str) -> None:
-    assert counted(count, "message") == told
+def test_the_noun_follows_its_count(count: int, expected: str) -> None:
+    assert counted(count, "message") == expected
 
 
 def test_a_plural_of_its_own_and_a_form() -> None:

@@ -129,7 +129,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(home, clone)
 
 
-def test_it_sets_up_once_and_hands_on_the_arguments(machine: Machine) -> None:
+def test_run_sets_up_once_and_hands_on_the_arguments(machine: Machine) -> None:
     code, out, err = machine.run("broker", "--data-path=a b", "")
     assert (code, out) == (0, "martlet broker --data-path=a b \n")
     assert "setting up" in err
@@ -367,7 +367,7 @@ def began(process_id: int) -> str:
 
 def test_the_lock_of_a_dead_process_is_taken_over(machine: Machine) -> None:
     dead = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    # Told with its beginning: its id alone may be another's by the time that it is looked at.
+    # Named with its start: its id alone may be another's by the time that it is looked at.
     (machine.clone / ".venv.lock").symlink_to(f"{dead.pid}@{began(dead.pid)}")
     dead.communicate()
     code, out, err = machine.run()
@@ -376,18 +376,18 @@ def test_the_lock_of_a_dead_process_is_taken_over(machine: Machine) -> None:
     assert not (machine.clone / ".venv.lock").is_symlink()
 
 
-def test_the_lock_of_a_dead_process_whose_id_another_has_is_taken_over(machine: Machine) -> None:
+def test_the_lock_of_a_dead_process_with_a_reused_id_is_taken_over(machine: Machine) -> None:
     (machine.clone / ".venv.lock").symlink_to(f"{os.getpid()}@{int(began(os.getpid())) - 1}")
     code, out, err = machine.run()
     assert (code, out) == (0, "martlet \n"), err
     assert "waiting for process" not in err
 
 
-@pytest.mark.parametrize("tells_when", [True, False], ids=["with-its-time", "as-older-ones-wrote"])
-def test_the_lock_of_a_process_that_lives_is_waited_for(machine: Machine, tells_when: bool) -> None:
+@pytest.mark.parametrize("with_start", [True, False], ids=["with-its-time", "as-older-ones-wrote"])
+def test_the_lock_of_a_process_that_lives_is_waited_for(machine: Machine, with_start: bool) -> None:
     lock = machine.clone / ".venv.lock"
     holder = str(os.getpid())
-    lock.symlink_to(f"{holder}@{began(os.getpid())}" if tells_when else holder)
+    lock.symlink_to(f"{holder}@{began(os.getpid())}" if with_start else holder)
     process = machine.start()
     assert process.stderr is not None
     assert process.stderr.readline().startswith(f"run: waiting for process {holder}, which")
