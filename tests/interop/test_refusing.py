@@ -54,7 +54,8 @@ async def test_refusing_is_logged_and_counted_and_ends_once_consumers_have_finis
         errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
         (message,) = [error for error in errors if error.startswith("LOG: messages are refused: ")]
         assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}: " in message
-        assert f"may take {MAX_DISK_BYTES} (--max-disk-bytes); messages are accepted again" in message
+        limit = f"may take {MAX_DISK_BYTES} (--max-disk-bytes)"
+        assert f"{limit}; messages are accepted again" in message
         assert message.endswith(
             "when consuming what is stored has freed segments, or when the limit is raised"
         )
