@@ -213,7 +213,7 @@ async def test_missing_messages_are_named_and_a_channel_without_readers_keeps_th
         status, body = await reader.post(path)
         answer = json.loads(body)
         assert status == 410
-        assert "gone" in answer["message"]
+        assert "deleted" in answer["message"]
         start = answer["start_offset"]
         assert start > 5
         assert began_ns < answer["start_ns"] < time.time_ns()

@@ -250,8 +250,7 @@ class Flag:
     def check(self, value: object) -> None:
         """Check that a value is within the limits, or one of the choices. Raises OptionError."""
         if self.choices and value not in [choice for _, choice in self.choices]:
-            names = ", ".join(text for text, _ in self.choices if text)
-            raise OptionError(f"--{self.name} is {value!r}; it must be one of {names}")
+            raise OptionError(f"--{self.name} is {value!r}; it must be one of {self._shown}")
         if not isinstance(value, int) or isinstance(value, bool):
             return
         low, high = self.minimum, self.maximum
@@ -282,8 +281,11 @@ class Flag:
         for name, value in self.choices:
             if name == text.lower():
                 return value
-        names = ", ".join(name for name, _ in self.choices if name)
-        raise ValueError(f"{text!r} is none of {names}")
+        raise ValueError(f"{text!r} is none of {self._shown}")
+
+    @property
+    def _shown(self) -> str:
+        return ", ".join(t for t, value in self.choices if t and not isinstance(value, Removed))
 
 
 def option(

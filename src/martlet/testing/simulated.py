@@ -392,10 +392,6 @@ class SimulatedStorage:
         spares = sum(spare.capacity for spare in self._spares)
         return DiskUsage(self.used_bytes - spares, self.capacity_bytes or 0)
 
-    def free_bytes(self) -> int:
-        """The free bytes of the disk; 0 where it has no limit."""
-        return (self.capacity_bytes or self.used_bytes) - self.used_bytes
-
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
         self.check_alive()

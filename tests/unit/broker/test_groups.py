@@ -153,7 +153,7 @@ def test_a_channel_becomes_a_group_only_without_consumers_and_stays_one() -> Non
         topic.configure_channel("g", ChannelPolicy())
     with pytest.raises(BadPolicy, match="in order anyway"):
         topic.configure_channel("g", ChannelPolicy(kind="offsets", order="queue"))
-    with pytest.raises(BadPolicy, match="is ephemeral"):
+    with pytest.raises(BadPolicy, match="cannot be ephemeral"):
         begin_group(topic, "h#ephemeral", "last", 0, 0, {})
     assert list(topic.channels) == ["g"]
     with pytest.raises(OutOfReach, match="martlet groups reset"):

@@ -216,16 +216,19 @@ class ClientConnection(asyncio.BufferedProtocol):
             stack.callback(self._context.commits.forget, self)
             stack.callback(self._detach)
             stack.callback(self.replies.clear)
-            # In the middle of an upgrade, the unread input is a handshake, and no commands.
-            is_upgraded = self.transport.get_protocol() is self
             try:
-                if isinstance(exc, OSError) and not self._closing and is_upgraded:
+                if isinstance(exc, OSError) and not self._closing and self._is_upgraded:
                     if self.consumer is not None and self.channel is not None:
                         # FINs in the unread input must not cause new deliveries.
                         self.channel.set_ready(cast(Any, self.consumer), 0)
                     handle_unread(self)
             finally:
                 self._closing = True
+
+    @property
+    def _is_upgraded(self) -> bool:
+        """False in the middle of an upgrade, when all input is a handshake, and no commands."""
+        return self.transport.get_protocol() is self
 
     def _detach(self) -> None:
         """Requeue the client's messages in flight, and stop all its timers and calls."""

@@ -248,7 +248,9 @@ def test_the_offset_of_a_time() -> None:
     core.fill("t", 3)
     core.channel("t").empty()
     core.checkpoint()
-    with pytest.raises(OutOfReach, match="what topic 't' got at that time may have gone"):
+    with pytest.raises(
+        OutOfReach, match="of topic 't' of that time may have been deleted"
+    ):
         offset_at(topic, start_ns)
     assert offset_at(topic, core.clock.now_ns + 1) == topic.queue.end_offset
 

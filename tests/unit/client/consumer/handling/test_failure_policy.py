@@ -65,7 +65,7 @@ async def test_a_message_given_up_is_handed_over_before_it_is_finished(
         broker.deliver(1, attempts=5)
         broker.deliver(2, attempts=6)
         await broker.until(lambda: broker.answered("FIN") == [1])
-        await eventually(lambda: "it has come 6 times, max_attempts is 5" in caplog.text)
+        await eventually(lambda: "it was delivered 6 times, max_attempts is 5" in caplog.text)
         assert broker.answered("FIN") == [1]
         go.set()
         await broker.until(lambda: broker.answered("FIN") == [1, 2])
