@@ -75,7 +75,8 @@ class KeyPinning:
         if pending.extras is not None and pending.extras.fields is not None:
             pin.needs_sends = True
         pin.count += 1
-        self._queue(key, pin).append(pending)
+        waiting = self._queue(key, pin) if pin.broker is None else pin.broker.pinned
+        waiting.append(pending)
 
     def holds(
         self, waiting: deque[PendingPublish], key: OrderKey, batch: ProducerBatch | None
@@ -90,10 +91,13 @@ class KeyPinning:
             batch: what it may join, if there is one.
         """
         pin = self.pins[key]
+        if not pin.needs_sends:
+            assert not pin.held
+            return False
         pending = waiting[0]
         if not pin.held:
             if not pin.in_flight:
-                if not pin.needs_sends or not self._needs_another(pin, pending):
+                if not self._needs_another(pin, pending):
                     return False
             elif pending.fields is None:
                 if pin.send is None:

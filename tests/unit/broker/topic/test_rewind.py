@@ -248,9 +248,7 @@ def test_the_offset_of_a_time() -> None:
     core.fill("t", 3)
     core.channel("t").empty()
     core.checkpoint()
-    with pytest.raises(
-        OutOfReach, match="of topic 't' of that time may have been deleted"
-    ):
+    with pytest.raises(OutOfReach, match="of topic 't' of that time may have been deleted"):
         offset_at(topic, start_ns)
     assert offset_at(topic, core.clock.now_ns + 1) == topic.queue.end_offset
 
