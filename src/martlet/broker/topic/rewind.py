@@ -135,7 +135,7 @@ def _check_is_stored(part: Topic, offset: int) -> None:
     start = part.queue.start_offset
     if offset < start:
         raise OutOfReach(
-            f"offset {offset} of {_describe(part)} was deleted: the stored messages begin at {start}",
+            f"offset {offset} of {_describe(part)} was deleted: stored messages begin at {start}",
             gone=True,
             queue=part.number,
         )
