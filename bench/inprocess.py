@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
+import gc
 import logging
 import tempfile
 import time
@@ -101,7 +102,15 @@ async def serving(**settings: Any) -> AsyncIterator[Server]:
         )
         server = build_server(options, logging.getLogger("bench"))
         await server.start()
-        yield server
+        # As `martlet broker` does: collections would add the cost of whatever this process has.
+        threshold = gc.get_threshold()
+        gc.freeze()
+        gc.set_threshold(50_000)
+        try:
+            yield server
+        finally:
+            gc.set_threshold(*threshold)
+            gc.unfreeze()
         for connection in list(server.connections):
             connection.connection_lost(None)
         await server.stop()
