@@ -7,6 +7,9 @@ core alone a clock that stands still and a disk that fails on demand.
 
 The fixtures ``martlet_broker`` and ``martlet_broker_process`` are there as soon as the package is
 installed beside pytest.
+
+It may import everything but the command line. Start reading with `martlet.testing.broker`; for
+the core, with `martlet.testing.simulated`.
 """
 
 from martlet.testing.broker import Broker

@@ -16,4 +16,7 @@ another member is released after its running handlers have ended.
 
 For broadcasting, `BroadcastSession` replaces `BrokerMembership`: each consumer has all queues, and
 its offsets are in a file of its own (`OffsetFile`).
+
+It may import the rest of the client but its producers. Start reading with
+`martlet.client.group.consumer`.
 """

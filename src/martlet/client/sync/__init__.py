@@ -15,6 +15,9 @@
 All producers and consumers of a process share one event loop in one daemon thread: so heartbeats
 are answered while your code works or blocks. All methods may be called from any thread, and Ctrl-C
 ends a wait. Objects made before ``os.fork()`` raise an error in the child.
+
+It may import the rest of the client. Start reading with `martlet.client.sync.proxy`, which
+all of it uses, then `martlet.client.sync.producer`.
 """
 
 from martlet.client.sync.batch import Batch

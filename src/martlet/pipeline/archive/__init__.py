@@ -13,6 +13,8 @@ commit that publishes its files also records the archived offset of each queue.
 `store`             a folder, local or behind a URL
 `compaction`        merges small files
 =================== =====================================================================
+
+It may import the client, Spark's source and the log. Start reading with `query`.
 """
 
 from martlet.pipeline.archive.job import JOB, Result, archive

@@ -6,6 +6,9 @@ files, of running and of stopped brokers, and does not rely on the brokers' own 
 is reported with its topic, channels, offsets, segment file and position.
 
 ``docs/pipelines/audit.md`` defines each number.
+
+It may import the client, Spark's brokers and the log. Start reading with
+`martlet.pipeline.audit.queue_audit`, which counts one queue.
 """
 
 from __future__ import annotations
