@@ -175,7 +175,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         self._upper.connection_lost(self._error or exc)
 
     def pause_writing(self) -> None:
-        """Pause the protocol above: the peer reads more slowly than it writes."""
+        """Pause the protocol above: the peer reads too slowly."""
         self._upper.pause_writing()
 
     def resume_writing(self) -> None:

@@ -9,8 +9,8 @@
                 | and `fresh` |
 
 The slice has exactly the rows up to the horizon, ordered by time. When it is nearly used up, a scan
-of the index finds the next slice: in pieces, so that it does not block the loop, and with so many
-rows that each row is scanned a few dozen times in all, however many there are. A later row that is
+of the index finds the next slice. The scan runs in pieces, so that it does not block the loop. A
+slice is large enough that each row is scanned a few dozen times in all. A later row that is
 due before the horizon goes into a heap, `fresh`; one due behind it is found by a scan. A large heap
 is merged into the slice. So memory, 16 bytes a row, is bounded by the rows that are overdue or due
 within a minute, and not by all waiting ones.
