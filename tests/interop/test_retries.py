@@ -167,11 +167,14 @@ async def test_a_consumer_may_reject_a_message_and_give_others_back(
     # The application has had it: that is an attempt, and no failure.
     await connection.call("message.give_back", ids=[id], started=True)
     assert await subscriber.message() == (id, 2)
+    assert (await connection.call("message.started", id=id)).fields == {}
     await connection.call("message.dead", id=id, reason="given_up", error="twice")
     _, properties = await dead_letter(broker)
     assert properties.system["dead_reason"] == "given_up"
     with pytest.raises(CallRefused, match=r"NOT_IN_FLIGHT.*ID not in flight"):
         await connection.call("message.dead", id=id)
+    with pytest.raises(CallRefused, match=r"NOT_IN_FLIGHT.*ID not in flight"):
+        await connection.call("message.started", id=id)
     with pytest.raises(CallRefused, match="no message id"):
         await connection.call("message.later", id="x")
     with pytest.raises(CallRefused, match="not both"):

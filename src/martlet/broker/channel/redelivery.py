@@ -329,7 +329,6 @@ def charged_of(held: Sequence[tuple[ChannelState, ChannelConsumer]]) -> list[set
     for (rank, offset), number, delivered_at_ns in sorted(ranks):
         if progress.charges(rank, offset, delivered_at_ns, now_ns):
             charged[number].add(offset)
-            progress.lost_count += 1
     return charged
 
 

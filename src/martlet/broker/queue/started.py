@@ -20,11 +20,13 @@ before later ones: as long as it answers those, it has not reached the first one
 answer uses up one copy, so no message can be redelivered for ever without a failure.
 
 With a client that announces messages, one that crashes it fails at each such loss, since it was
-announced before. If others had been started as well, none becomes a dead letter yet: all are
-suspects from then on, and the client handles suspects one at a time. So a poison message is dead
-after at most ``max_attempts`` losses, or 2 if that is 1; and a harmless message fails in at most
-one loss, since it is never again beside a message that crashes a client. If the broker is killed
-while it moves a dead letter, the message is delivered once more, which costs up to 2 losses.
+announced before. It does not become a dead letter for the first loss, even if the broker knows of
+no other started message: the client's last answers and announcements may be lost with it. All that
+fail are suspects from then on, and the client handles suspects one at a time, each once the broker
+has answered its announcement. So a poison message is dead after ``max_attempts`` losses, or 2 if
+that is 1; and a harmless message fails in at most one loss, since it is never again beside a
+message that crashes a client. If the broker is killed while it moves a dead letter, the message is
+delivered once more, which costs up to 2 losses.
 """
 
 from __future__ import annotations
@@ -62,7 +64,6 @@ class StartedMessages:
         "_stale_count",
         "_touched",
         "_touched_until_ns",
-        "lost_count",
         "says_started",
         "takes_no_more",
     )
@@ -71,8 +72,6 @@ class StartedMessages:
         self.says_started = says_started
         self.takes_no_more = False
         """Whether the client closes by CLS: messages that it returns then were not started."""
-        self.lost_count = 0
-        """The number of messages that failed when it was lost."""
         self._reached = NOTHING
         self._touched = NOTHING
         self._touched_until_ns = 0
@@ -134,8 +133,7 @@ class StartedMessages:
         """Whether a message that failed because its client was lost may become a dead letter for
         that.
 
-        One of several may only have been beside the one that crashed the client: as a suspect it is
-        redelivered first, to be handled alone. For a client that announces nothing, the first one
-        is blamed.
+        It may only have been beside the one that crashed the client: as a suspect it is redelivered
+        first, to be handled alone. For a client that announces nothing, the first one is blamed.
         """
-        return not self.says_started or is_suspect or self.lost_count == 1
+        return not self.says_started or is_suspect

@@ -147,6 +147,13 @@ class AckBatcher:
         self.flush()
         self._connection.write(commands.started(message_id))
 
+    def announce(self, message_id: bytes, on_known: Callable[[], object]) -> None:
+        """Report at once that the handling of a suspect is to begin. `on_known` is called when the
+        broker knows it, or the connection is lost.
+        """
+        self.flush()
+        self._connection.call_then(on_known, "message.started", id=message_id.decode())
+
     def touch(self, message_id: bytes) -> None:
         """Touch the message."""
         self._others.append(commands.touch(message_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.columns import Decoded
 from martlet.client.consumer.message import check_delay_ms
 from martlet.client.errors import AlreadyAnswered
+from martlet.properties.model import Properties
 from martlet.protocol.nsq.message_run import MessageRun
 
 Where = NDArray[np.bool_] | NDArray[np.integer[Any]] | list[int] | list[bool] | slice
@@ -76,12 +78,21 @@ class Batch(Decoded):
         """Touch, without waiting until the broker has read it."""
         self.answers.touch_array(self._run.ids()[self._open])
 
-    def start(self) -> bool:
-        """Report the messages as started to a broker that counts failures."""
+    async def start(self) -> None:
+        """Report the messages as started to a broker that counts failures.
+
+        Returns when the report is written, or answered for a suspect.
+        """
         if not self.answers.max_attempts:
-            return False
-        self.answers.started(self._run.ids()[-1].tobytes())
-        return True
+            return
+        last_id = self._run.ids()[-1].tobytes()
+        if first_suspect(self._run) == 0:
+            known = asyncio.Event()
+            self.answers.announce(last_id, known.set)
+            await known.wait()
+        else:
+            self.answers.started(last_id)
+            await asyncio.sleep(0)
 
     def give_back(self) -> None:
         """Have the broker deliver unanswered messages to others, without waiting."""
@@ -106,3 +117,11 @@ class Batch(Decoded):
         self._open[asked] = False
         self.is_open = bool(self._open.any())
         return ids[asked]
+
+
+def first_suspect(run: MessageRun) -> int | None:
+    """Return the index in a run of the first suspect."""
+    for place, packed in run.properties.items():
+        if Properties.unpack(packed).system.get("suspect"):
+            return place
+    return None

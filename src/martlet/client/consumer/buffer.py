@@ -6,14 +6,15 @@ one run, or a batch, which makes none.
 A broker that counts failures must know the started messages before they are handed out, and the
 report must be written before a handler can end the process. So messages become ready in runs, and
 each run is reported one turn of the event loop ahead: as many messages as are handled in one turn,
-or as there are idle workers; one if handlers are slow::
+or as there are idle workers; one if handlers are slow. What was written may still be lost: the
+kernel drops what it has not sent yet if the process dies with unread input::
 
     received  | rest: not started | reported, written | ready: started | handed out
                                   1 turn              ^ taken from the left
 
 A message that has failed before has a run of its own. A suspect, which a lost client was handling,
-is handled while nothing else is (see `martlet.client.consumer.handling.isolation`): if it ends this
-process too, no other message fails with it.
+is handled while nothing else is (see `martlet.client.consumer.handling.isolation`), and when the
+broker has answered its report: if it ends this process too, this message fails, and no other.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.client.consumer.acks import AckBatcher
-from martlet.client.consumer.batch import Batch
+from martlet.client.consumer.batch import Batch, first_suspect
 from martlet.client.consumer.handling.isolation import SuspectIsolation
 from martlet.client.consumer.message import Message
 from martlet.client.consumer.waiters import TURN_S, Waiters
-from martlet.properties.model import Properties
 from martlet.protocol.nsq.message_run import MessageRun
 
 _MAX_RUN_LENGTH = 1024
@@ -178,8 +178,12 @@ class ReceiveBuffer(Waiters):
             return False
         count = self._count_to_start(idle_count, current.answers.max_attempts)
         self._reported = [rest.popleft() for _ in range(count)]
-        current.answers.started(self._reported[-1].id)
-        asyncio.get_running_loop().call_soon(self._hand_out_reported)
+        last_id, hand_out = self._reported[-1].id, partial(self._hand_out, self._reported)
+        if first.attempts > 1 and first.is_suspect:
+            current.answers.announce(last_id, hand_out)
+        else:
+            current.answers.started(last_id)
+            asyncio.get_running_loop().call_soon(hand_out)
         return False
 
     def _count_to_start(self, idle_count: int, max_attempts: int) -> int:
@@ -197,9 +201,11 @@ class ReceiveBuffer(Waiters):
             count += 1
         return count
 
-    def _hand_out_reported(self) -> None:
-        """Make the reported messages ready, now that the report is written."""
-        reported, self._reported = self._reported, []
+    def _hand_out(self, reported: list[Message]) -> None:
+        """Make the reported messages ready, now that the report is written, or answered."""
+        if reported is not self._reported:
+            return  # They were dropped meanwhile.
+        self._reported = []
         self.ready.extend(reported)
         self._run_began_s = time.monotonic()
         self._begin_turn()
@@ -263,7 +269,9 @@ class ReceiveBuffer(Waiters):
 
     def _forget_current(self) -> None:
         self.ready.clear()
-        self._reported.clear()
+        if self._reported:
+            self._reported = []
+            self._wake(1)  # The other deliveries waited for these.
         self._rest.clear()
         self._isolation.is_waiting = False
         self._current = None
@@ -280,7 +288,7 @@ class ReceiveBuffer(Waiters):
             return None
         runs = [delivery.run]
         left = max_messages - delivery.run.count
-        suspect_at = _suspect_at(delivery.run) if delivery.answers.max_attempts else None
+        suspect_at = first_suspect(delivery.run) if delivery.answers.max_attempts else None
         if suspect_at == 0:
             patience_s = delivery.answers.message_timeout_s * _PATIENCE
             if not self._isolation.may_begin(self.is_out, patience_s):
@@ -291,7 +299,10 @@ class ReceiveBuffer(Waiters):
             left = min(left, max(1, suspect_at) - delivery.run.count)
         while left > 0 and self._deliveries and suspect_at is None:
             following = self._deliveries[0]
-            if following.answers is not delivery.answers or _suspect_at(following.run) is not None:
+            if (
+                following.answers is not delivery.answers
+                or first_suspect(following.run) is not None
+            ):
                 break
             runs.append(following.run)
             left -= following.run.count
@@ -344,11 +355,3 @@ class ReceiveBuffer(Waiters):
     def _put_back(self, delivery: BufferedMessage) -> None:
         self._deliveries.appendleft(delivery)
         self._delivered += delivery.run.count
-
-
-def _suspect_at(run: MessageRun) -> int | None:
-    """Return the index in a run of the first suspect."""
-    for place, packed in run.properties.items():
-        if Properties.unpack(packed).system.get("suspect"):
-            return place
-    return None

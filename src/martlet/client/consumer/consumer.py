@@ -197,8 +197,7 @@ class Consumer(ConsumerBase[Subscription]):
                 await buffer.arrival()
             else:
                 self._auto_touch.take(batch)
-                if batch.start():
-                    await asyncio.sleep(0)  # The report is written before the batch is handled.
+                await batch.start()
                 yield batch
         buffer.check()
 

@@ -13,7 +13,9 @@ the member is lost. The report is written before a handler begins, in runs if ha
 So a message whose handler takes long is reported alone. All messages of a reported run count as
 failed, so the report is corrected after 5 ms: without messages that are done or not started. A
 suspect, by which a member was lost before, is started alone, while the consumer handles nothing
-else.
+else, and once the broker has answered the report. For the kernel may hold back what was written,
+and drops it if the process dies with unread input: of fast handlers the last reports may be lost
+with the member, so that the crash is charged to the messages of an earlier report, or to none.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ FAST_S = 0.001
 TAKE_BACK_S = 0.005
 MAX_RUNS = 1000
 
-Say = Callable[[Sequence[tuple[int, int]], bool], None]
+Say = Callable[[Sequence[tuple[int, int]], Callable[[], object] | None], None]
 
 
 @dataclass(slots=True)
@@ -55,7 +57,8 @@ class StartedTracker:
     """Track the started messages of one queue.
 
     Args:
-        say: reports the started runs (first and end offset), and whether nothing else is started.
+        say: reports the started runs (first and end offset). Its second argument is for a suspect
+            that is started alone: a function to call when the broker knows it.
 
     Attributes:
         charged: the failures of suspects, by offset.
@@ -84,6 +87,13 @@ class StartedTracker:
         charge = self.charged.get(offset)
         return charge is not None and not charge.is_over and charge.wait_s() <= 0
 
+    def announce(self, offset: int, on_known: Callable[[], object]) -> None:
+        """Report a suspect as started alone. `on_known` is called when the broker knows it."""
+        self.at_work[offset] = offset + 1
+        self._run = (offset, offset + 1)
+        self._length = 1
+        self._report([*self.at_work.items()], on_known)
+
     def begin(self, first: int, end: int, fetched_end: int) -> None:
         """Note that a handler begins with these messages.
 
@@ -95,9 +105,8 @@ class StartedTracker:
         run_first, run_end = self._run
         if run_first <= first and end <= run_end:
             return
-        alone = first in self.charged
         now_s = time.monotonic()
-        if alone or end - first > 1 or now_s - self._reported_at_s > FAST_S:
+        if end - first > 1 or now_s - self._reported_at_s > FAST_S:
             self._length = 1
         else:
             self._length = min(2 * self._length, MAX_RUN)
@@ -106,7 +115,7 @@ class StartedTracker:
         charged = [known for known in self.charged if first < known < run_end]
         self._run = (first, max(end, min(charged, default=run_end)))
         others = [run for run in self.at_work.items() if run[0] != first]
-        self._report([*others, self._run], alone)
+        self._report([*others, self._run])
 
     def end(self, first: int) -> None:
         """Note that the handling of the run that begins there has ended."""
@@ -117,9 +126,11 @@ class StartedTracker:
         else:
             self._take_back_later()
 
-    def _report(self, runs: list[tuple[int, int]], alone: bool = False) -> None:
+    def _report(
+        self, runs: list[tuple[int, int]], on_known: Callable[[], object] | None = None
+    ) -> None:
         self._reported = runs[-MAX_RUNS:]
-        self._say(self._reported, alone)
+        self._say(self._reported, on_known)
         self._take_back_later()
 
     def _take_back_later(self) -> None:
@@ -134,4 +145,4 @@ class StartedTracker:
         runs = list(self.at_work.items())
         if runs != self._reported:
             self._run = (0, 0)
-            self._report(runs, len(runs) == 1 and runs[0][0] in self.charged)
+            self._report(runs)

@@ -46,21 +46,18 @@ class Calls:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
 
-    async def call(self, method: str, fields: Mapping[str, Any]) -> Answer:
-        """Call, and wait for the answer.
+    def call(self, method: str, fields: Mapping[str, Any]) -> asyncio.Future[Answer]:
+        """Write a call. Returns a future of the answer.
 
-        Raises:
-            CallRefused: the broker refused it. ConnectionLost: it did not answer; it may have done
-            it or not.
+        Its exceptions are CallRefused, if the broker refused the call, and ConnectionLost, if it
+        did not answer; it may have done it or not.
         """
         number = next(self._numbers) % _MAX_NUMBERS
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        try:
-            self._write(commands.call(number, method, fields))
-            return await future
-        finally:
-            self._waiting.pop(number, None)
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        self._write(commands.call(number, method, fields))
+        return future
 
     def unanswered(self, method: str, fields: Mapping[str, Any]) -> bytes:
         """Encode a call whose answer is ignored, to be written with other commands."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from martlet import unreachable
@@ -218,11 +218,27 @@ class Connection(asyncio.BufferedProtocol):
             NotSupported: it is an NSQ broker. CallRefused: the broker refused it. ConnectionLost:
             it did not answer; it may have done it or not.
         """
+        return await self._begin_call(method, fields)
+
+    def call_then(self, on_done: Callable[[], object], method: str, **fields: Any) -> None:
+        """Write a call at once; `on_done` is called when it was answered, or will not be."""
+        if self.lost.done():
+            self._loop.call_soon(on_done)
+            return
+
+        def done(answer: asyncio.Future[Answer]) -> None:
+            if not answer.cancelled():
+                answer.exception()  # So that asyncio does not log it.
+            on_done()
+
+        self._begin_call(method, fields).add_done_callback(done)
+
+    def _begin_call(self, method: str, fields: Mapping[str, Any]) -> asyncio.Future[Answer]:
         if not self.features.extensions:
             raise NotSupported(f"{self.address} is no Martlet broker, which has no call {method!r}")
         if self.lost.done():
             raise self.lost.result()
-        return await self._calls.call(method, fields)
+        return self._calls.call(method, fields)
 
     def unanswered(self, method: str, **fields: Any) -> bytes:
         """Encode a call whose answer is ignored, to be written with other commands."""

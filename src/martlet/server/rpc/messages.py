@@ -8,6 +8,8 @@
                        ``rejected`` or ``given_up``, ``error`` the last error
 ``message.give_back``  redeliver the messages ``ids`` to others at once, not counted as failed; if
                        not ``started``, this delivery does not count as an attempt either
+``message.started``    the client begins to handle the message ``id``, and has begun all delivered
+                       before it: the command STARTED, with an answer
 =====================  =============================================================================
 
 ``message.dead`` is answered when the broker has accepted it: from then on the message is on its way
@@ -55,6 +57,7 @@ class MessageCalls:
             "message.later": self.later,
             "message.dead": self.dead,
             "message.give_back": self.give_back,
+            "message.started": self.started,
         }
 
     def later(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -100,6 +103,14 @@ class MessageCalls:
         ]
         is_started = arguments.flag("started")
         return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
+
+    def started(self, caller: Caller, arguments: CallArguments) -> Answer:
+        """Record that the client begins to handle a message."""
+        arguments.only("id")
+        channel, consumer = _subscription(caller)
+        with _as_call_errors(arguments):
+            channel.started(consumer, _offset(channel, arguments.text("id")))
+        return None
 
 
 def _subscription(caller: Caller) -> tuple[Channel | PartitionedChannel, Any]:

@@ -176,6 +176,23 @@ def test_a_client_that_reports_starts_is_charged_with_those_only() -> None:
     assert failures(client) == [0, 1, 0, 0, 0, 0]
 
 
+def test_the_only_started_message_is_not_dead_for_the_first_crash() -> None:
+    """Its answer, and the report of the message that crashed the client, may be lost with it."""
+    core = Core()
+    client = begin(core, says_started=True, max_attempts=1)
+    client.channel.started(client.consumer, client.offset(0))
+    client.leave()
+    assert failures(client) == [1, 0, 0, 0, 0, 0]
+    assert len(core.broker.topics) == 1, "there are no dead letters"
+    again = core.client("t", timeout_ns=SECOND_NS, says_started=True).ready(6)
+    core.wait(SECOND_NS)
+    assert again.bodies[0] == b"0"
+    again.channel.started(again.consumer, again.offset(0))
+    again.leave()
+    core.broker.run()
+    assert [body for body, _ in dead_letters(core)] == [b"0"]
+
+
 def test_a_client_that_starts_nothing_is_charged_with_nothing() -> None:
     core = Core()
     client = begin(core, says_started=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
@@ -91,6 +91,10 @@ class RecordingBatcher(AckBatcher):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.started_numbers: list[int] = []
+        self.known: list[Callable[[], object]] = []
+        """Called when the broker has answered."""
+        self.is_prompt = True
+        """Whether the broker answers at once."""
 
     @property
     def max_attempts(self) -> int:
@@ -98,6 +102,12 @@ class RecordingBatcher(AckBatcher):
 
     def started(self, message_id: bytes) -> None:
         self.started_numbers.append(int(message_id, 16))
+
+    def announce(self, message_id: bytes, on_known: Callable[[], object]) -> None:
+        self.started(message_id)
+        self.known.append(on_known)
+        if self.is_prompt:
+            asyncio.get_running_loop().call_soon(on_known)
 
 
 @asynccontextmanager
@@ -174,6 +184,51 @@ async def test_each_that_has_failed_has_a_run_of_its_own() -> None:
             runs.append([number_of(message) for message in await take(inbox)])
         assert runs == [[0, 1], [2], [3], [4, 5]]
         assert answers.started_numbers == [1, 2, 3, 5]
+
+
+async def test_a_suspect_begins_when_the_broker_has_answered_its_report() -> None:
+    """A process that dies may lose what it has written."""
+    async with recording_inbox() as (inbox, answers):
+        answers.is_prompt = False
+        put(inbox, answers, "suspect", "")
+        taken = asyncio.create_task(take(inbox))
+        await turns()
+        assert answers.started_numbers == [0]
+        assert not taken.done()
+        answers.known[0]()
+        assert [number_of(message) for message in await taken] == [0]
+
+
+async def test_a_lost_connection_ends_the_wait_for_its_answer() -> None:
+    async with recording_inbox() as (inbox, answers):
+        answers.is_prompt = False
+        put(inbox, answers, "suspect", "")
+        taken = asyncio.create_task(take(inbox))
+        await turns()
+        other = RecordingBatcher(answers._connection)
+        put(inbox, other, "", first=10)
+        await turns()
+        assert not taken.done()
+        inbox.forget(answers)
+        assert [number_of(message) for message in await taken] == [10]
+        put(inbox, other, "", first=11)
+        answers.known[0]()
+        assert [number_of(message) for message in await take(inbox)] == [11]
+
+
+async def test_a_suspect_that_is_a_batch_begins_after_the_answer_too() -> None:
+    async with recording_inbox() as (inbox, answers):
+        answers.is_prompt = False
+        put(inbox, answers, "suspect", "")
+        batch = inbox.next_batch(10)
+        assert batch is not None
+        assert len(batch) == 1
+        started = asyncio.create_task(batch.start())
+        await turns()
+        assert answers.started_numbers == [0]
+        assert not started.done()
+        answers.known[0]()
+        await started
 
 
 async def test_a_suspect_waits_until_all_workers_are_idle_and_others_wait_for_it() -> None:

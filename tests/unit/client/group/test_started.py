@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.unit.client.scripted_broker import message_frame
@@ -42,10 +42,21 @@ class Queue:
         self.said: list[tuple[list[tuple[int, int]], bool]] = []
         self.line = line
         self.held = AssignedQueue("t", QueueId("b:1", 0), 0, 0, FlowLimits(), line, PullCounts())
-        self.held.say_started = lambda runs, alone: self.said.append((list(runs), alone))
+        self.is_prompt = True
+        """Whether the broker answers at once."""
+        self.known: list[Callable[[], object]] = []
+        """Called when the broker has answered."""
+        self.held.say_started = self._say
         self.held.learn(failures)
         frames = [message_frame(b"%03d" % offset, number=offset) for offset in range(300)]
         self.held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), 300)
+
+    def _say(self, runs: Sequence[tuple[int, int]], on_known: Callable[[], object] | None) -> None:
+        self.said.append((list(runs), on_known is not None))
+        if on_known is not None:
+            self.known.append(on_known)
+            if self.is_prompt:
+                asyncio.get_running_loop().call_soon(on_known)
 
     async def take(self) -> PulledMessage:
         async with asyncio.timeout(LIMIT_S):
@@ -118,14 +129,14 @@ async def test_a_charged_message_is_handled_alone(clock: Clock) -> None:
     queue = Queue(ReadyQueues(), [[2, 1, 0, False]])
     first = await queue.take()
     second = await queue.take()
-    third = asyncio.create_task(queue.take())
-    others = [asyncio.create_task(queue.take()) for _ in range(2)]
+    takers = [asyncio.create_task(queue.take()) for _ in range(3)]
     await asyncio.sleep(0.01)
     first.finish()
     await asyncio.sleep(0.01)
-    assert not third.done()
+    assert not any(taker.done() for taker in takers)
     second.finish()
-    charged = await third
+    (taken,), others = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+    charged = await taken
     assert (charged.offset, charged.attempts) == (2, 2)
     assert queue.said[-1] == ([(2, 3)], True)
     await asyncio.sleep(0.01)
@@ -133,6 +144,51 @@ async def test_a_charged_message_is_handled_alone(clock: Clock) -> None:
     charged.finish()
     assert sorted([(await other).offset for other in others]) == [3, 4]
     assert ([], False) in queue.said, "at once, or the next one would not be alone"
+
+
+@pytest.mark.parametrize("how", ["message", "batch"])
+async def test_a_charged_message_begins_when_the_broker_has_answered_its_report(
+    clock: Clock, how: str
+) -> None:
+    """A process that dies may lose what it has written."""
+    line = ReadyQueues()
+    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
+    queue.is_prompt = False
+    taken = asyncio.create_task(queue.batch(10) if how == "batch" else queue.take())
+    beside = asyncio.create_task(other.take())
+    await asyncio.sleep(0.01)
+    assert queue.said == [([(0, 1)], True)]
+    assert not taken.done()
+    assert not beside.done()
+    queue.known[0]()
+    done, _ = await asyncio.wait([taken, beside], return_when=asyncio.FIRST_COMPLETED)
+    assert queue.held.at_work == 1
+    assert other.held.at_work == 0
+    assert len(done) == 1
+    assert queue.said == [([(0, 1)], True)]
+    for task in (taken, beside):
+        task.cancel()
+
+
+async def test_a_charged_message_that_is_no_longer_the_next_one_is_taken_back(
+    clock: Clock,
+) -> None:
+    line = ReadyQueues()
+    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
+    queue.is_prompt = False
+    taken = asyncio.create_task(queue.take())
+    await asyncio.sleep(0.01)
+    queue.held.pause()
+    queue.known[0]()
+    queue.is_prompt = True
+    assert (await taken)._held is other.held
+    assert queue.said == [([(0, 1)], True), ([], False)]
+    queue.held.resume()
+    other.held.pause()
+    message = await taken
+    message.finish()
+    assert (await queue.take())._held is queue.held
+    assert queue.said[2:] == [([(0, 1)], True)]
 
 
 async def test_a_queue_that_waits_for_its_time_or_goes_does_not_hold_up_others(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -217,16 +217,25 @@ class BrokerMembership(PullSession):
         held.say_started = partial(self._say_started, held)
 
     def _say_started(
-        self, held: AssignedQueue, runs: Sequence[tuple[int, int]], alone: bool
+        self,
+        held: AssignedQueue,
+        runs: Sequence[tuple[int, int]],
+        on_known: Callable[[], object] | None,
     ) -> None:
-        """Report started messages: written before the handler begins, without waiting."""
+        """Report started messages: written before the handler begins, without waiting, or answered
+        before a suspect begins.
+        """
         connection, member = self.connection, self._member
-        number = held.place.queue
-        if connection is None or member is None or self.held.get(number) is not held:
+        queue = held.place.queue
+        if connection is None or member is None or self.held.get(queue) is not held:
+            if on_known is not None:
+                asyncio.get_running_loop().call_soon(on_known)
             return
-        connection.write(
-            connection.unanswered("group.start", **member, queue=number, runs=runs, alone=alone)
-        )
+        fields = {**member, "queue": queue, "runs": runs, "alone": on_known is not None}
+        if on_known is None:
+            connection.write(connection.unanswered("group.start", **fields))
+        else:
+            connection.call_then(on_known, "group.start", **fields)
 
     # releasing queues
 

@@ -121,6 +121,8 @@ class AssignedQueue:
         self._changed = asyncio.Event()
         self._newest = -1
         """The highest offset handed out by itself."""
+        self._announced = -1
+        """The last suspect that the broker was told of before it is handed out."""
 
     # state
 
@@ -250,6 +252,22 @@ class AssignedQueue:
     def has_charged(self) -> bool:
         """Whether members were lost by the next message."""
         return self.starts is not None and self.position in self.starts.charged
+
+    def announce(self, on_known: Callable[[], object]) -> None:
+        """Report that the handling of the next message, a suspect, is to begin. `on_known` is
+        called when the broker knows it.
+        """
+        assert self.starts is not None
+        self._announced = self.position
+        self.starts.announce(self._announced, on_known)
+
+    def may_begin_announced(self) -> bool:
+        """Return whether the announced suspect is still the next one; if not, take it back."""
+        if self.is_ready and self.is_charged and self.position == self._announced:
+            return True
+        if self.starts is not None:
+            self.starts.end(self._announced)
+        return False
 
     def start(self, message: PulledMessage) -> None:
         """Report to the broker that the handling of a message begins."""

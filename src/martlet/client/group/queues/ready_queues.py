@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from martlet.client.consumer.waiters import Waiters
 from martlet.client.group.batch import PulledBatch
@@ -27,7 +28,9 @@ class ReadyQueues(Waiters):
         """Called with a message to dead-letter, and the number of members lost by it."""
         self._queues: deque[AssignedQueue] = deque()
         self._is_alone = False
-        """Whether the message handed out is a suspect, and nothing else may be handed out."""
+        """Whether a suspect is announced or handed out, and nothing else may be handed out."""
+        self._announced: AssignedQueue | None = None
+        """The queue of a suspect that the broker knows to begin, and that is not handed out yet."""
         self.is_held_back = False
         """Whether a suspect waits until nothing is handed out."""
 
@@ -91,7 +94,7 @@ class ReadyQueues(Waiters):
             if held is None:
                 await self._wait()
                 continue
-            if wait_s > 0 and held.count < max_count:
+            if wait_s > 0 and held.count < max_count and not held.has_charged:
                 self._back(held, False)
                 await asyncio.sleep(wait_s)
                 wait_s = 0.0
@@ -114,18 +117,35 @@ class ReadyQueues(Waiters):
         """Return the queue whose turn it is."""
         queues = self._queues
         if self._is_alone:
-            return None
+            announced, self._announced = self._announced, None
+            if announced is None:
+                return None
+            announced.is_in_line = False
+            if announced.may_begin_announced():
+                return announced
+            self._is_alone = False
+            self.add(announced)
         while queues:
             held = queues.popleft()
             held.is_in_line = False
             if not held.is_ready or (in_order and held.is_busy):
                 continue
-            if held.starts is not None and self.at_work and held.is_charged:
-                held.is_in_line = self.is_held_back = True
+            if held.starts is None or not held.is_charged:
+                return held
+            held.is_in_line = True
+            if self.at_work:
+                self.is_held_back = True
                 queues.appendleft(held)
-                return None
-            return held
+            else:
+                self._is_alone = True
+                held.announce(partial(self._hand_out_announced, held))
+            return None
         return None
+
+    def _hand_out_announced(self, held: AssignedQueue) -> None:
+        """Hand out a suspect, since the broker knows that it begins."""
+        self._announced = held
+        self._wake(1)
 
     def _back(self, held: AssignedQueue, in_order: bool) -> None:
         """Add the queue again for its next turn, if it has more; wake a waiter for the next one."""
