@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.client.consumer.handling.backoff import BackoffEvent
-from martlet.client.transport.connection import Connection
+from martlet.client.errors import CallRefused
+from martlet.client.transport.connection import Connection, OnDone
 from martlet.protocol.nsq import commands
 
 
@@ -147,12 +148,18 @@ class AckBatcher:
         self.flush()
         self._connection.write(commands.started(message_id))
 
-    def announce(self, message_id: bytes, on_known: Callable[[], object]) -> None:
+    def announce(self, message_id: bytes, on_known: OnDone) -> None:
         """Report at once that the handling of a suspect is to begin. `on_known` is called when the
-        broker knows it, or the connection is lost.
+        broker has answered, or the connection is lost.
         """
-        self.flush()
-        self._connection.call_then(on_known, "message.started", id=message_id.decode())
+
+        def known(error: BaseException | None) -> None:
+            # A broker of an earlier version has no such call, and has understood STARTED.
+            is_old = isinstance(error, CallRefused) and error.code != "NOT_IN_FLIGHT"
+            on_known(None if is_old else error)
+
+        self.started(message_id)
+        self._connection.call_then(known, "message.started", id=message_id.decode())
 
     def touch(self, message_id: bytes) -> None:
         """Touch the message."""

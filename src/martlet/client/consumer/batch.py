@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -78,26 +77,23 @@ class Batch(Decoded):
         """Touch, without waiting until the broker has read it."""
         self.answers.touch_array(self._run.ids()[self._open])
 
-    async def start(self) -> None:
-        """Report the messages as started to a broker that counts failures.
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a lost client was handling its first message."""
+        return first_suspect(self._run) == 0
 
-        Returns when the report is written, or answered for a suspect.
+    @property
+    def last_id(self) -> bytes:
+        """The id of its last message."""
+        return bytes(self._run.ids()[-1].tobytes())
+
+    def give_back(self, *, is_started: bool = True) -> None:
+        """Have the broker deliver unanswered messages to others, without waiting.
+
+        Their delivery counts as an attempt only if `is_started`.
         """
-        if not self.answers.max_attempts:
-            return
-        last_id = self._run.ids()[-1].tobytes()
-        if first_suspect(self._run) == 0:
-            known = asyncio.Event()
-            self.answers.announce(last_id, known.set)
-            await known.wait()
-        else:
-            self.answers.started(last_id)
-            await asyncio.sleep(0)
-
-    def give_back(self) -> None:
-        """Have the broker deliver unanswered messages to others, without waiting."""
         if self.is_open:
-            self.answers.give_back(self._answer(None), is_started=True)
+            self.answers.give_back(self._answer(None), is_started=is_started)
 
     def _answer(self, where: Where | None) -> NDArray[np.void]:
         """Mark these messages as answered, and return their ids."""

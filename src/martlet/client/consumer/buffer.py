@@ -87,6 +87,8 @@ class ReceiveBuffer(Waiters):
         """The rest of the current delivery, not started."""
         self._reported: list[Message] = []
         """The messages reported as started, which become ready in the next turn."""
+        self._awaited: set[asyncio.Future[bool]] = set()
+        """Whether the brokers know that suspects begin, each a batch."""
         self._run_size = 1
         self._run_began_s = 0.0
         self._isolation = SuspectIsolation(partial(self._wake, 1))
@@ -107,6 +109,8 @@ class ReceiveBuffer(Waiters):
     def close(self, error: Exception | None = None) -> None:
         """Stop handing out; iterators and ``run`` raise the error, if any."""
         self._isolation.close()
+        for known in self._awaited:
+            _settle(known, False)
         super().close(error)
 
     async def arrival(self) -> None:
@@ -178,13 +182,56 @@ class ReceiveBuffer(Waiters):
             return False
         count = self._count_to_start(idle_count, current.answers.max_attempts)
         self._reported = [rest.popleft() for _ in range(count)]
-        last_id, hand_out = self._reported[-1].id, partial(self._hand_out, self._reported)
+        reported, answers = self._reported, current.answers
         if first.attempts > 1 and first.is_suspect:
-            current.answers.announce(last_id, hand_out)
+            answers.announce(reported[-1].id, partial(self._on_known, reported))
+            patience_s = answers.message_timeout_s * _PATIENCE
+            asyncio.get_running_loop().call_later(patience_s, self._stop_waiting, reported)
         else:
-            current.answers.started(last_id)
-            asyncio.get_running_loop().call_soon(hand_out)
+            answers.started(reported[-1].id)
+            asyncio.get_running_loop().call_soon(self._hand_out, reported)
         return False
+
+    def _on_known(self, reported: list[Message], error: BaseException | None) -> None:
+        """Hand out a suspect, unless the broker no longer has it in flight here."""
+        if error is None:
+            self._hand_out(reported)
+        elif reported is self._reported and self._current is not None:
+            self._current.answers.dropped += len(reported)
+            self._reported = []
+            self._isolation.abandon()
+
+    def _stop_waiting(self, reported: list[Message]) -> None:
+        """Return the messages of a broker that does not answer, and go on with the others."""
+        if reported is self._reported and self._current is not None:
+            answers = self._current.answers
+            self._unready()
+            ids = [each.run.ids() for each in self._deliveries if each.answers is answers]
+            self.forget(answers)
+            for some in ids:
+                answers.give_back(some)
+
+    async def begin(self, batch: Batch) -> bool:
+        """Report a batch as started. Returns whether it may be handled.
+
+        Waits until the report is written, or answered for a suspect.
+        """
+        answers = batch.answers
+        if answers.max_attempts and batch.is_suspect:
+            known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            answers.announce(batch.last_id, lambda error: _settle(known, error is None))
+            self._awaited.add(known)
+            try:
+                async with asyncio.timeout(answers.message_timeout_s * _PATIENCE):
+                    return await known
+            except TimeoutError:
+                return False
+            finally:
+                self._awaited.discard(known)
+        if answers.max_attempts:
+            answers.started(batch.last_id)
+            await asyncio.sleep(0)
+        return not self.is_closed
 
     def _count_to_start(self, idle_count: int, max_attempts: int) -> int:
         """Estimate how many of the next messages will be handled in one turn."""
@@ -268,19 +315,22 @@ class ReceiveBuffer(Waiters):
         return len(self.ready) + len(self._reported) + len(self._rest)
 
     def _forget_current(self) -> None:
+        dropped = [*self.ready, *self._reported]
         self.ready.clear()
-        if self._reported:
-            self._reported = []
-            self._wake(1)  # The other deliveries waited for these.
+        self._reported = []
         self._rest.clear()
         self._isolation.is_waiting = False
         self._current = None
+        if any(message.is_suspect for message in dropped):
+            self._isolation.abandon()
+        elif dropped:
+            self._wake(1)  # The other deliveries may have waited for these.
 
     def next_batch(self, max_messages: int) -> Batch | None:
         """Take the oldest messages of one connection, up to a maximum. None if there are none, or
         not yet.
         """
-        if self._isolation.holds_up:
+        if self._isolation.holds_up and not self.ready:
             return None
         self._unready()
         delivery = self._next_delivery()
@@ -355,3 +405,8 @@ class ReceiveBuffer(Waiters):
     def _put_back(self, delivery: BufferedMessage) -> None:
         self._deliveries.appendleft(delivery)
         self._delivered += delivery.run.count
+
+
+def _settle(future: asyncio.Future[bool], result: bool) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -197,8 +197,15 @@ class Consumer(ConsumerBase[Subscription]):
                 await buffer.arrival()
             else:
                 self._auto_touch.take(batch)
-                await batch.start()
-                yield batch
+                try:
+                    may_begin = await buffer.begin(batch)
+                except BaseException:
+                    batch.give_back(is_started=False)
+                    raise
+                if may_begin:
+                    yield batch
+                else:
+                    batch.give_back(is_started=False)
         buffer.check()
 
     @overload

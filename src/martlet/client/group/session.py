@@ -321,6 +321,8 @@ class PullSession(BrokerSession):
             where = before.place if before is not None else f"queue {number} at {self.address}"
             raise ClientError(f"{where} is going to another member, or has gone")
         is_fetched = before in self._fetchers
+        if before.starts is not None:
+            before.starts.clear()
         self._drop(before)
         (held,) = await self._take(connection, {number: offset})
         held.is_paused = before.is_paused

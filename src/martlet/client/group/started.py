@@ -31,7 +31,9 @@ FAST_S = 0.001
 TAKE_BACK_S = 0.005
 MAX_RUNS = 1000
 
-Say = Callable[[Sequence[tuple[int, int]], Callable[[], object] | None], None]
+OnKnown = Callable[[BaseException | None], object]
+"""Called with None when the broker knows something, or with the error if it does not."""
+Say = Callable[[Sequence[tuple[int, int]], OnKnown | None], None]
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class StartedTracker:
 
     Args:
         say: reports the started runs (first and end offset). Its second argument is for a suspect
-            that is started alone: a function to call when the broker knows it.
+            that is started alone: a function to call when the broker has answered.
 
     Attributes:
         charged: the failures of suspects, by offset.
@@ -87,8 +89,8 @@ class StartedTracker:
         charge = self.charged.get(offset)
         return charge is not None and not charge.is_over and charge.wait_s() <= 0
 
-    def announce(self, offset: int, on_known: Callable[[], object]) -> None:
-        """Report a suspect as started alone. `on_known` is called when the broker knows it."""
+    def announce(self, offset: int, on_known: OnKnown) -> None:
+        """Report a suspect as started alone. `on_known` is called when the broker has answered."""
         self.at_work[offset] = offset + 1
         self._run = (offset, offset + 1)
         self._length = 1
@@ -126,9 +128,12 @@ class StartedTracker:
         else:
             self._take_back_later()
 
-    def _report(
-        self, runs: list[tuple[int, int]], on_known: Callable[[], object] | None = None
-    ) -> None:
+    def clear(self) -> None:
+        """Report that nothing is being handled any more, if anything was reported."""
+        self.at_work.clear()
+        self._take_back()
+
+    def _report(self, runs: list[tuple[int, int]], on_known: OnKnown | None = None) -> None:
         self._reported = runs[-MAX_RUNS:]
         self._say(self._reported, on_known)
         self._take_back_later()

@@ -53,10 +53,11 @@ class Calls:
         did not answer; it may have done it or not.
         """
         number = next(self._numbers) % _MAX_NUMBERS
+        data = commands.call(number, method, fields)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
-        self._write(commands.call(number, method, fields))
+        self._write(data)
         return future
 
     def unanswered(self, method: str, fields: Mapping[str, Any]) -> bytes:

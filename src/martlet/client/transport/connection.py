@@ -94,6 +94,9 @@ def _ignore_refusal(_error: Refused) -> None:
     """Ignore late answers: a connection without a subscription sends none."""
 
 
+OnDone = Callable[[BaseException | None], object]
+
+
 class Connection(asyncio.BufferedProtocol):
     """A connection to a broker, identified and alive until ``lost`` is done.
 
@@ -220,18 +223,15 @@ class Connection(asyncio.BufferedProtocol):
         """
         return await self._begin_call(method, fields)
 
-    def call_then(self, on_done: Callable[[], object], method: str, **fields: Any) -> None:
-        """Write a call at once; `on_done` is called when it was answered, or will not be."""
+    def call_then(self, on_done: OnDone, method: str, **fields: Any) -> None:
+        """Write a call at once. `on_done` is called when it is answered, with None or with
+        CallRefused, or when the connection is lost, with ConnectionLost.
+        """
         if self.lost.done():
-            self._loop.call_soon(on_done)
-            return
-
-        def done(answer: asyncio.Future[Answer]) -> None:
-            if not answer.cancelled():
-                answer.exception()  # So that asyncio does not log it.
-            on_done()
-
-        self._begin_call(method, fields).add_done_callback(done)
+            self._loop.call_soon(on_done, self.lost.result())
+        else:
+            answer = self._begin_call(method, fields)
+            answer.add_done_callback(lambda done: on_done(done.exception()))
 
     def _begin_call(self, method: str, fields: Mapping[str, Any]) -> asyncio.Future[Answer]:
         if not self.features.extensions:

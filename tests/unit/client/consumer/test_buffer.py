@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
@@ -15,7 +15,8 @@ from martlet.broker.queue.started import notes_of
 from martlet.client import Batch, Identity, Message
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.buffer import BufferedMessage, ReceiveBuffer
-from martlet.client.transport.connection import Connection
+from martlet.client.errors import CallRefused
+from martlet.client.transport.connection import Connection, OnDone
 from martlet.protocol.nsq.message_run import MessageRun
 
 
@@ -91,7 +92,7 @@ class RecordingBatcher(AckBatcher):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.started_numbers: list[int] = []
-        self.known: list[Callable[[], object]] = []
+        self.known: list[OnDone] = []
         """Called when the broker has answered."""
         self.is_prompt = True
         """Whether the broker answers at once."""
@@ -103,11 +104,11 @@ class RecordingBatcher(AckBatcher):
     def started(self, message_id: bytes) -> None:
         self.started_numbers.append(int(message_id, 16))
 
-    def announce(self, message_id: bytes, on_known: Callable[[], object]) -> None:
+    def announce(self, message_id: bytes, on_known: OnDone) -> None:
         self.started(message_id)
         self.known.append(on_known)
         if self.is_prompt:
-            asyncio.get_running_loop().call_soon(on_known)
+            asyncio.get_running_loop().call_soon(on_known, None)
 
 
 @asynccontextmanager
@@ -195,7 +196,7 @@ async def test_a_suspect_begins_when_the_broker_has_answered_its_report() -> Non
         await turns()
         assert answers.started_numbers == [0]
         assert not taken.done()
-        answers.known[0]()
+        answers.known[0](None)
         assert [number_of(message) for message in await taken] == [0]
 
 
@@ -212,7 +213,7 @@ async def test_a_lost_connection_ends_the_wait_for_its_answer() -> None:
         inbox.forget(answers)
         assert [number_of(message) for message in await taken] == [10]
         put(inbox, other, "", first=11)
-        answers.known[0]()
+        answers.known[0](None)
         assert [number_of(message) for message in await take(inbox)] == [11]
 
 
@@ -223,12 +224,68 @@ async def test_a_suspect_that_is_a_batch_begins_after_the_answer_too() -> None:
         batch = inbox.next_batch(10)
         assert batch is not None
         assert len(batch) == 1
-        started = asyncio.create_task(batch.start())
+        begun = asyncio.create_task(inbox.begin(batch))
         await turns()
         assert answers.started_numbers == [0]
-        assert not started.done()
-        answers.known[0]()
-        await started
+        assert not begun.done()
+        answers.known[0](None)
+        assert await begun
+        begun = asyncio.create_task(inbox.begin(batch))
+        await turns()
+        inbox.close()
+        assert not await begun
+
+
+async def test_a_suspect_that_the_broker_has_taken_back_is_dropped() -> None:
+    async with recording_inbox() as (inbox, answers):
+        answers.is_prompt = False
+        inbox.worker_count = 1
+        put(inbox, answers, "suspect", "")
+        taken = asyncio.create_task(take(inbox))
+        await turns()
+        answers.known[0](CallRefused("NOT_IN_FLIGHT", "it timed out", {}))
+        assert [number_of(message) for message in await taken] == [1]
+        assert answers.dropped == 1
+
+
+async def test_a_broker_that_does_not_answer_gets_its_messages_back() -> None:
+    async with recording_inbox() as (inbox, answers):
+        answers.is_prompt = False
+        answers.message_timeout_s = 0.08
+        other = RecordingBatcher(answers._connection)
+        put(inbox, answers, "suspect", "")
+        put(inbox, answers, "suspect", first=5)
+        put(inbox, other, "", first=10)
+        assert [number_of(message) for message in await take(inbox)] == [10]
+        assert answers.requeued == 3
+        assert inbox.count() == 0
+
+
+async def test_a_lost_suspect_does_not_hold_up_other_workers() -> None:
+    async with recording_inbox() as (inbox, answers):
+        answers.is_prompt = False
+        inbox.worker_count = 2
+        takers = [asyncio.create_task(take(inbox)) for _ in range(2)]
+        await turns()
+        put(inbox, answers, "suspect")
+        await turns()
+        assert answers.started_numbers == [0]
+        inbox.forget(answers)
+        put(inbox, answers, "", first=1)
+        async with asyncio.timeout(5):
+            done, rest = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+        assert [number_of(message) for message in await done.pop()] == [1]
+        rest.pop().cancel()
+
+
+async def test_batches_after_messages_go_on_with_a_suspect_that_was_not_taken() -> None:
+    async with recording_inbox() as (inbox, answers):
+        put(inbox, answers, "suspect", "")
+        while not inbox.refill():
+            await inbox.arrival()
+        batch = inbox.next_batch(10)
+        assert batch is not None
+        assert len(batch) == 1
 
 
 async def test_a_suspect_waits_until_all_workers_are_idle_and_others_wait_for_it() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from tests.unit.client.scripted_broker import message_frame
 
 from martlet.client import PulledBatch, PulledMessage, QueueId
+from martlet.client.errors import ConnectionLost
 from martlet.client.group import started as starts
 from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.queues import ready_queues
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.protocol.nsq.message_run import MessageRun
@@ -44,19 +46,19 @@ class Queue:
         self.held = AssignedQueue("t", QueueId("b:1", 0), 0, 0, FlowLimits(), line, PullCounts())
         self.is_prompt = True
         """Whether the broker answers at once."""
-        self.known: list[Callable[[], object]] = []
+        self.known: list[starts.OnKnown] = []
         """Called when the broker has answered."""
         self.held.say_started = self._say
         self.held.learn(failures)
         frames = [message_frame(b"%03d" % offset, number=offset) for offset in range(300)]
         self.held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), 300)
 
-    def _say(self, runs: Sequence[tuple[int, int]], on_known: Callable[[], object] | None) -> None:
+    def _say(self, runs: Sequence[tuple[int, int]], on_known: starts.OnKnown | None) -> None:
         self.said.append((list(runs), on_known is not None))
         if on_known is not None:
             self.known.append(on_known)
             if self.is_prompt:
-                asyncio.get_running_loop().call_soon(on_known)
+                asyncio.get_running_loop().call_soon(on_known, None)
 
     async def take(self) -> PulledMessage:
         async with asyncio.timeout(LIMIT_S):
@@ -160,7 +162,7 @@ async def test_a_charged_message_begins_when_the_broker_has_answered_its_report(
     assert queue.said == [([(0, 1)], True)]
     assert not taken.done()
     assert not beside.done()
-    queue.known[0]()
+    queue.known[0](None)
     done, _ = await asyncio.wait([taken, beside], return_when=asyncio.FIRST_COMPLETED)
     assert queue.held.at_work == 1
     assert other.held.at_work == 0
@@ -168,6 +170,40 @@ async def test_a_charged_message_begins_when_the_broker_has_answered_its_report(
     assert queue.said == [([(0, 1)], True)]
     for task in (taken, beside):
         task.cancel()
+
+
+async def test_a_charged_message_is_not_handled_if_the_broker_does_not_know_that_it_begins(
+    clock: Clock,
+) -> None:
+    """The queue is lost, or the connection: another member may have the message."""
+    line = ReadyQueues()
+    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
+    queue.is_prompt = False
+    taken = asyncio.create_task(queue.take())
+    await asyncio.sleep(0.01)
+    queue.known[0](ConnectionLost("the broker is gone"))
+    assert (await taken)._held is other.held
+    assert queue.said == [([(0, 1)], True), ([], False)]
+    assert (await queue.take())._held is other.held
+    assert queue.held.at_work == 0
+
+
+async def test_a_broker_that_does_not_answer_holds_up_no_other_for_long(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready_queues, "MAX_ANSWER_S", 0.02)
+    line = ReadyQueues()
+    queue, other = Queue(line, [[0, 1, 0, False]]), Queue(line)
+    queue.is_prompt = False
+    message = await queue.take()
+    assert message._held is other.held
+    assert queue.said == [([(0, 1)], True), ([], False)], "taken back: others begin beside it"
+    queue.is_prompt = True
+    queue.known[0](None)
+    message.finish()
+    other.held.pause()
+    assert (await queue.take())._held is queue.held
+    assert queue.said[2:] == [([(0, 1)], True)]
 
 
 async def test_a_charged_message_that_is_no_longer_the_next_one_is_taken_back(
@@ -179,7 +215,7 @@ async def test_a_charged_message_that_is_no_longer_the_next_one_is_taken_back(
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0.01)
     queue.held.pause()
-    queue.known[0]()
+    queue.known[0](None)
     queue.is_prompt = True
     assert (await taken)._held is other.held
     assert queue.said == [([(0, 1)], True), ([], False)]

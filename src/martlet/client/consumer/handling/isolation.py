@@ -61,6 +61,11 @@ class SuspectIsolation:
             self._is_at_work = is_at_work
             self._look_for(patience_s)
 
+    def abandon(self) -> None:
+        """Let others begin: the suspect was dropped before it was handled."""
+        self._is_at_work = None
+        self._on_over()
+
     def _look_for(self, patience_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
 from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, GONE
 from martlet.client.group.session import PullSession, SessionSettings
+from martlet.client.group.started import OnKnown
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 
@@ -220,7 +221,7 @@ class BrokerMembership(PullSession):
         self,
         held: AssignedQueue,
         runs: Sequence[tuple[int, int]],
-        on_known: Callable[[], object] | None,
+        on_known: OnKnown | None,
     ) -> None:
         """Report started messages: written before the handler begins, without waiting, or answered
         before a suspect begins.
@@ -229,13 +230,19 @@ class BrokerMembership(PullSession):
         queue = held.place.queue
         if connection is None or member is None or self.held.get(queue) is not held:
             if on_known is not None:
-                asyncio.get_running_loop().call_soon(on_known)
+                error = ConnectionLost(f"{self.address}: {held.place} is not held any more")
+                asyncio.get_running_loop().call_soon(on_known, error)
             return
         fields = {**member, "queue": queue, "runs": runs, "alone": on_known is not None}
         if on_known is None:
             connection.write(connection.unanswered("group.start", **fields))
         else:
-            connection.call_then(on_known, "group.start", **fields)
+            connection.call_then(partial(self._on_known, on_known), "group.start", **fields)
+
+    def _on_known(self, on_known: OnKnown, error: BaseException | None) -> None:
+        on_known(error)
+        if isinstance(error, CallRefused):
+            self.end(f"a started message cannot be reported: {error}")
 
     # releasing queues
 

@@ -29,7 +29,7 @@ from martlet.client.group.message import PulledMessage, PulledMessageState
 from martlet.client.group.queues.fetched_chunk import FetchedChunk, joined
 from martlet.client.group.queues.offset_tracker import OffsetTracker
 from martlet.client.group.queues.queue_id import QueueId
-from martlet.client.group.started import Say, StartedTracker
+from martlet.client.group.started import OnKnown, Say, StartedTracker
 from martlet.client.group.stats import QueueStats
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
 
@@ -253,21 +253,23 @@ class AssignedQueue:
         """Whether members were lost by the next message."""
         return self.starts is not None and self.position in self.starts.charged
 
-    def announce(self, on_known: Callable[[], object]) -> None:
+    def announce(self, on_known: OnKnown) -> None:
         """Report that the handling of the next message, a suspect, is to begin. `on_known` is
-        called when the broker knows it.
+        called when the broker has answered.
         """
         assert self.starts is not None
         self._announced = self.position
         self.starts.announce(self._announced, on_known)
 
-    def may_begin_announced(self) -> bool:
-        """Return whether the announced suspect is still the next one; if not, take it back."""
-        if self.is_ready and self.is_charged and self.position == self._announced:
-            return True
+    @property
+    def is_announced(self) -> bool:
+        """Whether the announced suspect is still the next message."""
+        return self.is_ready and self.is_charged and self.position == self._announced
+
+    def take_back(self) -> None:
+        """Report that the announced suspect does not begin now."""
         if self.starts is not None:
             self.starts.end(self._announced)
-        return False
 
     def start(self, message: PulledMessage) -> None:
         """Report to the broker that the handling of a message begins."""

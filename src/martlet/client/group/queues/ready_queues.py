@@ -16,6 +16,9 @@ from martlet.client.group.batch import PulledBatch
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 
+MAX_ANSWER_S = 5.0
+"""The maximum time that other queues wait until the broker of a suspect has answered its report."""
+
 
 class ReadyQueues(Waiters):
     """Hand out messages of queues in turns."""
@@ -29,6 +32,8 @@ class ReadyQueues(Waiters):
         self._queues: deque[AssignedQueue] = deque()
         self._is_alone = False
         """Whether a suspect is announced or handed out, and nothing else may be handed out."""
+        self._announcing: AssignedQueue | None = None
+        """The queue of a suspect whose report the broker has not answered."""
         self._announced: AssignedQueue | None = None
         """The queue of a suspect that the broker knows to begin, and that is not handed out yet."""
         self.is_held_back = False
@@ -121,9 +126,10 @@ class ReadyQueues(Waiters):
             if announced is None:
                 return None
             announced.is_in_line = False
-            if announced.may_begin_announced():
+            if announced.is_announced:
                 return announced
             self._is_alone = False
+            announced.take_back()
             self.add(announced)
         while queues:
             held = queues.popleft()
@@ -137,15 +143,36 @@ class ReadyQueues(Waiters):
                 self.is_held_back = True
                 queues.appendleft(held)
             else:
-                self._is_alone = True
-                held.announce(partial(self._hand_out_announced, held))
+                self._announce(held)
             return None
         return None
 
-    def _hand_out_announced(self, held: AssignedQueue) -> None:
-        """Hand out a suspect, since the broker knows that it begins."""
-        self._announced = held
-        self._wake(1)
+    def _announce(self, held: AssignedQueue) -> None:
+        """Have the broker know that a suspect begins, and hand out nothing before it answers."""
+        self._is_alone = True
+        self._announcing = held
+        held.announce(partial(self._on_known, held))
+        asyncio.get_running_loop().call_later(MAX_ANSWER_S, self._stop_waiting, held)
+
+    def _on_known(self, held: AssignedQueue, error: BaseException | None) -> None:
+        """Hand out the suspect, unless the queue is lost: then it stays out of line."""
+        if self._announcing is not held:
+            held.is_in_line = False
+            if error is None:
+                self.add(held)
+        elif error is not None:
+            self._stop_waiting(held)
+        else:
+            self._announcing, self._announced = None, held
+            self._wake(1)
+
+    def _stop_waiting(self, held: AssignedQueue) -> None:
+        """Go on with other queues. This one is in line again when the broker answers."""
+        if self._announcing is held:
+            self._announcing = None
+            self._is_alone = False
+            held.take_back()
+            self._wake(1)
 
     def _back(self, held: AssignedQueue, in_order: bool) -> None:
         """Add the queue again for its next turn, if it has more; wake a waiter for the next one."""
