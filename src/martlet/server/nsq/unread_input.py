@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from time import thread_time_ns
 from typing import Any, Protocol, cast
 
 from martlet.layer.layer import Layer
 
-MAX_UNREAD_BYTES = 1 << 20
+MAX_UNREAD_BYTES = 1 << 18
 """The FINs of 2,500 messages, nsqd's maximum in flight, are 52,500 bytes."""
+MAX_CPU_NS = 20_000_000
 
 
 class LostConnection(Protocol):
@@ -71,8 +73,9 @@ class _LostTransport(asyncio.Transport):
 def handle_unread(connection: LostConnection) -> None:
     """Handle the input that a client sent before its connection was lost.
 
-    At most `MAX_UNREAD_BYTES` of it, decoded, since it is handled at once: no other connection has
-    its turn in between, and a few compressed bytes may become very many.
+    At most `MAX_UNREAD_BYTES` of it, decoded, and for `MAX_CPU_NS` of the processor's time, since
+    it is handled at once: no other connection has its turn in between, and a few compressed bytes
+    may become very many.
     """
     sock = connection.transport.get_extra_info("socket")
     if sock is None:
@@ -85,15 +88,17 @@ def handle_unread(connection: LostConnection) -> None:
         lowest, transport = transport, transport.lower
     connection.transport = cast(asyncio.Transport, _LostTransport())
     left = MAX_UNREAD_BYTES
+    ends_ns = thread_time_ns() + MAX_CPU_NS
     try:
-        while left > 0:
-            while connection.has_turn_ahead:
+        while left > 0 and thread_time_ns() < ends_ns:
+            if connection.has_turn_ahead:
                 connection.go_on()
+                continue
             if connection.held_up:
                 return
             passed = next((count for layer in layers if (count := layer.pass_up())), 0)
             if not passed:
-                passed = os.readv(sock.fileno(), [lowest.get_buffer(-1)])
+                passed = os.readv(sock.fileno(), [lowest.get_buffer(-1)[:left]])
                 if not passed:
                     return
                 lowest.buffer_updated(passed)

@@ -22,6 +22,7 @@ from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
 from martlet.server import time_slice as pace
+from martlet.server.nsq import unread_input
 from martlet.server.nsq.unread_input import MAX_UNREAD_BYTES
 from martlet.testing import Broker
 
@@ -231,3 +232,21 @@ async def test_unread_input_is_handled_up_to_a_limit() -> None:
         await lost.wait()
         stored = broker.server.broker.topics["t"].message_count
         assert 0 < stored * 1000 <= 2 * MAX_UNREAD_BYTES
+
+
+async def test_unread_input_takes_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few compressed bytes may be very many commands."""
+    monkeypatch.setattr(unread_input, "MAX_CPU_NS", 0)
+    async with asyncio.timeout(30), Broker() as broker:
+        client = Client(broker.tcp_address)
+        await client.identify(deflate=True)
+        client.inflate()
+        await client.receive(len(v2.OK))
+        (connection,) = broker.server.connections
+        lost = asyncio.Event()
+        connection.when_gone[lost] = lost.set
+        client.send(pub("t", b"x") * 100)
+        client.socket.close()
+        connection.beat()
+        await lost.wait()
+        assert "t" not in broker.server.broker.topics
