@@ -119,8 +119,11 @@ async def test_changed_tags_of_an_empty_channel_are_logged(
         async with Consumer("t", "c", broker.tcp_address, tags=["blue", "red"]):
             pass
         said = [record.getMessage() for record in caplog.records]
-        assert any("channel c of topic t wanted {'tags': ['red']} before" in each for each in said)
-        assert any("which was {'tags': ['red']} before" in each for each in said)
+        changed = "the tags of channel c of topic t changed from red to blue,red, because no other"
+        assert any(changed in each for each in said)
+        assert any(
+            "changed the channel's tags from ['red'] to ['blue', 'red']" in each for each in said
+        )
 
         # What an operator has set is never changed by a consumer, also after a restart.
         connection = await connect(broker)
@@ -131,6 +134,22 @@ async def test_changed_tags_of_an_empty_channel_are_logged(
     async with Broker(tmp_path) as broker:
         with pytest.raises(SubscribeRefused, match=r"has tags=green, .* an operator has set that"):
             async with Consumer("t", "c", broker.tcp_address, tags="red"):
+                pass
+
+
+async def test_tags_stay_when_only_an_order_is_added(caplog: pytest.LogCaptureFixture) -> None:
+    async with Broker() as broker:
+        async with Consumer("t", "c", broker.tcp_address, tags="red"):
+            pass
+        caplog.clear()
+        async with Consumer("t", "c", broker.tcp_address, tags="red", order="key"):
+            pass
+        assert "changed" not in caplog.text
+
+        async with Consumer("t", "c", broker.tcp_address):
+            pass
+        with pytest.raises(SubscribeRefused, match=r"CONFLICT .* has order=key"):
+            async with Consumer("t", "c", broker.tcp_address, order="queue"):
                 pass
 
 

@@ -185,11 +185,12 @@ class Subscription(BrokerSession):
             if error.code in PASSING:
                 raise ConnectionLost(f"{connection.address}: {error}") from error
             raise SubscribeRefused(error.code, error.text) from error
-        if replaced := answer.fields.get("replaced"):
+        for field, value in answer.fields.get("replaced", {}).items():
             logger.warning(
-                "%s: channel %s of topic %s wanted %s before, as consumers that have left had set"
-                " it; now it wants %s",
-                *(connection.address, self._channel, self._topic, replaced, self._wanted),
+                "%s: the %s of channel %s of topic %s changed from %s to %s, because no other"
+                " consumer is connected",
+                *(connection.address, field, self._channel, self._topic),
+                *(",".join(each) for each in (value, self._wanted[field])),
             )
 
     def _leave(self, connection: Connection) -> None:

@@ -112,11 +112,16 @@ class TopicCalls:
         replaced = {}
         if wanted != before:
             topic.configure_channel(name, wanted)
-            replaced = {name: value for name, value in before.to_json().items() if name in wish}
-            if replaced:
+            after = wanted.to_json()
+            replaced = {
+                field: value
+                for field, value in before.to_json().items()
+                if field in wish and value != after.get(field)
+            }
+            for field, value in replaced.items():
                 self._log.warning(
-                    "CHANNEL(%s): a consumer of topic %s wants it to be %s, which was %s before",
-                    *(name, topic_name, dict(wish), replaced),
+                    "CHANNEL(%s): a consumer of topic %s changed the channel's %s from %s to %s",
+                    *(name, topic_name, field, value, after.get(field)),
                 )
             await self._commits.all_settled()
         return {"policy": wanted.to_json(), "replaced": replaced}
