@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import itertools
 import os
 import re
 import types
@@ -27,6 +28,8 @@ import aiohttp
 
 from martlet.cli.main import COMMANDS, main
 from martlet.options import BrokerOptions, Flag, LookupOptions, Options
+from martlet.server.nsq import publish
+from martlet.server.rpc import registry
 from martlet.testing import Broker
 
 ROOT = Path(__file__).parents[2]
@@ -229,46 +232,133 @@ def _functions_of_calls() -> dict[str, list[Function]]:
 # ---------------------------------------------------------------- errors
 
 
+_CALLS = "Errors of calls"
 _RAISED = {
-    "ProtocolError": "Errors of the V2 protocol",
-    "CallError": "Errors of calls",
-    "HttpError": "Errors of HTTP",
+    "ProtocolError": ("Errors of the V2 protocol", 0),
+    "CallError": (_CALLS, 0),
+    "_refuse": (_CALLS, 2),
+    "HttpError": ("Errors of HTTP", 1),
+    "read": ("Errors of HTTP", 1),
 }
-_CODE = re.compile(r"[A-Z][A-Z0-9_]{2,}")
+"""The section of an error, and the position of its code among the arguments."""
+_TABLES = ((_CALLS, registry.CODES), ("Further statuses of SEND", publish.CODES))
+"""The codes that the broker's exceptions have in answers."""
+_CODE = re.compile(r"[A-Z][A-Z0-9_…]{2,}")
+_PUBLISHES = ("PUB", "MPUB", "DPUB")
+_BUILT = {
+    "E_…_FAILED in acks": ("FIN", "REQ", "TOUCH"),
+    "E_…_FAILED in publish": _PUBLISHES,
+    "E_…_FAILED in reply_queue": _PUBLISHES,
+    "E_BAD_… in decoder": ("TOPIC", "CHANNEL"),
+    "INVALID_ARG_… in request": ("TOPIC", "CHANNEL"),
+}
+"""What a code that is built can have in place of `…`."""
 
 
 def errors() -> str:
     """The error codes, with the texts that stand behind them."""
-    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            name = ast.unparse(node.func).rpartition(".")[2]
-            if name in _RAISED:
-                texts = [text for text in map(_text, node.args) if text]
-                code = _CODE.match(texts[0]) if texts else None
-                if code is not None:
-                    about = " ".join([texts[0][code.end() :].lstrip(": "), *texts[1:]]).strip()
-                    found[name][code[0]].add(about)
+    titles = dict.fromkeys(title for title, _ in (*_RAISED.values(), *_TABLES))
+    found: dict[str, dict[str, set[str]]] = {title: defaultdict(set) for title in titles}
+    for title, code, text in _coded():
+        found[title][code] |= {text} if re.search("[a-z]{2}", text) else set()
     page = f"{_NOTE}\n# Errors\n"
-    for name, title in _RAISED.items():
+    for title, codes in found.items():
         rows = [
-            (_code(code), "; ".join(sorted(map(_code, filter(None, texts)))))
-            for code, texts in sorted(found[name].items())
+            (_code(code), "; ".join(map(_code, sorted(texts))))
+            for code, texts in sorted(codes.items())
         ]
         page += f"\n## {title}\n\n{_table(('Code', 'Texts'), rows)}"
-    return page
+    return page + "\nSEND answers its status in JSON. A status can also be a code of a call.\n"
 
 
-def _text(node: ast.expr) -> str:
+def _coded() -> Iterator[tuple[str, str, str]]:
+    """The section, the code and a text of each error."""
+    kinds: dict[str, tuple[str, str]] = {}
+    for title, table in _TABLES:
+        for kind, code in table.items():
+            yield title, code, ""
+            kinds.setdefault(kind.__name__, (title, code))
+    for owner in _classes("broker"):
+        for base in map(ast.unparse, owner.bases):
+            if base in kinds:
+                kinds.setdefault(owner.name, kinds[base])
+    for path, function, node in _made():
+        if isinstance(node, ast.Dict):
+            entry = {_text(key): each for key, each in zip(node.keys, node.values, strict=True)}
+            if isinstance(code := entry.get("code"), ast.Constant):
+                yield _CALLS, str(code.value), _text(entry.get("text"))
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name in kinds and node.args:
+            yield from ((*kinds[name], text) for text in _texts(node.args[0], function))
+        if name in _RAISED:
+            title, at = _RAISED[name]
+            given = [_texts(argument, function) or [""] for argument in node.args[at : at + 2]]
+            for first, *more in itertools.product(*given) if given else ():
+                yield from ((title, *each) for each in _split(path, first, "".join(more)))
+
+
+def _made() -> Iterator[tuple[Path, Function, ast.Call | ast.Dict]]:
+    """Each call, and each dictionary, of each function."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Call | ast.Dict):
+                        yield path, function, node
+
+
+def _split(path: Path, first: str, more: str) -> Iterator[tuple[str, str]]:
+    """The code and the text of an error."""
+    code = _CODE.match(first)
+    if code is None:
+        return
+    text = f"{first[code.end() :].lstrip(': ')} {more}".strip()
+    if "…" not in code[0]:
+        yield code[0], text
+    elif code[0] == "MISSING_ARG_…" or "whole number" in text:
+        for name in _query_arguments(required=code[0] == "MISSING_ARG_…"):
+            yield code[0].replace("…", name.upper()), text
+    else:
+        for value in _BUILT[f"{code[0]} in {path.stem}"]:
+            yield code[0].replace("…", value), re.sub("^… (?=.*failed)", f"{value} ", text)
+
+
+@cache
+def _query_arguments(*, required: bool) -> set[str]:
+    """The arguments of queries that handlers require, or read as numbers."""
+    found = {"topic", "channel"} if required else set()
+    for _, _, node in _made():
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        is_needed = name == "request.argument" or (name == "request.number" and not node.args[1:])
+        if is_needed if required else name == "request.number":
+            found.add(_text(node.args[0]))
+    return found
+
+
+def _texts(node: ast.expr, function: Function) -> list[str]:
+    """The strings that an argument can be, as far as its function says."""
+    if isinstance(node, ast.IfExp):
+        return _texts(node.body, function) + _texts(node.orelse, function)
+    if isinstance(node, ast.Name):
+        return [
+            text
+            for each in ast.walk(function)
+            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == node.id
+            for text in _texts(each.value, function)
+        ]
+    return [_text(node)]
+
+
+def _text(node: ast.expr | None) -> str:
     """A string with `…` for what is only known when it is raised."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in node.values
-        )
+        pieces = (each.value if isinstance(each, ast.Constant) else "…" for each in node.values)
+        return re.sub("…+", "…", "".join(map(str, pieces)))
     return ""
 
 

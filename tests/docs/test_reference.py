@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
-from docs.reference.generate import PAGES, pages
+from docs.reference.generate import PAGES, errors, pages
 
 
 @pytest.mark.parametrize(("name", "made"), pages().items(), ids=pages())
@@ -17,3 +18,15 @@ def test_a_page_is_current(name: str, made: Callable[[], str]) -> None:
 
 def test_no_page_is_left_over() -> None:
     assert {path.name for path in PAGES.iterdir()} == set(pages())
+
+
+def test_every_error_code_is_listed_in_full() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", errors(), re.MULTILINE)
+    codes = {code for code, _ in rows}
+    for verb in ("FIN", "REQ", "TOUCH", "PUB", "MPUB", "DPUB", "SUB"):
+        assert f"E_{verb}_FAILED" in codes
+    assert {"NO_QUEUE", "SEQUENCE_REUSED", "TOO_OLD", "INCOMPLETE", "NOT_A_MEMBER"} <= codes
+    assert {"INVALID_ARG_TOPIC", "MISSING_ARG_CHANNEL", "INVALID_ARG_OFFSET"} <= codes
+    assert not [code for code in codes if not re.fullmatch(r"[A-Z][A-Z_]*[A-Z]", code)]
+    texts = [text for _, cell in rows for text in re.findall("`([^`]+)`", cell)]
+    assert not [text for text in texts if not re.search("[a-z]{2}", text)]

@@ -80,7 +80,7 @@ _TRANSACTION_OPTIONS = (
     "transaction",
 )
 _MAX_TIMES = 10_000
-_CODES: dict[type[Exception], str] = {
+CODES: dict[type[Exception], str] = {
     LimitReached: "LIMIT_REACHED",
     NotFound: "NO_QUEUE",
     Reused: "SEQUENCE_REUSED",
@@ -243,7 +243,7 @@ def refusal(error: Exception) -> bytes:
     """Return the answer to a refused SEND."""
     if isinstance(error, CallError):
         return encode_reply(status=error.code, text=str(error), **error.fields)
-    return encode_reply(status=_CODES.get(type(error), "REFUSED"), text=str(error))
+    return encode_reply(status=CODES.get(type(error), "REFUSED"), text=str(error))
 
 
 class PublishCommands:

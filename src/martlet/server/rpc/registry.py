@@ -82,7 +82,7 @@ class Caller(Protocol):
 Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
 Methods = Mapping[str, Method]
 
-_CODES: dict[type[Exception], str] = {
+CODES: dict[type[Exception], str] = {
     NameRefused: "BAD_NAME",
     NotFound: "NOT_FOUND",
     NotAMember: "NOT_A_MEMBER",
@@ -139,7 +139,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except (BrokerError, WritesRefused) as error:
-        code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), "REFUSED")
+        code = next((c for kind, c in CODES.items() if isinstance(error, kind)), "REFUSED")
         raise CallError(code, str(error)) from error
 
 
