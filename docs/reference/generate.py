@@ -77,7 +77,6 @@ def _inline(text: str) -> str:
 
 def commands() -> str:
     """Each command with its help, as `--help` prints it on a terminal of 100 columns."""
-    os.environ["COLUMNS"] = "100"
     page = f"{_NOTE}\n# Commands and their flags\n\n"
     page += "`martlet COMMAND --help` prints the same. The flags of [brokers and lookup daemons]"
     page += "(flags.md) have a page of their own.\n"
@@ -93,6 +92,7 @@ def commands() -> str:
 
 
 def _help(*words: str) -> str:
+    os.environ["COLUMNS"] = "100"
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         main([*words, "--help"])
@@ -103,25 +103,28 @@ def flags() -> str:
     """The flags of the servers, with their keys in a configuration file."""
     page = f"{_NOTE}\n# Flags of brokers and lookup daemons\n"
     kinds: tuple[tuple[str, type[Options]], ...] = (
-        ("martlet broker", BrokerOptions),
-        ("martlet lookup", LookupOptions),
+        ("broker", BrokerOptions),
+        ("lookup", LookupOptions),
     )
-    for title, kind in kinds:
-        page += f"\n## {title}\n"
-        sections: dict[str, list[tuple[str, ...]]] = {}
-        rows: list[tuple[str, ...]] = []
+    for command, kind in kinds:
+        page += f"\n## martlet {command}\n"
+        rows = list(_general(command))
+        sections = {"General": rows}
         for flag in kind.flags().values():
-            if flag.section or not sections:
-                rows = sections.setdefault(flag.section or "General", [])
-            default = flag.format(kind.defaults()[flag.field])
-            text = flag.instead and f"{flag.help}. Without effect here: {flag.instead}"
+            if flag.section:
+                rows = sections.setdefault(flag.section, [])
+            text, _, computed = flag.help.removesuffix(")").partition(" (default: ")
+            default = computed or _code(flag.format(kind.defaults()[flag.field]))
+            text = text if computed else flag.help
+            if flag.instead:
+                text += f". Without effect here: {flag.instead}"
             rows.append(
                 (
                     _code(f"--{flag.name}"),
                     _code(flag.config_key),
                     str(flag.kind),
-                    _code(default),
-                    text or flag.help,
+                    default,
+                    text,
                     _limits(flag),
                 )
             )
@@ -129,6 +132,13 @@ def flags() -> str:
             head = ("Flag", "Key", "Type", "Default", "Meaning", "Limits")
             page += f"\n### {section[0].upper()}{section[1:]}\n\n{_table(head, entries)}"
     return page
+
+
+def _general(command: str) -> Iterator[tuple[str, ...]]:
+    """The flags that are no options."""
+    general = _help(command).partition("general:\n")[2].partition("\n\n")[0]
+    for flag, value, text in re.findall(r"(--[\w-]+)(?: (\S+))? {2,}(.+)", general):
+        yield _code(flag), "", {"[BOOL]": "bool", "FILE": "string"}.get(value, ""), "", text, ""
 
 
 def _limits(flag: Flag) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from docs.reference.generate import PAGES, errors, pages
+from docs.reference.generate import PAGES, errors, flags, pages
 
 
 @pytest.mark.parametrize(("name", "made"), pages().items(), ids=pages())
@@ -30,3 +30,10 @@ def test_every_error_code_is_listed_in_full() -> None:
     assert not [code for code in codes if not re.fullmatch(r"[A-Z][A-Z_]*[A-Z]", code)]
     texts = [text for _, cell in rows for text in re.findall("`([^`]+)`", cell)]
     assert not [text for text in texts if not re.search("[a-z]{2}", text)]
+
+
+def test_flags_are_those_of_any_host() -> None:
+    page = flags()
+    assert page.count("| the host's name | the name under which") == 2
+    for flag, count in (("config", 2), ("version", 2), ("help", 2), ("worker-id", 1)):
+        assert page.count(f"| `--{flag}` |") == count
