@@ -91,7 +91,7 @@ class Properties:
     """The properties of one message.
 
     Attributes:
-        tag: one word to filter by; empty for none.
+        tag: a printable text without ``|`` to filter by; empty for none.
         keys: search keys, such as an order's number.
         headers: the application's, such as a trace's context.
         order_key: messages of one order key go to one queue, in order; empty for none.

@@ -24,7 +24,9 @@ LIST = "list the channels of each broker with their counts, or those of one topi
 
 def list_all(argv: Sequence[str]) -> int:
     """List channels; return the exit code of the process."""
-    return show_inventory("channel list", "channels", LIST, ListOptions, _list, channel_lines, argv)
+    return show_inventory(
+        "channel list", "channels", f"{LIST.capitalize()}.", ListOptions, _list, channel_lines, argv
+    )
 
 
 async def _list(inventory: Inventory) -> list[Fields]:
@@ -60,7 +62,9 @@ def channel_lines(found: Iterable[Fields]) -> list[str]:
 ACTIONS = {
     "list": ManageAction(list_all, "[TOPIC] [--json]", LIST),
     "create": change(
-        CREATE, ChannelOptions, "create a channel, which gets messages published from then on"
+        CREATE,
+        ChannelOptions,
+        "create a channel for later messages; the first of a topic also gets those stored before",
     ),
     "pause": change(PAUSE, ChannelOptions, "stop the delivery of a channel; messages wait"),
     "unpause": change(UNPAUSE, ChannelOptions, "let a channel deliver again"),

@@ -32,7 +32,7 @@ class InventoryOptions(BrokerHttpOptions):
 class ListOptions(InventoryOptions):
     """The options of ``martlet topic list`` and ``martlet channel list``."""
 
-    topic: str = option("", "only this topic (default: every topic)", section="what")
+    topic: str = option("", "only this topic (default: every topic)", section="selection")
 
     def __post_init__(self) -> None:
         super().__post_init__()

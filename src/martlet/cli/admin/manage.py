@@ -246,8 +246,8 @@ def _change(
     command = f"{names[-1]} {verb.name}"
     places = " ".join(name.upper() for name in names)
     text = (
-        f"{summary[0].upper()}{summary[1:]}: on each broker named, or on all that a lookup daemon"
-        " knows to have the topic. The names may stand without their flags:"
+        f"{summary[0].upper()}{summary[1:]}. This is done on each broker named, or on all that"
+        " a lookup daemon knows to have the topic. The names may stand without their flags:"
         f" martlet {command} {places}."
     )
     options = tool.options(command, text, kind, argv, places, names)

@@ -22,7 +22,7 @@ class ReplayOptions(ChannelOptions):
         "the first message to redeliver, by its offset; offsets are each broker's own"
         " (default: not given)",
         limits=(-1, None),
-        section="where to",
+        section="target",
     )
     queue: int = option(
         -1,

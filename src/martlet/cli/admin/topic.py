@@ -83,7 +83,9 @@ LIST = "list the topics of each broker with their counts, or one of them"
 
 def list_all(argv: Sequence[str]) -> int:
     """List topics; return the exit code of the process."""
-    return show_inventory("topic list", "topics", LIST, ListOptions, _list, topic_lines, argv)
+    return show_inventory(
+        "topic list", "topics", f"{LIST.capitalize()}.", ListOptions, _list, topic_lines, argv
+    )
 
 
 async def _list(inventory: Inventory) -> list[Fields]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class StatOptions(BrokerHttpOptions):
     """The options of ``martlet stat``."""
 
-    topic: str = option("", "only this topic (default: every topic)", section="what")
+    topic: str = option("", "only this topic (default: every topic)", section="selection")
     channel: str = option("", "only this channel of it (default: every channel)")
     interval_ns: int = option(
         2 * SECOND_NS, "the interval of requests to the brokers", limits=(1, None), section="output"

@@ -41,7 +41,7 @@ class SendOptions:
     work; all other options need a Martlet broker.
 
     Attributes:
-        tag: one word, by which consumers filter.
+        tag: a printable text without ``|``, by which consumers filter.
         keys: one or several, to find the message by, such as an order's number.
         headers: the application's own.
         order_key: the topic's messages with this key stay in order: they go to one broker, and by
