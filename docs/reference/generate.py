@@ -295,8 +295,8 @@ def _coded() -> Iterator[tuple[str, str, str]]:
     for path, function, node in _made():
         if isinstance(node, ast.Dict):
             entry = {_text(key): each for key, each in zip(node.keys, node.values, strict=True)}
-            if isinstance(code := entry.get("code"), ast.Constant):
-                yield _CALLS, str(code.value), _text(entry.get("text"))
+            if isinstance(coded := entry.get("code"), ast.Constant):
+                yield _CALLS, str(coded.value), _text(entry.get("text"))
             continue
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in kinds and node.args:
