@@ -41,7 +41,11 @@ class DeliveryOptions(Options):
         limits=(0, None),
     )
     max_msg_size: Size = option(MIB, "maximum bytes of one message", limits=(1, 2**30))
-    max_body_size: Size = option(5 * MIB, "maximum bytes of one command", limits=(1, 2**30))
+    max_body_size: Size = option(
+        5 * MIB,
+        "maximum bytes of one command, unless it publishes a single message",
+        limits=(1, 2**30),
+    )
     client_timeout_ns: int = MINUTE_NS
     """A client that does not ask for heartbeats of its own gets one each half of this."""
     max_heartbeat_interval_ns: int = option(

@@ -16,7 +16,8 @@ class Limits:
 
     Attributes:
         max_message_bytes: the broker's ``--max-msg-size``.
-        max_body_bytes: the broker's ``--max-body-size``, which limits an MPUB.
+        max_body_bytes: the broker's ``--max-body-size``, the limit of a command of several
+            messages.
         max_in_flight_messages: messages sent to one broker and not answered.
         max_in_flight_bytes: their bytes.
         max_pending_messages: messages published and not answered, sent or not, above which

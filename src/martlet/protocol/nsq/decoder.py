@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from martlet.properties.block import entries_of
 from martlet.properties.bulk import read
-from martlet.properties.model import BadProperties
+from martlet.properties.model import MAX_BYTES, BadProperties
 from martlet.protocol.nsq.bulk import (
     Bytes,
     extent,
@@ -48,6 +48,8 @@ MAX_LONE_BYTES = 1 << 14
 FEW = 4
 """Shorter runs than this are decoded faster one by one."""
 
+_SINGLE_SEND_BYTES = MAX_BYTES + MAX_LINE_BYTES
+"""The maximum bytes of a SEND of one message besides its body: properties and options."""
 _SIZE = struct.Struct(">i")
 _CLOSE = Close()
 _NOP = Nop()
@@ -277,19 +279,27 @@ class Decoder:
     def _send(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
     ) -> tuple[Command, int] | None:
-        body = self._body("SEND", "", self.limits.max_body_size, buffer, at, body_at, end)
+        max_bytes = self.limits.max_body_size
+        limit = max(max_bytes, self.limits.max_msg_size + _SINGLE_SEND_BYTES)
+        body = self._body("SEND", "", limit, buffer, at, body_at, end)
         if body is None:
             self._ask("SEND", topic, body_at, end)
             return None
         start, stop = body
+        size = stop - start
         options, start = self._piece("SEND", "options", buffer, start, stop)
         block, start = self._piece("SEND", "properties", buffer, start, stop)
         count = self._message_count(buffer, start, stop, "SEND")
+        if count > 1 and size > max_bytes:
+            raise ProtocolError(
+                "E_BAD_BODY",
+                f"SEND of {count} messages too big {size} > {max_bytes} (--max-body-size)",
+            )
         bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
         if bodies is None:
             bodies = split_bodies(buffer, start + 4, stop, count)
-        min_bytes, max_bytes = extent(bodies) if bodies is not None else (0, 0)
-        if bodies is None or not min_bytes or max_bytes > self.limits.max_msg_size:
+        shortest, longest = extent(bodies) if bodies is not None else (0, 0)
+        if bodies is None or not shortest or longest > self.limits.max_msg_size:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
         fields = _object("SEND", options)
         properties: Sequence[tuple[int, bytes]] | None = None
@@ -398,7 +408,8 @@ class Decoder:
         if size <= 0:
             raise ProtocolError(code, f"{verb} invalid {what}body size {size}")
         if size > limit:
-            raise ProtocolError(code, f"{verb} {what or 'body '}too big {size} > {limit}")
+            flag = " (--max-body-size, or --max-msg-size for one message)" if verb == "SEND" else ""
+            raise ProtocolError(code, f"{verb} {what or 'body '}too big {size} > {limit}{flag}")
         start = body_at + 4
         stop = start + size
         if stop > end:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from martlet.names import is_valid_name
+from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.v2 import (
     MAX_LINE_BYTES,
@@ -25,6 +26,7 @@ from martlet.protocol.nsq.v2 import (
     PublishCommand,
     Ready,
     RequeueCommand,
+    SendCommand,
     Subscribe,
     Touch,
 )
@@ -290,6 +292,27 @@ def test_errors_have_nsqd_s_words(data: bytes, state: ParserState, text: str) ->
     frame = raised.value.frame()
     assert struct.unpack(">II", frame[:8]) == (len(frame) - 4, 1)
     assert frame[8:].decode() == text
+
+
+def test_a_send_of_one_message_is_limited_as_the_message_is() -> None:
+    reader = Decoder(LIMITS._replace(max_msg_size=70_000), is_valid_name)
+    reader.extended = True
+
+    def decode_send(*bodies: bytes) -> Command:
+        data = bytearray(commands.send("t", bodies, {"queue": 1}, b""))
+        decoded = reader.decode(data, 0, len(data))
+        assert decoded is not None
+        return decoded[0]
+
+    assert isinstance(decode_send(b"x" * 70_000), SendCommand)
+    with pytest.raises(ProtocolError, match="SEND message too big 70001 > 70000"):
+        decode_send(b"x" * 70_001)
+    with pytest.raises(ProtocolError, match=r"SEND of 2 messages too big .* > 5000 \(--max-body-"):
+        decode_send(b"x" * 3000, b"y" * 3000)
+    with pytest.raises(
+        ProtocolError, match=r"SEND body too big .* \(--max-body-size, or --max-msg"
+    ):
+        decode_send(b"x" * 140_000)
 
 
 def test_a_fin_among_many_in_the_wrong_state_is_refused_too() -> None:
