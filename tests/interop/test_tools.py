@@ -232,6 +232,16 @@ A = ("--nsqd-tcp-address=127.0.0.1:1",)
         (("tail", "--topic=t"), 2, "name the source of the messages"),
         (("tail", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
         (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic or --topic-pattern"),
+        (
+            ("to-file", "--topic=t", *A, "--output-dir=/proc/x"),
+            2,
+            "--output-dir=/proc/x cannot be created: No such file or directory; give another",
+        ),
+        (
+            ("to-http", "--topic=t", "--channel=c", *A, "--post=http://a", "--get=http://a/%s"),
+            2,
+            "--post and --get exclude each other: give one",
+        ),
     ],
 )
 def test_wrong_arguments_are_reported(arguments: tuple[str, ...], code: int, text: str) -> None:

@@ -76,6 +76,16 @@ class OutputOptions(Options):
                 " that none takes the place of another"
             )
 
+    def make_folders(self) -> None:
+        """Create the folders. Raises OptionError."""
+        for flag, folder in (("output-dir", self.output_dir), ("work-dir", self.work_path)):
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise OptionError(
+                    f"--{flag}={folder} cannot be created: {error.strerror}; give another folder"
+                ) from None
+
     @property
     def work_path(self) -> str:
         """The folder in which files are written."""

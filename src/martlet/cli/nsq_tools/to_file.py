@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from martlet.cli import tool
+from martlet.cli import start, tool
 from martlet.cli.nsq_tools.output_file import Output, OutputOptions
 from martlet.cli.nsq_tools.source import SourceOptions, consumer
 from martlet.client import Batch
@@ -197,6 +197,11 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Write files; return the exit code of the process."""
     options = tool.options("to-file", DESCRIPTION, FileOptions, argv)
+    try:
+        options.make_folders()
+    except OptionError as error:
+        log.critical("%s", error)
+        return start.WRONG
     writers = Writers(options)
     reopening: set[asyncio.Task[None]] = set()
 

@@ -69,7 +69,9 @@ class ToHttpOptions(SourceOptions):
         super().__post_init__()
         if not self.topics or not self.channel:
             raise OptionError("--topic and --channel are needed: name the messages to send")
-        if bool(self.post_urls) == bool(self.get_urls):
+        if self.post_urls and self.get_urls:
+            raise OptionError("--post and --get exclude each other: give one")
+        if not self.urls:
             raise OptionError("name the URL to send to, either with --post or with --get")
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
