@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from tests.unit.client.scripted_broker import ScriptedBroker
 
-from martlet.client import Consumer, NotSupported, Outgoing, Producer, Properties, sync
+from martlet.client import (
+    Consumer,
+    NotSupported,
+    Outgoing,
+    Producer,
+    Properties,
+    PublishRefused,
+    sync,
+)
 from martlet.testing import Broker
 
 OPTIONS: dict[str, Any] = {"tag": "red", "keys": "a-1", "headers": {"h": "v"}, "order_key": "k"}
@@ -176,8 +184,19 @@ async def test_options_that_make_no_sense_are_refused_at_once(
         for way in WAYS.values():
             with pytest.raises(ValueError, match=why):
                 await way(producer, b"1", options)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-            await producer.publish("t", b"1", colour="red")  # type: ignore[call-arg]
+        unknown: dict[str, Any] = {"colour": "red"}
+        for way in WAYS.values():
+            with pytest.raises(
+                TypeError, match=r"\w\(\) has no keyword argument 'colour'; its opt"
+            ):
+                await way(producer, b"1", unknown)
+
+    def send_blocking() -> None:
+        with sync.Producer(broker.tcp_address) as blocking:
+            blocking.send("t", b"1", **unknown)
+
+    with pytest.raises(TypeError, match=r"^send\(\) has no keyword argument 'colour'; its opt"):
+        await asyncio.to_thread(send_blocking)
     assert "t" not in broker.server.broker.topics
 
 
@@ -185,3 +204,15 @@ async def test_a_message_in_a_transaction_has_no_timeout_of_its_own(broker: Brok
     async with Producer(broker.tcp_address) as producer, producer.transaction() as transaction:
         with pytest.raises(ValueError, match="in a transaction"):
             await transaction.publish("t", b"1", timeout_s=1.0)  # type: ignore[call-arg]
+
+
+async def test_a_delay_above_the_broker_s_limit_names_the_limit_and_the_way_out() -> None:
+    async with Broker() as broker, Producer(broker.tcp_address) as producer:
+        with pytest.raises(PublishRefused) as caught:
+            await producer.publish("t", b"1", defer_ms=86_400_000)
+        assert str(caught.value) == (
+            "E_INVALID defer_ms=86400000 is above the broker's --max-req-timeout (3600000 ms); use"
+            " deliver_at, which needs a Martlet broker:"
+            " DPUB timeout 86400000 out of range 0-3600000"
+        )
+        await producer.publish("t", b"1", deliver_at=time.time() + 86_400)

@@ -201,7 +201,8 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         Args:
             queue: its number, or broker and number.
             to: an offset, ``"first"``, ``"last"`` (after all stored messages), or a time.  An
-                offset above the end means the end; that is logged.
+                offset above the end raises no error: the queue continues at its end, and a warning
+                is logged.
 
         Raises:
             ValueError: the queue is not assigned to this consumer, or that is no position.
@@ -217,7 +218,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             offset = to if to <= held.end_offset else min(to, (await session.ends(number))[1])
             if offset < to:
                 logger.warning(
-                    "%s of %s: offset %d is above the end; on at %d",
+                    "%s of %s: offset %d is above the end; continues at offset %d",
                     *(held.place, held.topic, to, offset),
                 )
         else:
@@ -252,7 +253,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
         return [held for session in self._brokers.sessions for held in session.held.values()]
 
     def _find(self, queue: Wanted) -> tuple[PullSession, AssignedQueue]:
-        place = find_place(queue, self.assignment)
+        place = find_place(queue, self.assignment, self._topic)
         for session in self._brokers.sessions:
             if str(session.address) == place.broker:
                 return session, session.held[place.queue]

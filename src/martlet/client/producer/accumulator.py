@@ -373,7 +373,7 @@ class Accumulator:
                 self._settle(batch)
             return
         broker.refused_count += batch.message_count
-        final = PublishRefused(error.code, error.text)
+        final = PublishRefused(error.code, _way_out_of(error, pendings[0]))
         if error.code in MAY_DO_ELSEWHERE:
             broker.refusals += 1
             broker.is_on_trial = True
@@ -551,6 +551,18 @@ def not_supported(*names: str) -> NotSupported:
     return NotSupported(
         f"{', '.join(names)}: no Martlet broker, and only those take messages with properties or"
         " report where they are stored: publish() without them works"
+    )
+
+
+def _way_out_of(error: Refused, pending: PendingPublish) -> str:
+    """Return the text of a refusal; if the delay is too long, with the limit and the way out."""
+    if not error.text.startswith("DPUB timeout "):
+        return error.text
+    assert pending.extras is not None
+    return (
+        f"defer_ms={pending.extras.defer_ms} is above the broker's --max-req-timeout"
+        f" ({error.text.rpartition('-')[2]} ms); use deliver_at, which needs a Martlet broker:"
+        f" {error.text}"
     )
 
 

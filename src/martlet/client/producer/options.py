@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from numbers import Real
 from typing import TypedDict
@@ -138,3 +138,18 @@ class SendOptions:
             self.headers if self.headers is not None else properties.headers,
             self.text_key or properties.order_key,
         ).pack()
+
+
+def options_of(method: str, options: MessageKeywords) -> SendOptions:
+    """Return the options that a method was called with. Raises TypeError for an unknown one."""
+    try:
+        return SendOptions(**options)
+    except TypeError:
+        known = [field.name for field in fields(SendOptions)]
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"{method}() has no keyword argument {name!r}; its options are"
+                    f" {', '.join(known)}"
+                ) from None
+        raise

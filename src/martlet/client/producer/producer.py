@@ -36,7 +36,7 @@ from martlet.client.producer.message import (
     prepare,
     size_of,
 )
-from martlet.client.producer.options import SendKeywords, SendOptions
+from martlet.client.producer.options import SendKeywords, SendOptions, options_of
 from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import ProducerOptions, PublishSettings
@@ -243,7 +243,7 @@ class Producer(ProducerTransactions):
             PublishUnclear: a piece was answered neither with OK nor with an error; likewise.
         """
         hooks = self._hooks
-        given = SendOptions(**options)
+        given = options_of("publish_many", options)
         if hooks is None:
             return len(await self._many(topic, messages, given, self._publishing))
         call = hooks.begin(Publishing(topic, 0, 0))
@@ -300,7 +300,7 @@ class Producer(ProducerTransactions):
         Raises:
             As ``publish_many``; some of them may be stored then.
         """
-        return await self._many(topic, messages, SendOptions(**options), self._sending)
+        return await self._many(topic, messages, options_of("send_many", options), self._sending)
 
     def send_oneway(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> None:
         """Send a message once, without an answer: it may be lost.
@@ -313,13 +313,14 @@ class Producer(ProducerTransactions):
             as ``send``.
         """
         self._pool.send_oneway(
-            self._pending(topic, (message,), SendOptions(**options), self._sending)
+            self._pending(topic, (message,), options_of("send_oneway", options), self._sending)
         )
 
     def _send(
         self, topic: str, message: Sendable, options: SendKeywords
     ) -> asyncio.Future[SendResult]:
-        return self._add(self._pending(topic, (message,), SendOptions(**options), self._sending))
+        given = options_of("send", options)
+        return self._add(self._pending(topic, (message,), given, self._sending))
 
     def _publish(
         self, topic: str, message: Sendable, options: SendKeywords
@@ -328,7 +329,7 @@ class Producer(ProducerTransactions):
             self._refuse(topic, message)
         key = options.get("order_key")
         if type(message) is not bytes or len(options) > (key is not None):
-            given = SendOptions(**options)
+            given = options_of("publish", options)
             return self._add(self._pending(topic, (message,), given, self._publishing))
         check_name(topic, "topic")
         if not 0 < len(message) <= self._max_bytes:

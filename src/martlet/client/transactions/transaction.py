@@ -33,7 +33,7 @@ from martlet.client.errors import (
 )
 from martlet.client.names import check_name
 from martlet.client.producer.message import Sendable, check_message
-from martlet.client.producer.options import MessageKeywords, SendOptions
+from martlet.client.producer.options import MessageKeywords, SendOptions, options_of
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
 
@@ -385,7 +385,7 @@ class Transaction:
 
 
 def _checked(options: MessageKeywords) -> SendOptions:
-    given = SendOptions(**options)
+    given = options_of("publish", options)
     if given.timeout_s is not None or not given.wait_store_ok:
         raise ValueError("in a transaction a message has no timeout_s or wait_store_ok of its own")
     return given

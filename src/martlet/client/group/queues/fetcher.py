@@ -122,12 +122,13 @@ class Fetcher:
         held = self._held
         if asked < next_offset:
             logger.warning(
-                "%s of %s: offsets %d to %d are not stored any more, or never were; on at %d",
+                "%s of %s: offsets %d to %d are not stored any more, or never were; continues at"
+                " offset %d",
                 *(held.place, held.topic, asked, next_offset - 1, next_offset),
             )
         else:
             logger.warning(
-                "%s of %s: offset %d is above the end; on at %d",
+                "%s of %s: offset %d is above the end; continues at offset %d",
                 *(held.place, held.topic, asked, next_offset),
             )
         held.committed = min(held.committed, next_offset)

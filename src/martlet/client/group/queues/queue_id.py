@@ -21,7 +21,9 @@ class QueueId(NamedTuple):
         return f"queue {self.queue} at {self.broker}"
 
 
-def find_place(wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId]) -> QueueId:
+def find_place(
+    wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId], topic: str
+) -> QueueId:
     """Find a queue; its number alone is enough if only one broker has it.
 
     Raises:
@@ -35,5 +37,9 @@ def find_place(wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId])
     else:
         found = [place for place in held if place == tuple(wanted)]
     if not found:
-        raise ValueError(f"{wanted!r} is not held here: see consumer.assignment")
+        name = f"queue {wanted}" if isinstance(wanted, int) else str(QueueId(*wanted))
+        raise ValueError(
+            f"{name} of topic {topic} is not assigned to this consumer; consumer.assignment lists"
+            " the queues that are"
+        )
     return found[0]
