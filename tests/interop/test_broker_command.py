@@ -128,6 +128,15 @@ def test_the_error_of_a_port_in_use_names_the_flag(
     assert "--http-address" in command.lines[-1]
 
 
+@pytest.mark.parametrize("address", ["foo", "foo:x", ":4160", "foo:0"])
+def test_the_address_of_a_lookup_daemon_needs_host_and_port(
+    start: Callable[..., Command], tmp_path: Path, address: str
+) -> None:
+    command = start(*LOOPBACK, f"-data-path={tmp_path}", f"-lookupd-tcp-address={address}")
+    assert command.end() == 2
+    assert f"FATAL: --lookupd-tcp-address={address} is not host:port, such" in command.lines[-1]
+
+
 def test_flags_without_effect_and_unknown_keys_are_warned_of(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:

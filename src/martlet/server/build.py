@@ -24,7 +24,7 @@ from martlet.server.disk_space import DiskSpace
 from martlet.server.due_timer import DueTimer
 from martlet.server.group_commit import GroupCommit
 from martlet.server.listeners import Listeners
-from martlet.server.lookup_peer import LookupPeers
+from martlet.server.lookup_peer import LookupPeers, host_and_port
 from martlet.server.nsq.acks import AckCommands
 from martlet.server.nsq.authorizer import AuthServers
 from martlet.server.nsq.calls import CallCommand
@@ -65,7 +65,10 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
 
     Raises:
         OSError: an address, the folder or a certificate cannot be used; the text says why.
+        OptionError: the address of a lookup daemon has no port.
     """
+    for address in options.lookupd_tcp_addresses:
+        host_and_port(address)  # Not checked with the options: at run time nsqd's API takes any.
     log = log or logging.getLogger("martlet")
     for warning in options.topology_warnings():
         log.warning("%s", warning)

@@ -24,6 +24,7 @@ from martlet.broker.policy import ChannelPolicy
 from martlet.durations import SECOND_NS
 from martlet.http_answer import read_json
 from martlet.names import is_ephemeral, is_valid_name
+from martlet.options.flag import OptionError
 from martlet.outage import Outage
 from martlet.protocol import lookup as v1
 from martlet.protocol.nsq.frames import http_answered
@@ -45,6 +46,16 @@ _ANSWER_S = 5.0
 """How long a daemon may take to answer a command."""
 _COMMANDS_AT_ONCE = 256
 _MAX_ANSWER_BYTES = 1 << 20
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split the address of a lookup daemon. Raises OptionError."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise OptionError(
+            f"--lookupd-tcp-address={address} is not host:port, such as 127.0.0.1:4160"
+        )
+    return host.strip("[]"), int(port)
 
 
 class LookupPeer:
@@ -105,10 +116,7 @@ class LookupPeer:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self._outage.is_on:
             log.info("LOOKUP connecting to %s", self.address)
-        host, colon, port = self.address.rpartition(":")
-        if not colon or not port.isdecimal():
-            raise ValueError(f"{self.address!r} is not host:port; see --lookupd-tcp-address")
-        return await asyncio.open_connection(host.strip("[]"), int(port))
+        return await asyncio.open_connection(*host_and_port(self.address))
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(v1.MAGIC)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from martlet.cli import start
 from martlet.cli.servers import service
-from martlet.options import BrokerOptions
+from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
 
 log = logging.getLogger(start.ROOT)
@@ -64,9 +64,9 @@ async def _serve(options: BrokerOptions) -> int:
     try:
         server = build_server(options)
         await server.start()
-    except OSError as error:
+    except (OSError, OptionError) as error:
         log.critical("%s", error)
-        return 1
+        return start.WRONG if isinstance(error, OptionError) else 1
     # Objects of the start live as long as the process: exclude them from collections.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
