@@ -279,8 +279,8 @@ class Decoder:
     def _send(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
     ) -> tuple[Command, int] | None:
-        max_bytes = self.limits.max_body_size
-        limit = max(max_bytes, self.limits.max_msg_size + _SINGLE_SEND_BYTES)
+        max_size = self.limits.max_body_size
+        limit = max(max_size, self.limits.max_msg_size + _SINGLE_SEND_BYTES)
         body = self._body("SEND", "", limit, buffer, at, body_at, end)
         if body is None:
             self._ask("SEND", topic, body_at, end)
@@ -290,16 +290,16 @@ class Decoder:
         options, start = self._piece("SEND", "options", buffer, start, stop)
         block, start = self._piece("SEND", "properties", buffer, start, stop)
         count = self._message_count(buffer, start, stop, "SEND")
-        if count > 1 and size > max_bytes:
+        if count > 1 and size > max_size:
             raise ProtocolError(
                 "E_BAD_BODY",
-                f"SEND of {count} messages too big {size} > {max_bytes} (--max-body-size)",
+                f"SEND of {count} messages too big {size} > {max_size} (--max-body-size)",
             )
         bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
         if bodies is None:
             bodies = split_bodies(buffer, start + 4, stop, count)
-        shortest, longest = extent(bodies) if bodies is not None else (0, 0)
-        if bodies is None or not shortest or longest > self.limits.max_msg_size:
+        min_bytes, max_bytes = extent(bodies) if bodies is not None else (0, 0)
+        if bodies is None or not min_bytes or max_bytes > self.limits.max_msg_size:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
         fields = _object("SEND", options)
         properties: Sequence[tuple[int, bytes]] | None = None
