@@ -174,6 +174,7 @@ async def test_an_nsqd_gets_only_options_that_its_commands_carry() -> None:
     [
         ({"defer_ms": 1, "deliver_at": 2.0}, "both say when to deliver: give one"),
         ({"defer_ms": -1}, "defer_ms=-1"),
+        ({"queue": 1, "order_key": "a"}, "both choose a queue: give one"),
         ({"timeout_s": -1.0}, "timeout_s=-1.0 must be above 0"),
     ],
 )

@@ -46,7 +46,7 @@ class SendOptions:
         headers: the application's own.
         order_key: the topic's messages with this key stay in order: they go to one broker, and by
             ``send`` to one queue.
-        queue: the number of the queue, overriding that of the order key.
+        queue: the number of the queue; not beside ``order_key``.
         defer_ms: the delay of the delivery in milliseconds.
         deliver_at: the delivery time: with a time zone, or seconds since 1970.
         wait_store_ok: False for an answer once the broker has written the message, even if its
@@ -67,6 +67,8 @@ class SendOptions:
     def __post_init__(self) -> None:
         if self.queue is not None:  # JSON cannot encode numpy's integers
             self.queue = operator.index(self.queue)
+            if self.order_key:
+                raise ValueError("queue and order_key both choose a queue: give one")
         if self.defer_ms is not None:
             self.defer_ms = int(self.defer_ms)
             if self.defer_ms < 0:
