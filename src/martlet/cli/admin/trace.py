@@ -188,12 +188,15 @@ def _channel(
         yield f"group {name}: {state}"
     else:
         due_ns = standing["due_ns"]
+        state = _STATES.get(standing["state"], standing["state"])
         due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
+        if due_ns and due_ns <= time.time_ns():
+            state, due = f"due since {_time(due_ns, stored_ns)}; waits for a consumer", ""
         attempts = standing["attempts"]
         if standing["state"] == "done" and answer["traced"] and not happened:
             due = ": it was created later, or emptied, or passed it before it was traced"
         tried = f", {attempts} attempts" if attempts > 1 else ""
-        yield f"channel {name}: {_STATES.get(standing['state'], standing['state'])}{due}{tried}"
+        yield f"channel {name}: {state}{due}{tried}"
     for time_ns, what in happened:
         yield f"  {_time(time_ns, stored_ns)}  {'+' + _span(time_ns - stored_ns):>9}  {what}"
 
