@@ -12,6 +12,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -58,6 +59,7 @@ from martlet.properties.model import Properties
 
 _MAX_SHOWN = 120
 """The maximum number of characters of a body or of JSON shown without ``--json``."""
+_OF_TOPIC = re.compile(r"^topic (\d+) ")
 Fields = dict[str, Any]
 
 
@@ -166,6 +168,9 @@ def _verify(folder: Folder, given: argparse.Namespace) -> int:
 
     found = verify(folder, progress, needed_by)
     names = _all_names(folder)
+    found.damage = [
+        _OF_TOPIC.sub(lambda of: f"topic {names[int(of[1])]} ", x) for x in found.damage
+    ]
     if given.json:
         print(json.dumps(_as_fields(found, names), indent=1))
     else:
@@ -224,7 +229,8 @@ def _report(found: Verification, names: TopicNames) -> Iterator[str]:
         yield f"  DAMAGE: {damage}"
     if found.damage_count > len(found.damage):
         yield f"  and {found.damage_count - len(found.damage)} more"
-    yield f"DAMAGED in {counted(found.damage_count, 'place')}" if found.damage_count else "OK"
+    errors = counted(found.damage_count, "error")
+    yield f"DAMAGED: {errors}; one damaged record can cause several" if found.damage_count else "OK"
 
 
 def _size(count: float) -> str:

@@ -257,10 +257,7 @@ def _offsets_go_on(
     elif header.first_offset > wanted and not _is_gap(
         segments, before.next_position, header.position
     ):
-        found.add_damage(
-            f"{name}: offsets {wanted} up to {header.first_offset} are missing before position"
-            f" {header.position}"
-        )
+        found.add_damage(f"{name}: offsets {wanted} up to {header.first_offset} are missing")
 
 
 def _is_gap(segments: list[Segment], start: int, end: int) -> bool:

@@ -56,7 +56,7 @@ def test_nothing_is_wrong_where_all_adds_up() -> None:
         ({"kills": 0}, "the broker was not killed"),
         ({"left": 3}, "still on the consumers' channel: 3 messages"),
         ({"handled": OTHER}, "what the consumers add up to differs for UA"),
-        ({"log": (False, "DAMAGED in 2 places")}, "martlet log verify: DAMAGED in 2 places"),
+        ({"log": (False, "DAMAGED: 2 errors")}, "martlet log verify: DAMAGED: 2 errors"),
         ({"stored": 6}, "5 rows are archived, and 6 messages were stored"),
         ({"found": replace(FOUND, offsets=4)}, "archived twice: 1 message"),
         ({"found": replace(FOUND, corrupt=1)}, "1 archived messages are not what was published"),
