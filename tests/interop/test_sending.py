@@ -188,7 +188,11 @@ async def test_the_queue_is_the_one_that_is_named_or_that_of_the_order_key(tmp_p
 @pytest.mark.parametrize(
     ("options", "status", "text"),
     [
-        ({"queue": 1}, "NO_QUEUE", "topic 't' has no queue 1: they are 0 to 0"),
+        (
+            {"queue": 1},
+            "NO_QUEUE",
+            "topic 't' has no queue 1: it has 1 queue, number 0; add queues with:",
+        ),
         ({"queue": 0, "order_key": "k"}, "BAD_ARGUMENT", "give one"),
         ({"producer": PRODUCER}, "MISSING_ARGUMENT", "'sequence' is missing"),
         ({"sequence": 1}, "MISSING_ARGUMENT", "'producer' is missing"),

@@ -181,8 +181,11 @@ class Topic(SingleQueueTopic):
     def part(self, number: int) -> Topic:
         """Return the topic at the queue of that number. Raises NotFound."""
         if not 0 <= number < len(self.parts):
+            last = len(self.parts) - 1
+            there = f"{last + 1} queues, 0 to {last}" if last else "1 queue, number 0"
             raise NotFound(
-                f"topic {self.name!r} has no queue {number}: they are 0 to {len(self.parts) - 1}"
+                f"topic {self.name!r} has no queue {number}: it has {there}; add queues with:"
+                f" martlet topic create {self.name} --queues={number + 1}"
             )
         return self.parts[number]
 
