@@ -141,7 +141,12 @@ WRONG = [
     ("replay", "topic=none&channel=c&offset=0", 404, "TOPIC_NOT_FOUND"),
     ("replay", "topic=t&channel=c&offset=-1", 400, "INVALID_ARG_OFFSET"),
     ("replay", "topic=t&channel=c&beginning=yes", 400, "INVALID_ARG_BEGINNING"),
-    ("replay", "topic=t&channel=c&offset=1", 409, "channel 'c' of topic 't' has come to offset 0"),
+    (
+        "replay",
+        "topic=t&channel=c&offset=1",
+        409,
+        "channel 'c' of topic 't' is at offset 0 and cannot",
+    ),
     ("replay", "topic=t&channel=c&offset=0&new=true", 409, "there is a channel 'c'"),
     ("replay", "topic=t&channel=c&offset=0&new=1", 400, "INVALID_ARG_NEW"),
 ]

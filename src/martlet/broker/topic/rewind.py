@@ -81,8 +81,9 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
         _check_is_stored(part, offset)
         if offset > channel.cursor.next:
             raise OutOfReach(
-                f"channel {name!r} of {_describe(part)} has come to offset"
-                f" {channel.cursor.next} and cannot be set back to {offset}",
+                f"channel {name!r} of {_describe(part)} is at offset {channel.cursor.next} and"
+                f" cannot be set back to {offset}; the offset must be {channel.cursor.next} or"
+                " lower",
                 queue=part.number,
             )
     channel = topic.find_channel(name)
@@ -114,7 +115,10 @@ def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel
         WritesRefused: it could not be journaled.
     """
     if name in topic.channels:
-        raise OutOfReach(f"there is a channel {name!r} of topic {topic.name!r} already")
+        raise OutOfReach(
+            f"there is a channel {name!r} of topic {topic.name!r} already; omit new=true to set it"
+            " back"
+        )
     for number, offset in offsets.items():
         part = topic.part(number)
         _check_is_stored(part, offset)

@@ -26,7 +26,7 @@ class ReplayOptions(ChannelOptions):
     )
     queue: int = option(
         -1,
-        "only this queue of the topic; an offset is one of a queue (default: all of them)",
+        "only this queue of the topic, each of which has its own offsets (default: all of them)",
         limits=(-1, 1023),
     )
     to_time: str = option(
@@ -52,6 +52,14 @@ class ReplayOptions(ChannelOptions):
             parse_time("to-time", self.to_time, 0)
 
 
+_FLAGS = {
+    "add queue, or use timestamp_ns or beginning": "add --queue=N, or use --to-time or --beginning",
+    "the offset must be": "--to-offset must be",
+    "omit new=true": "omit --new-channel",
+}
+"""The broker names the arguments of its HTTP API."""
+
+
 async def rewind(options: ReplayOptions) -> list[tuple[str, Fields | NoHttpAnswer]]:
     """Rewind the channel on each broker; return each one's answer. Raises NoHttpAnswer."""
     arguments = {
@@ -69,7 +77,13 @@ async def rewind(options: ReplayOptions) -> list[tuple[str, Fields | NoHttpAnswe
         arguments["beginning"] = "true"
 
     async def ask(url: str) -> Fields:
-        answer: Fields = await client.post(url, "/channel/replay", arguments)
+        try:
+            answer: Fields = await client.post(url, "/channel/replay", arguments)
+        except NoHttpAnswer as error:
+            why = error.why.removeprefix("MISSING_ARG_QUEUE: ")
+            for argument, flag in _FLAGS.items():
+                why = why.replace(argument, flag)
+            raise NoHttpAnswer(url, why, error.status) from None
         return answer
 
     async with BrokerHttpClient(options) as client:

@@ -143,8 +143,8 @@ class ChannelApi:
             if not one:
                 raise HttpError(
                     400,
-                    f"MISSING_ARG_QUEUE: topic {topic.name} has {len(parts)} queues, and an offset"
-                    " is one of a queue",
+                    f"MISSING_ARG_QUEUE: topic {topic.name} has {len(parts)} queues, each with"
+                    " its own offsets: add queue, or use timestamp_ns or beginning",
                 )
             return {parts[0].number: request.number("offset")}
         if given == ["timestamp_ns"]:

@@ -203,7 +203,9 @@ def test_a_channel_with_voids_of_its_own_passes_over_them_again() -> None:
 def test_the_error_of_a_replay_says_how_far_it_may_go() -> None:
     core = published()
     client = core.client("t").ready(5).ready(0)
-    with pytest.raises(OutOfReach, match="has come to offset 5 and cannot be set back to 6"):
+    with pytest.raises(
+        OutOfReach, match="is at offset 5 and cannot be set back to 6; the offset must be 5"
+    ):
         set_back(core, 6)
     with pytest.raises(NotFound):
         set_back(core, 0, "none")
