@@ -121,5 +121,5 @@ async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) ->
         with pytest.raises(SubscribeRefused, match="an operator has set that"):
             async with Consumer("t", "c", broker.tcp_address, order="key"):
                 pass
-        with pytest.raises(CallRefused, match="there is no policy 'from_consumers'"):
+        with pytest.raises(CallRefused, match="there is no setting 'from_consumers'"):
             await configure(broker, from_consumers="order")

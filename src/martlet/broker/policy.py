@@ -88,7 +88,9 @@ class Policy:
         values: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
-                raise BadPolicy(f"there is no policy {name!r}; there are {', '.join(known)}")
+                raise BadPolicy(
+                    f"there is no setting {name!r}; the settings are {', '.join(known)}"
+                )
             each = known[name]
             values[name] = each.default if value is None else _checked(name, value, each.metadata)
         return replace(self, **values)

@@ -103,7 +103,7 @@ def read(policy: Policy, words: Sequence[str]) -> dict[str, object]:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
         if name not in known:
-            raise BadPolicy(f"there is no policy {name!r}; there are {', '.join(known)}")
+            raise BadPolicy(f"there is no setting {name!r}; the settings are {', '.join(known)}")
         changes[name] = None if text == "default" else _value(name, text, known[name])
     return changes
 
