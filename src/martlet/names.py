@@ -6,6 +6,10 @@ import re
 
 MAX_NAME_LENGTH = 64
 EPHEMERAL = "#ephemeral"
+NAME_RULE = (
+    f"1 to {MAX_NAME_LENGTH} of the characters . a-z A-Z 0-9 _ -, and {EPHEMERAL} at the end for"
+    " one that is not kept"
+)
 _VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from martlet.client.errors import InvalidName
-from martlet.names import MAX_NAME_LENGTH, is_valid_name
+from martlet.names import NAME_RULE, is_valid_name
 from martlet.properties.model import BadProperties, Properties
 
 
@@ -18,10 +18,7 @@ def check_name(name: str, kind: str) -> str:
         InvalidName: it is invalid.
     """
     if not is_valid_name(name):
-        raise InvalidName(
-            f"{name!r} is no name of a {kind}: 1 to {MAX_NAME_LENGTH} of the characters"
-            " . a-z A-Z 0-9 _ -, and #ephemeral at the end for one that is not kept"
-        )
+        raise InvalidName(f"{name!r} is no name of a {kind}: {NAME_RULE}")
     return name
 
 
