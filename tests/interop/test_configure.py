@@ -51,17 +51,17 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
     assert "topic t: retention_bytes=10737418240, trace=on" in output
     assert "retry_delays_ms=1000,60000,1000" in said(*channel, where)
 
-    assert "there is no policy 'retension'" in said(*topic, "retension=1", where, code=2)
+    assert "there is no setting 'retension'" in said(*topic, "retension=1", where, code=2)
     assert "trace must be one of default, on, off" in said(*topic, "trace=yes", where, code=2)
     assert "has the unknown unit 'd'" in said(*topic, "retention_ms=3d", where, code=2)
-    assert "which topic is it?" in said("topic", "configure", where, code=2)
+    assert "the topic is missing" in said("topic", "configure", where, code=2)
     assert "there is no topic 'x'" in said("topic", "configure", "x", where, code=1)
     way_out = f"to create it: martlet channel create t x {where}\n"
     assert way_out in said("channel", "configure", "t", "x", where, code=1)
     way_out = f"to create it: martlet topic create y {where}\n"
     assert way_out in said("channel", "configure", "y", "x", where, code=1)
     assert "write NAME=VALUE, such as lock_ms=default" in said(*channel, "lock_ms", where, code=2)
-    assert "martlet channel configure TOPIC CHANNEL" in said("channel", code=2)
+    assert "martlet channel configure TOPIC CHANNEL" in said("channel", "--help")
 
 
 def test_words_are_read_as_the_policy_has_them() -> None:

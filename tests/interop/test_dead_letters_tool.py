@@ -110,10 +110,10 @@ def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "error_text"),
     [
-        (["lst"], 2, "one of list, show, redrive, purge: 'lst' is none of them"),
-        ([], 2, "one of list, show, redrive, purge: none is given"),
-        (["show"], 2, "Name --topic and --channel, or --dead-letter-topic"),
-        (["purge", "t", "c"], 2, "Say --all, or any of --id"),
+        (["lst"], 2, "there is no action 'lst'; did you mean 'list'?"),
+        ([], 2, "name an action: list, show, redrive or purge"),
+        (["show"], 2, "add --topic and --channel, or --dead-letter-topic"),
+        (["purge", "t", "c"], 2, "add --all, or any of --id"),
         (["show", "t", "c", "--since=soon"], 2, "--since=soon is no time"),
         (["show", "t", "bad name"], 2, "--channel=bad name is not valid"),
         (["show", "t", "c"], 1, "channel 'c' of topic 't' has no dead letters"),

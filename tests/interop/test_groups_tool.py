@@ -72,9 +72,9 @@ def test_a_reader_that_keeps_its_own_place_is_shown(broker: BrokerProcess, tool:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "what to do is one of list, describe, reset: none is given"),
-        (["explode"], "'explode' is none of them"),
-        (["describe", "orders"], "which group? Name --group"),
+        ([], "name an action: list, describe or reset"),
+        (["explode"], "there is no action 'explode'; name list, describe or reset"),
+        (["describe", "orders"], "the group is missing: add its name"),
         (["describe", "orders", "a b"], "a b"),
         (["reset", "orders", "g"], "say where to, with one of --to-first"),
         (["reset", "orders", "g", "--to-last", "--to-first"], "say where to, with one of"),

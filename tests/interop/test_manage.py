@@ -63,7 +63,7 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
         f"{url}: topic 'orders' has 1 queue" for url in place.urls
     ]
     assert do("channel", "create", "orders", "mail") == [
-        f"{url}: channel 'mail' of topic 'orders' is there" for url in place.urls
+        f"{url}: channel 'mail' of topic 'orders' exists" for url in place.urls
     ]
     for each in place.brokers:
         ask(each.http_address, "/mpub?topic=orders", "POST", b"1\n2\n3")
@@ -284,11 +284,12 @@ def test_lookup_daemons_that_know_no_broker_say_so(tool: Tool) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("topic", "usage: martlet topic list"),
-        ("channel explode", "usage: martlet channel list"),
-        ("topic pause --nsqd-http-address=A", "which topic is it?"),
+        ("topic", "martlet topic: name an action: list, create"),
+        ("channel explode", "there is no action 'explode'; name list, create"),
+        ("topic lst", "there is no action 'lst'; did you mean 'list'?"),
+        ("topic pause --nsqd-http-address=A", "the topic is missing: add its name"),
         ("topic pause a/b --nsqd-http-address=A", "--topic=a/b is not valid"),
-        ("channel pause t --nsqd-http-address=A", "which channel is it?"),
+        ("channel pause t --nsqd-http-address=A", "the channel is missing"),
         ("channel delete t c", "say which brokers to ask"),
         ("nodes", "say which brokers to ask"),
         ("health extra --nsqd-http-address=A", "'extra' belongs to no flag"),

@@ -158,6 +158,11 @@ def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: To
     ask(broker.http_address, "/channel/empty?topic=spread&channel=c", "POST")
     said = tool("replay", "spread", "c", where, "--to-offset=1")
     assert (said.code, "topic spread has 3 queues" in said.err) == (1, True)
+    assert "each with its own offsets: add --queue=N, or use --to-time or --beginning\n" in said.err
+    said = tool("replay", "spread", "c", where, "--to-offset=99", "--queue=2")
+    assert "; --to-offset must be " in said.err
+    said = tool("replay", "spread", "c", where, "--beginning", "--new-channel")
+    assert "already; omit --new-channel to set it back\n" in said.err
     said = tool("replay", "spread", "c", where, "--to-offset=1", "--queue=2")
     assert "is set back to offset 1 of queue 2; 1 message from there on" in said.out
     said = tool("replay", "spread", "c", where, "--beginning")
@@ -224,7 +229,7 @@ def test_a_tool_whose_output_is_not_read_can_be_stopped(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        ("peek t --nsqd-http-address=A", 2, "--topic and --channel are needed"),
+        ("peek t --nsqd-http-address=A", 2, "the channel is missing"),
         ("peek t c", 2, "say which brokers to ask"),
         ("peek t c --nsqd-http-address=A --state=lost", 2, "--state=lost is none of in_flight"),
         ("peek t none --nsqd-http-address=A", 1, "there is no channel 'none' of topic 't'"),
@@ -233,16 +238,16 @@ def test_a_tool_whose_output_is_not_read_can_be_stopped(
         ("peek t c --lookupd-http-address=A", 1, "it has no /lookup"),
         ("topic create t --nsqd-http-address=A --queues=0", 2, "--queues is 0"),
         ("topic create t --nsqd-http-address=A --queues=1025", 2, "--queues is 1025"),
-        ("topic create --nsqd-http-address=A", 2, "which topic is it"),
-        ("topic explode t", 2, "martlet topic create TOPIC"),
+        ("topic create --nsqd-http-address=A", 2, "the topic is missing: add its name"),
+        ("topic explode t", 2, "there is no action 'explode'"),
         ("replay t c --nsqd-http-address=A", 2, "give one of --to-offset"),
         ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "give one of --to-"),
         ("replay t c --nsqd-http-address=A --to-time=soon", 2, "--to-time=soon is no time"),
         ("replay t c --nsqd-http-address=A --to-offset=99", 1, "cannot be set back to 99"),
         ("replay t c --lookupd-http-address=A --to-offset=9", 2, "needs one --nsqd-http-address"),
         ("replay t c --nsqd-http-address=A --beginning --new-channel", 1, "there is a channel 'c'"),
-        ("stat --nsqd-http-address=A --channel=c", 2, "--topic is missing"),
-        ("stat --nsqd-http-address=A", 2, "--topic and --channel are needed for lines"),
+        ("stat --nsqd-http-address=A --channel=c", 2, "the topic of the channel is missing"),
+        ("stat --nsqd-http-address=A", 2, "output without a table prints one channel: add --topic"),
         (
             "stat --nsqd-http-address=A --topic=t --channel=x --count=1",
             1,

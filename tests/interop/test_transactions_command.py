@@ -26,7 +26,7 @@ def test_transactions_are_listed_shown_committed_and_rolled_back(
     broker: BrokerProcess, tool: Tool
 ) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
-    assert "there are no such transactions" in tool("transactions", "list", where).err
+    assert "no transaction is open or set aside" in tool("transactions", "list", where).err
     with Producer(broker.tcp_address, group="billing") as producer:
         for id in ("paid-1", "paid-2"):
             transaction = producer.transaction(id, check_after_s=600)
@@ -66,8 +66,8 @@ def test_impossible_commands_are_reported(broker: BrokerProcess, tool: Tool) -> 
     done = tool("transactions", "rollback", "done", where)
     assert (done.code, "is committed, and cannot be rolled back" in done.err) == (1, True)
     for arguments, said in (
-        (("undo",), "what to do is one of list, show, commit, rollback"),
-        (("commit",), "which transaction?"),
+        (("undo",), "there is no action 'undo'; name list, show, commit or rollback"),
+        (("commit",), "the transaction is missing"),
         (("list", "--state=gone"), "--state is 'gone'"),
         (("list", "x"), "'list' takes no --id"),
     ):

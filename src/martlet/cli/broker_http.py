@@ -55,7 +55,7 @@ class TopicOptions(BrokerHttpOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.topic:
-            raise OptionError("which topic is it? Write its name, or --topic=NAME")
+            raise OptionError("the topic is missing: add its name, or --topic=NAME")
         require_name("topic", self.topic)
 
 
@@ -69,7 +69,9 @@ class ChannelOptions(BrokerHttpOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.topic or not self.channel:
-            raise OptionError("--topic and --channel are needed: which channel is it?")
+            raise OptionError(
+                "the channel is missing: add the names of its topic and of the channel"
+            )
         require_name("topic", self.topic)
         require_name("channel", self.channel)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cli import start, tool
+from martlet.options.checks import unknown_word
 
 JOBS = {
     "archive": "archive topics as a growing table of Parquet files",
@@ -62,7 +62,4 @@ def usage() -> str:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, JOBS, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    wrong = f"there is no job {name!r}{hint}" if name else "which job?"
-    return f"martlet pipeline: {wrong} There are {', '.join(JOBS)}; see martlet pipeline --help"
+    return f"martlet pipeline: {unknown_word('job', name, JOBS)}; see martlet pipeline --help"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from difflib import get_close_matches
 
 from martlet.addresses import Address
 from martlet.durations import SECOND_NS, parse_duration
-from martlet.names import is_valid_name
+from martlet.names import NAME_RULE, is_valid_name
 from martlet.options.flag import OptionError
 
 _SECONDS = re.compile(r"\d+(\.\d+)?")
@@ -18,7 +19,7 @@ _ID = re.compile("[0-9a-f]{16}")
 def require_name(flag: str, name: str) -> None:
     """Check the name of a topic or a channel. Raises OptionError."""
     if not is_valid_name(name):
-        raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
+        raise OptionError(f"--{flag}={name} is not valid: {NAME_RULE}")
 
 
 def require_names(flag: str, names: Iterable[str]) -> None:
@@ -46,8 +47,18 @@ def require_ids(ids: Iterable[str]) -> None:
 def require_action(action: str, actions: Collection[str]) -> None:
     """Check that an action is given, and is one of those there are. Raises OptionError."""
     if action not in actions:
-        why = f"{action!r} is none of them" if action else "none is given"
-        raise OptionError(f"what to do is one of {', '.join(actions)}: {why}")
+        raise OptionError(unknown_word("action", action, actions))
+
+
+def unknown_word(kind: str, word: str, known: Collection[str]) -> str:
+    """Return an error about the first word of a command, which is unknown or missing."""
+    *most, last = known
+    listed = f"{', '.join(most)} or {last}"
+    if not word:
+        return f"name {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {listed}"
+    near = get_close_matches(word, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"name {listed}"
+    return f"there is no {kind} {word!r}; {hint}"
 
 
 def parse_time(flag: str, text: str, now_ns: int) -> int:

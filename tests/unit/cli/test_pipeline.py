@@ -20,8 +20,8 @@ def test_help_names_every_job(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ([], "which job?"),
-        (["archiv"], "there is no job 'archiv'; did you mean archive?"),
+        ([], "name a job: archive, report, replay, dead-letters or audit"),
+        (["archiv"], "there is no job 'archiv'; did you mean 'archive'?"),
         (["--once"], "there is no job '--once'"),
     ],
 )

@@ -85,13 +85,13 @@ class DeadLetterOptions(BrokerHttpOptions):
             return
         if not self.dead_letter_topic and not (self.topic and self.channel):
             raise OptionError(
-                "whose dead letters? Name --topic and --channel, or --dead-letter-topic"
+                "the channel is missing: add --topic and --channel, or --dead-letter-topic"
             )
         which = self.ids or self.reason or self.error or self.since or self.until
         if self.action != "show" and not which and not self.all:
             raise OptionError(
-                "which dead letters are meant? Say --all, or any of --id, --reason,"
-                " --error, --since and --until"
+                "the selection is missing: add --all, or any of --id, --reason, --error, --since"
+                " and --until"
             )
 
     def whose(self) -> dict[str, object]:
@@ -102,6 +102,13 @@ class DeadLetterOptions(BrokerHttpOptions):
             "dead_letter_topic": self.dead_letter_topic,
         }
         return {name: value for name, value in fields.items() if value}
+
+    def none_there(self) -> str:
+        """Return the text for no dead letters."""
+        place = f"topic {self.dead_letter_topic}"
+        if self.channel:
+            place = f"channel {self.channel} of topic {self.topic}"
+        return f"{place} has no{' such' if self.which(time.time_ns()) else ''} dead letters"
 
     def which(self, now_ns: int) -> Mapping[str, object]:
         """Return the fields of a call that select some of them."""
@@ -270,7 +277,7 @@ def main(argv: Sequence[str]) -> int:
             is_empty = is_empty and not lines
             await output.print(lines)
         if is_empty and not options.json:
-            log.info("nothing of that is there")
+            log.info("%s", options.none_there())
 
     async def count(output: StandardOutput) -> None:
         topics = await counts(options)

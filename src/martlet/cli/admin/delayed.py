@@ -38,7 +38,7 @@ class DelayedOptions(BrokerHttpOptions):
         super().__post_init__()
         require_action(self.action, ACTIONS)
         if not self.topic:
-            raise OptionError(f"which topic is it? martlet delayed {self.action} TOPIC")
+            raise OptionError(f"the topic is missing: martlet delayed {self.action} TOPIC")
         require_names("topic", [self.topic])
         require_ids(self.ids)
         if self.action == "cancel" and bool(self.ids) == self.all:

@@ -54,7 +54,7 @@ class GroupOptions(BrokerHttpOptions):
             if value:
                 require_names(flag, [value])
             elif self.action != "list":
-                raise OptionError(f"which group? Name --{flag}")
+                raise OptionError(f"the {flag} is missing: add its name, or --{flag}=NAME")
         if self.action == "reset":
             self._check_reset()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from martlet.cli import tool
+from martlet.cli import start, tool
 from martlet.cli.admin.inventory import channel_of, look, topic_of
 from martlet.cli.broker_http import (
     NOT_FOUND,
@@ -23,6 +23,7 @@ from martlet.cli.broker_http import (
     NoHttpAnswer,
     TopicOptions,
 )
+from martlet.options.checks import unknown_word
 from martlet.options.flag import option
 from martlet.plural import counted
 
@@ -65,10 +66,10 @@ class Verb:
     is_registered: bool = False
 
 
-CREATE = Verb("create", "is there", is_registered=True)
+CREATE = Verb("create", "exists", is_registered=True)
 DELETE = Verb("delete", "is deleted", drops=True, is_registered=True)
 PAUSE = Verb("pause", "is paused")
-UNPAUSE = Verb("unpause", "goes on")
+UNPAUSE = Verb("unpause", "is no longer paused")
 EMPTY = Verb("empty", "is emptied", drops=True)
 
 
@@ -203,8 +204,12 @@ def main(what: str, actions: Mapping[str, ManageAction], argv: Sequence[str]) ->
     if action is not None:
         return action.run(argv[1:])
     wants_help = bool(argv) and argv[0].lstrip("-") in ("help", "h")
-    print(usage(what, actions), file=sys.stdout if wants_help else sys.stderr)
-    return 0 if wants_help else 2
+    if wants_help:
+        print(usage(what, actions))
+        return 0
+    wrong = unknown_word("action", argv[0] if argv else "", actions)
+    print(f"martlet {what}: {wrong}; see martlet {what} --help", file=sys.stderr)
+    return start.WRONG
 
 
 def usage(what: str, actions: Mapping[str, ManageAction]) -> str:

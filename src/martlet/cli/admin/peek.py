@@ -172,7 +172,9 @@ def main(argv: Sequence[str]) -> int:
         if messages:
             await output.show([drawn(messages).encode()])
         elif not options.json:
-            log.info("nothing of that is there")
+            of = f"channel {options.channel} of topic {options.topic}"
+            such = " such" if options.states or options.offset else ""
+            log.info("%s has no%s unfinished messages", of, such)
 
     return tool.run_alone(show)
 

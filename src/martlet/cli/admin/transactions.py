@@ -59,7 +59,8 @@ class TransactionToolOptions(BrokerHttpOptions):
             raise OptionError("'list' takes no --id: 'show' is for one transaction")
         if self.action != "list" and not self.ids:
             raise OptionError(
-                f"which transaction? martlet transactions {self.action} ID, as 'list' shows it"
+                f"the transaction is missing: martlet transactions {self.action} ID, as 'list'"
+                " shows it"
             )
 
 
@@ -180,7 +181,8 @@ def main(argv: Sequence[str]) -> int:
         lines = list(map(json_line, found)) if options.json else rows(found, _now_ms())
         await output.print(lines)
         if not (lines or options.json):
-            log.info("there are no such transactions")
+            of = f" of group {options.group}" if options.group else ""
+            log.info("no transaction%s is %s", of, options.state or "open or set aside")
 
     async def show_each(output: StandardOutput) -> None:
         async for answer in act(options):

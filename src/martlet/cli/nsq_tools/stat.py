@@ -47,7 +47,7 @@ class StatOptions(BrokerHttpOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.channel and not self.topic:
-            raise OptionError("--topic is missing: of which topic is that channel?")
+            raise OptionError("the topic of the channel is missing: add --topic")
 
 
 HEAD_EVERY = 25
@@ -228,7 +228,8 @@ def main(argv: Sequence[str]) -> int:
     options = tool.options("stat", DESCRIPTION, StatOptions, argv)
     if options.count or not sys.stdout.isatty() or find_spec("rich") is None:
         if not options.channel:
-            log.critical("--topic and --channel are needed for lines: which channel is it?")
+            what = "--count" if options.count else "output without a table"
+            log.critical("%s prints one channel: add --topic and --channel", what)
             return start.WRONG
         return tool.run_alone(lambda: print_lines(options))
     return tool.run_alone(lambda: show_table(options))

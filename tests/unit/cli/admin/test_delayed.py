@@ -13,9 +13,9 @@ from martlet.options.flag import OptionError
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"action": "list"}, "which topic is it?"),
-        ({"topic": "t"}, "what to do is one of list, cancel: none is given"),
-        ({"action": "forget", "topic": "t"}, "list, cancel: 'forget' is none of them"),
+        ({"action": "list"}, "the topic is missing"),
+        ({"topic": "t"}, "name an action: list or cancel"),
+        ({"action": "forget", "topic": "t"}, "there is no action 'forget'; name list or cancel"),
         ({"action": "cancel", "topic": "t"}, "name the ids to cancel"),
         (
             {"action": "cancel", "topic": "t", "ids": ("0" * 16,), "all": True},
@@ -35,7 +35,7 @@ def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
     [
         ({"reason": "reject"}, "--reason=reject: it is one of max_attempts, timeout"),
         ({"ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
-        ({}, "which dead letters are meant?"),
+        ({}, "the selection is missing: add --all"),
     ],
 )
 def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why: str) -> None:
