@@ -183,6 +183,12 @@ async def test_http_takes_and_returns_properties(broker: Broker) -> None:
             async with http.post("/pub?topic=t", data=b"x", headers=[wrong]) as response:
                 assert response.status == 400
                 assert "INVALID_PROPERTIES" in await response.text()
+        for path in ("/pub", "/mpub"):
+            unknown = {"X-Martlet-Tga": "a"}
+            async with http.post(f"{path}?topic=t", data=b"x", headers=unknown) as response:
+                assert response.status == 400
+                error = await response.text()
+                assert "UNKNOWN_HEADER: 'X-Martlet-Tga'; the known ones are X-Martlet-Tag" in error
         await http.post("/channel/create?topic=t&channel=c")
         async with http.get("/channel/peek?topic=t&channel=c") as response:
             messages = (await response.json())["messages"]

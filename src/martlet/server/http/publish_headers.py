@@ -28,6 +28,8 @@ _TAG, _KEY, _ORDER_KEY, _HEADER = (
     f"X-Martlet-{name}" for name in ("Tag", "Key", "Order-Key", "Header")
 )
 _DELIVER_AT = "X-Martlet-Deliver-At"
+_KNOWN = (_TAG, _KEY, _ORDER_KEY, _HEADER, _DELIVER_AT)
+_KNOWN_LOWER = frozenset(name.lower() for name in _KNOWN)
 _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 
 
@@ -35,8 +37,13 @@ def asked_properties(request: Request) -> Properties:
     """Return the properties that a request gives its message, valid for packing.
 
     Raises:
-        HttpError: 400 INVALID_PROPERTIES and the reason.
+        HttpError: 400 UNKNOWN_HEADER or INVALID_PROPERTIES, and the reason.
     """
+    for name in request.header_names:
+        if name.lower().startswith("x-martlet-") and name.lower() not in _KNOWN_LOWER:
+            raise HttpError(
+                400, f"UNKNOWN_HEADER: {name[:40]!r}; the known ones are {', '.join(_KNOWN)}"
+            )
     tags, order_keys = request.headers(_TAG), request.headers(_ORDER_KEY)
     keys, headers = request.headers(_KEY), request.headers(_HEADER)
     if not (tags or keys or order_keys or headers):

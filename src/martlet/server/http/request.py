@@ -119,6 +119,11 @@ class Request:
             )
         return int(text)
 
+    @property
+    def header_names(self) -> Iterable[str]:
+        """The names of the headers, as the client wrote them."""
+        return self._request.headers.keys()
+
     def headers(self, name: str) -> list[str]:
         """Return the values of a header in order, with bytes that aiohttp escaped read as UTF-8."""
         values = self._request.headers.getall(name, ())
