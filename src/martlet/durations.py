@@ -107,6 +107,15 @@ def parse_size(text: str) -> int:
     return size
 
 
+def readable_size(count: float) -> str:
+    """Format a number of bytes in the largest fitting unit."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def _times(number: re.Match[str], unit: int) -> tuple[int, int]:
     """Multiply a decimal number by a unit. Returns the integer part and whether a fraction
     remains.

@@ -14,6 +14,7 @@ import pytest
 from tests.crash.wire import HttpRefused, Refused, Wire, drain, http, mpub, pub, until
 
 from martlet.cli.main import main
+from martlet.durations import readable_size
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
@@ -113,8 +114,8 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     publisher = Publisher(broker)
     error = await publisher.publish_until_refused()
     assert error.startswith("E_MPUB_FAILED MPUB failed the disk is full: ")
-    assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}" in error
-    assert f"{KEPT_FREE_BYTES} must stay free (--min-free-bytes)" in error
+    assert f"no room for a segment of {readable_size(SEGMENT_BYTES)} in {broker.data_path}" in error
+    assert f"{readable_size(KEPT_FREE_BYTES)} must stay free (--min-free-bytes)" in error
     assert "messages are accepted again when consuming what is stored has freed segments" in error
     assert len(publisher.answered) * BODY_BYTES > (DISK_BYTES - KEPT_FREE_BYTES) * 0.8
     disk = os.statvfs(small_disk)

@@ -28,6 +28,7 @@ from tests.crash.wire import (
 )
 from tests.interop.memory import MIB, anonymous_bytes
 
+from martlet.durations import readable_size
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -70,9 +71,9 @@ async def test_no_more_topics_are_made_than_may_be(tmp_path: Path) -> None:
             error = await refused(broker, command)
             assert error.startswith(f"E_{verb}_FAILED {verb} failed topic 'three' {why}"), error
         for path in ("/pub", "/mpub", "/topic/create"):
-            with pytest.raises(HttpRefused, match="--max-topics is 2") as caught:
+            code = "REFUSED" if path == "/topic/create" else "PUB_FAILED"
+            with pytest.raises(HttpRefused, match=f"503 {code} .*, or raise --max-topics"):
                 await http(broker.http_address, f"{path}?topic=three", b"x")
-            assert str(caught.value).startswith("503 ")
         await answered(broker, pub("one", b"1"), b"SUB two c\n")
         await http(broker.http_address, "/topic/delete?topic=one", b"")
         await answered(broker, pub("three", b"3"))
@@ -133,7 +134,7 @@ async def test_a_data_folder_takes_no_more_than_it_may(tmp_path: Path) -> None:
                     health = str(refused_with).encode()
             assert b"500 NOK - the disk is full" in health
             assert error.startswith("E_PUB_FAILED PUB failed the disk is full: no room")
-            assert f"and may take {limit} (--max-disk-bytes)" in error
+            assert f"and may take {readable_size(limit)} (--max-disk-bytes)" in error
             assert "consuming what is stored has freed segments" in error
             assert count * len(body) > limit * 0.5
             assert used_bytes(tmp_path) <= limit + 100_000

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from tests.crash.wire import Refused, Wire, drain, mpub, until
 
+from martlet.durations import readable_size
 from martlet.testing import Broker
 
 pytestmark = pytest.mark.interop
@@ -55,8 +56,9 @@ async def test_refusing_is_logged_and_counted_and_ends_once_consumers_have_finis
         assert not await publish(broker.tcp_address)
         errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
         (message,) = [error for error in errors if error.startswith("LOG: messages are refused: ")]
-        assert f"no room for a segment of {SEGMENT_BYTES} bytes in {broker.data_path}: " in message
-        limit = f"may take {MAX_DISK_BYTES} (--max-disk-bytes)"
+        size = readable_size(SEGMENT_BYTES)
+        assert f"no room for a segment of {size} in {broker.data_path}: " in message
+        limit = f"may take {readable_size(MAX_DISK_BYTES)} (--max-disk-bytes)"
         assert f"{limit}; messages are accepted again" in message
         assert message.endswith(
             "when consuming what is stored has freed segments, or when the limit is raised"

@@ -147,7 +147,7 @@ def test_files_and_a_custom_delimiter(broker: BrokerProcess, tmp_path: Path) -> 
         *("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}", "--", "/no/such/file")
     )
     assert missing.returncode == 1
-    assert b"No such file" in missing.stderr
+    assert b"cannot read the file" in missing.stderr
 
 
 def test_each_broker_named_gets_every_message(broker: BrokerProcess, tmp_path: Path) -> None:

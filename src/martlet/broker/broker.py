@@ -140,7 +140,8 @@ class BrokerCore:
             if max_count and len(self.topics) >= max_count:
                 raise LimitReached(
                     f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
-                    f" --max-topics is {max_count}; delete one that is not needed"
+                    f" --max-topics is {max_count}; delete one that is not needed, or raise"
+                    " --max-topics"
                 )
             id = self.next_id()
             index = Index(self.log.storage, id, 0)

@@ -39,6 +39,7 @@ from martlet.broker.tracing.counters import (
     unpack_accounts,
 )
 from martlet.broker.tracing.recorder import TraceChunk
+from martlet.durations import readable_size
 from martlet.log import checkpoint_file
 from martlet.log.atomic_batches import entry_of
 from martlet.log.folder import Folder, NoLog
@@ -164,7 +165,7 @@ def _verify(folder: Folder, given: argparse.Namespace) -> int:
     def progress(done: int, total: int) -> None:
         if sys.stderr.isatty() and total:
             end = "\r" if done < total else "\r\033[K"
-            print(f"{100 * done // total:3d} % of {_size(total)}", end=end, file=sys.stderr)
+            print(f"{100 * done // total:3d} % of {readable_size(total)}", end=end, file=sys.stderr)
 
     found = verify(folder, progress, needed_by)
     names = _all_names(folder)
@@ -221,7 +222,7 @@ def _report(found: Verification, names: TopicNames) -> Iterator[str]:
         batches_there = counted(queue.batches, "batch", "batches")
         yield (
             f"  topic {names[topic]}{deleted} queue {number}: offsets {queue.start_offset} up to"
-            f" {queue.end_offset} in {batches_there}, {_size(queue.bytes)}"
+            f" {queue.end_offset} in {batches_there}, {readable_size(queue.bytes)}"
         )
     for note in found.notes:
         yield f"  note: {note}"
@@ -231,14 +232,6 @@ def _report(found: Verification, names: TopicNames) -> Iterator[str]:
         yield f"  and {found.damage_count - len(found.damage)} more"
     errors = counted(found.damage_count, "error")
     yield f"DAMAGED: {errors}; one damaged record can cause several" if found.damage_count else "OK"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 # dump

@@ -25,6 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from martlet.durations import readable_size
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BESIDE_BYTES = 1 << 20
 """While fewer bytes are free, the last spare is reserved for the files beside the log: a checkpoint
@@ -303,16 +305,18 @@ class DiskStorage:
         if free - capacity < self._keep_free_bytes:
             raise StorageFull(
                 errno.ENOSPC,
-                f"no room for a segment of {capacity} bytes in {self.folder}: {free} bytes are"
-                f" free and {self._keep_free_bytes} must stay free (--min-free-bytes)",
+                f"no room for a segment of {readable_size(capacity)} in {self.folder}:"
+                f" {readable_size(free)} are free and {readable_size(self._keep_free_bytes)} must"
+                " stay free (--min-free-bytes)",
             )
         if self._max_bytes:
             used = self._used_bytes()
             if used + capacity > self._max_bytes:
                 raise StorageFull(
                     errno.EDQUOT,
-                    f"no room for a segment of {capacity} bytes in {self.folder}: its files take"
-                    f" {used} bytes and may take {self._max_bytes} (--max-disk-bytes)",
+                    f"no room for a segment of {readable_size(capacity)} in {self.folder}: its"
+                    f" files take {readable_size(used)} and may take"
+                    f" {readable_size(self._max_bytes)} (--max-disk-bytes)",
                 )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -323,8 +327,8 @@ class DiskStorage:
                 raise
             raise StorageFull(
                 error.errno,
-                f"no room for a segment of {capacity} bytes in {self.folder}: {free} bytes are"
-                f" free ({os.strerror(error.errno)})",
+                f"no room for a segment of {readable_size(capacity)} in {self.folder}:"
+                f" {readable_size(free)} are free ({os.strerror(error.errno)})",
             ) from error
         finally:
             os.close(fd)

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from martlet.log.storage import DiskStorage, FolderInUse
+from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
 from martlet.options import BrokerOptions
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.broker_identity import broker_identity
@@ -27,7 +27,6 @@ _WAYS_OUT = {
     errno.EPERM: _NOT_ALLOWED,
     errno.EROFS: f"its disk can only be read: mount it otherwise, or give another {_FLAG}",
     errno.ENOSPC: f"its disk is full: free some space, or give another {_FLAG}",
-    errno.ENOENT: f"it cannot be made: make it, or give another {_FLAG}",
 }
 
 
@@ -96,5 +95,17 @@ def _look_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> N
 
 def refusal(path: Path, error: OSError) -> OSError:
     """Return an error of the folder with the remedy added."""
+    if isinstance(error, StorageFull) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        is_quota = error.errno == errno.EDQUOT
+        limit = "raise --max-disk-bytes" if is_quota else "lower --min-free-bytes"
+        return OSError(
+            f"the data folder {path} cannot be used: {error.strerror}; {limit}, free some space, or"
+            f" give another {_FLAG}"
+        )
+    if error.errno == errno.ENOENT and not path.exists():
+        return OSError(
+            f"the data folder {path} cannot be created ({error.strerror}): create it, or give"
+            f" another {_FLAG}"
+        )
     way_out = _WAYS_OUT.get(error.errno or 0, f"give another {_FLAG} if it is not meant")
     return OSError(f"the data folder {path} cannot be used: {error}; {way_out}")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from martlet.durations import readable_size
 from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
 
 SEGMENT_BYTES = 1 << 16
@@ -117,7 +118,9 @@ def test_reserved_space_stays_free(tmp_path: Path) -> None:
         lambda: storage.create(0, SEGMENT_BYTES),
         lambda: storage.reserve(SEGMENT_BYTES, 1),
     ):
-        with pytest.raises(StorageFull, match=rf"no room for a segment.*{everything} must stay"):
+        with pytest.raises(
+            StorageFull, match=rf"no room for a segment.*{readable_size(everything)} must stay"
+        ):
             make()
     assert names(tmp_path) == []
     storage.close()

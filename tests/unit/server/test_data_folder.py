@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.log.storage import DiskStorage, FolderInUse
+from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
 from martlet.options import BrokerOptions
 from martlet.server import data_folder
 from martlet.server.broker_identity import NAME
@@ -43,7 +43,6 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
         (errno.EACCES, "let the user that runs the broker write there (chown, chmod), or give"),
         (errno.EROFS, "its disk can only be read: mount it otherwise, or give another --data-path"),
         (errno.ENOSPC, "its disk is full: free some space, or give another --data-path"),
-        (errno.ENOENT, "it cannot be made: make it, or give another --data-path"),
         (errno.EIO, "give another --data-path if it is not meant"),
     ],
 )
@@ -57,6 +56,22 @@ def test_errors_of_the_system_are_explained(
 
     monkeypatch.setattr(data_folder, "DiskStorage", refuse)
     assert error_text in refused(tmp_path)
+
+
+def test_a_folder_that_cannot_be_created() -> None:
+    with pytest.raises(OSError, match=r"folder /proc/nope cannot be created \(No such .*: create"):
+        open_folder(Path("/proc/nope"), BrokerOptions(), LOG)
+
+
+@pytest.mark.parametrize(
+    ("number", "way_out"),
+    [(errno.ENOSPC, "lower --min-free-bytes"), (errno.EDQUOT, "raise --max-disk-bytes")],
+)
+def test_a_limit_of_the_disk_is_told_from_a_full_disk(
+    tmp_path: Path, number: int, way_out: str
+) -> None:
+    error = str(data_folder.refusal(tmp_path, StorageFull(number, "no room")))
+    assert f"used: no room; {way_out}, free some space, or give another --data-path" in error
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", "nonsense"])

@@ -266,7 +266,7 @@ class Topic(SingleQueueTopic):
                 raise LimitReached(
                     f"channel {name!r} would be one too many: topic {self.name!r} has"
                     f" {len(self.channels)}, and --max-channels-per-topic is {max_count};"
-                    " delete one that is not needed"
+                    " delete one that is not needed, or raise --max-channels-per-topic"
                 )
             starts = {0: start} if isinstance(start, int) else start or {}
             id = self._context.next_id()

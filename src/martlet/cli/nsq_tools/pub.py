@@ -228,7 +228,9 @@ def main(argv: Sequence[str]) -> int:
             try:
                 files.append(opened.enter_context(open(path, "rb", buffering=0)))
             except OSError as error:
-                log.critical("%s", error)
+                missing = isinstance(error, FileNotFoundError)
+                why = "it does not exist" if missing else error.strerror
+                log.critical("cannot read the file %s: %s", path, why)
                 return 1
         publish = PublishTool(options)
         total_bytes = sum(os.fstat(file.fileno()).st_size for file in files)

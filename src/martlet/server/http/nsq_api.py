@@ -276,8 +276,8 @@ class NsqApi:
     def _asked_time_ns(self, request: Request) -> int | None:
         return asked_time_ns(request, self._broker.clock(), self._settings.options.max_delay_ns)
 
-    def _topic_to_fill(self, request: Request) -> Topic:
-        """Return the named topic; create it if missing."""
+    def _topic_to_fill(self, request: Request, refused: str = "PUB_FAILED") -> Topic:
+        """Return the named topic; create it if missing, and give this code if it is refused."""
         name = request.query.get("topic")
         if name is None:
             raise HttpError(400, "MISSING_ARG_TOPIC")
@@ -286,7 +286,7 @@ class NsqApi:
         try:
             return self._broker.topic(name)
         except WritesRefused as error:
-            raise HttpError(503, f"PUB_FAILED {error}") from None
+            raise HttpError(503, f"{refused} {error}") from None
 
     # managing
 
@@ -308,7 +308,7 @@ class NsqApi:
     def create_topic(self, request: Request) -> None:
         """Create a topic, unless it exists, with ``queues`` queues; their number never falls."""
         if "queues" not in request.query:
-            self._topic_to_fill(request)
+            self._topic_to_fill(request, "REFUSED")
             return
         count = request.number("queues")
         name = request.query.get("topic", "")
