@@ -83,11 +83,13 @@ class BrokerLink:
             try:
                 connection = await self._dialer.dial()
             except ConnectRefused as refusal:
-                logger.error("%s; trying again in %g s", refusal, REFUSED_PAUSE_S)
+                logger.error("%s", refusal)
                 self.refusal = refusal
                 self.health_when_down = Health.REFUSING
                 self.on_refused(self)
                 await asyncio.sleep(REFUSED_PAUSE_S)
+                # Only now: a producer that all brokers refuse at its start is closed before.
+                logger.info("%s: trying again to connect, after a refusal", self)
                 continue
             self.refusal = None
             self.connection = connection
