@@ -85,8 +85,8 @@ class ParsedArguments:
         """The options that a command line and its config file set, and warnings about the file.
 
         Raises:
-            SystemExit: after ``--help`` or ``--version``; with 2 when the command line is wrong.
-            OptionError: the config file cannot be read, or a value in it is wrong.
+            SystemExit: after ``--help`` or ``--version``.
+            OptionError: the command line or the config file is wrong.
         """
         texts: dict[str, list[str]] = {}
         values: dict[str, Any] = {}
@@ -104,10 +104,6 @@ class ParsedArguments:
             return values, []
         found, warnings = self._read_config(path, values)
         return found | values, warnings
-
-    def fail(self, message: str) -> NoReturn:
-        """Say what is wrong with the command line and exit with 2."""
-        self._parser.exit(2, f"{self._parser.prog}: {message}\n")
 
     def _pairs(self, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         """The name and text of each flag of a command line."""
@@ -132,7 +128,7 @@ class ParsedArguments:
             else:
                 following = next(arguments, None)
                 if following is None:
-                    self.fail(f"--{name} needs a value")
+                    raise OptionError(f"--{name} needs a value")
                 yield name, following
 
     def _knows(self, name: str) -> bool:
@@ -147,15 +143,10 @@ class ParsedArguments:
         try:
             return parse_bool(text)
         except ValueError as error:
-            self.fail(f"--{name}: {error}")
+            raise OptionError(f"--{name}: {error}") from None
 
     def _value(self, flag: Flag, texts: list[str]) -> Any:
-        try:
-            values = [flag.parse(text) for text in texts]
-        except OptionError as error:
-            if flag.kind is FlagKind.FLOATS:  # nsqd ends otherwise here, too
-                raise
-            self.fail(str(error))
+        values = [flag.parse(text) for text in texts]
         if flag.kind is FlagKind.STRINGS:
             return tuple(piece for value in values for piece in value)
         if flag.kind is FlagKind.FLOATS:
@@ -163,7 +154,7 @@ class ParsedArguments:
         return values[-1]
 
     def _refuse_stray(self, argument: str) -> NoReturn:
-        self.fail(
+        raise OptionError(
             f"{argument!r} belongs to no flag; a true or false flag takes its value after =,"
             " as in --deflate=false"
         )
@@ -172,7 +163,7 @@ class ParsedArguments:
         name = argument.lstrip("-").partition("=")[0]
         near = _nearest(name.lower().replace("_", "-"), {*self._flags, *_GENERAL})
         hint = f"did you mean --{near}?" if near else "see --help"
-        self.fail(f"there is no flag {argument.partition('=')[0]}; {hint}")
+        raise OptionError(f"there is no flag {argument.partition('=')[0]}; {hint}")
 
     def _read_config(
         self, path: str, overridden: Mapping[str, object]
