@@ -52,8 +52,8 @@ def require_action(action: str, actions: Collection[str]) -> None:
 
 def unknown_word(kind: str, word: str, known: Collection[str]) -> str:
     """Return an error about the first word of a command, which is unknown or missing."""
-    *most, last = known
-    listed = f"{', '.join(most)} or {last}"
+    *others, last = known
+    listed = f"{', '.join(others)} or {last}"
     if not word:
         return f"name {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {listed}"
     near = get_close_matches(word, known, 1)

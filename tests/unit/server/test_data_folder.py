@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_created() -> None:
     ("number", "way_out"),
     [(errno.ENOSPC, "lower --min-free-bytes"), (errno.EDQUOT, "raise --max-disk-bytes")],
 )
-def test_a_limit_of_the_disk_is_told_from_a_full_disk(
+def test_a_limit_of_the_disk_is_named_instead_of_a_full_disk(
     tmp_path: Path, number: int, way_out: str
 ) -> None:
     error = str(data_folder.refusal(tmp_path, StorageFull(number, "no room")))
