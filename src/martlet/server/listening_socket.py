@@ -1,9 +1,8 @@
 """Make a listening socket from the address of a flag, and show addresses as text.
 
-An address is ``host:port``, ``:port``, ``[::1]:port``, or the path of a Unix socket with at least
-one slash, since any other is more likely a host whose port is missing.  A path that begins with
-``@`` needs none, and has no file (Linux's abstract names).  No host, ``0.0.0.0`` and ``[::]`` all
-mean every address of the machine, IPv4 and IPv6 alike.
+An address is ``host:port``, ``:port``, ``[::1]:port`` or, where it is none of these, the path of a
+Unix socket, as with nsqd; a path that begins with ``@`` has no file (Linux's abstract names).  No
+host, ``0.0.0.0`` and ``[::]`` all mean every address of the machine, IPv4 and IPv6 alike.
 """
 
 from __future__ import annotations
@@ -67,10 +66,9 @@ def listen(address: str, flag: str) -> socket.socket:
             sock = _bound(host.strip("[]"), int(port))
         elif colon and "/" not in address:
             raise OSError(errno.EINVAL, f"{port!r} is no port")
-        elif "/" not in address and not address.startswith("@"):
-            meant = f":{address}" if address.isdecimal() else f"{address}:PORT or ./{address}"
-            hint = f"; did you mean {meant}" if address else ""
-            raise OSError(errno.EINVAL, f"neither host:port nor a path with a slash{hint}")
+        elif not address or address.isdecimal():
+            meant = f"; did you mean :{address}" if address else ""
+            raise OSError(errno.EINVAL, f"neither host:port nor a path{meant}")
         else:
             ways_out = _WAYS_OUT_OF_PATHS
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -49,13 +49,13 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split the address of a lookup daemon. Raises OptionError."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+    """Split the address of a lookup daemon; no host is this one. Raises OptionError."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdecimal() and 0 < int(port) < 65536):
         raise OptionError(
             f"--lookupd-tcp-address={address} is not host:port, such as 127.0.0.1:4160"
         )
-    return host.strip("[]"), int(port)
+    return host.strip("[]") or "localhost", int(port)
 
 
 class LookupPeer:
