@@ -238,7 +238,11 @@ async def test_an_own_context_and_no_verification_do_too(
     ],
 )
 async def test_an_untrusted_certificate_is_refused_at_once(
-    broker: BrokerProcess, certificates: Certificates, wrong: dict[str, str], says: str
+    broker: BrokerProcess,
+    certificates: Certificates,
+    wrong: dict[str, str],
+    says: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     paths = {**vars(certificates), "missing": certificates.authority.with_name("missing")}
     tls = Tls(**{name: paths.get(each, each) for name, each in wrong.items()})
@@ -246,6 +250,7 @@ async def test_an_untrusted_certificate_is_refused_at_once(
         with pytest.raises(ConnectRefused, match=says):
             async with Producer(broker.tcp_address, tls=tls):
                 pass
+        assert "trying again" not in caplog.text
         with pytest.raises(ConnectRefused, match=says):
             async with Consumer("t", "c", broker.tcp_address, tls=tls):
                 pass
