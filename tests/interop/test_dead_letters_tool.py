@@ -81,6 +81,10 @@ def test_dead_letters_are_listed_shown_redriven_and_purged(
     done = tool("dead-letters", "purge", "orders", "c", where, "--all")
     assert "1 dead letter purged" in done.out
     assert depth(broker, "orders.c.dead", "dead-letters") == 0
+    none = tool("dead-letters", "show", "orders", "c", where).err
+    assert "channel c of topic orders has no dead letters\n" in none
+    none = tool("dead-letters", "show", "orders", "c", where, "--reason=timeout").err
+    assert "channel c of topic orders has no such dead letters\n" in none
 
 
 def test_an_unknown_id_is_reported(broker: BrokerProcess, tool: Tool) -> None:
