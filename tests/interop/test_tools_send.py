@@ -479,7 +479,7 @@ def stored_all(broker: BrokerProcess, topic: str, channel: str = "look") -> list
 WRONG_HTTP: list[tuple[dict[str, Any], str]] = [
     ({"topics": ()}, "--topic and --channel are needed"),
     ({"post_urls": ()}, "either with --post or with --get"),
-    ({"get_urls": ("http://h/%s",)}, "either with --post or with --get"),
+    ({"get_urls": ("http://h/%s",)}, "exclude each other: give one"),
     ({"post_urls": ("host:80",)}, "'host:80' is no URL"),
     ({"post_urls": (), "get_urls": ("http://h/",)}, "needs %s once"),
     ({"content_type": ""}, "--content-type needs a value"),
