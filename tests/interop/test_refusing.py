@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -88,31 +86,3 @@ async def test_refusing_is_logged_and_counted_and_ends_once_consumers_have_finis
 
         await until(ended)
         assert "writes had been refused in" in ends()[0]
-
-
-async def test_a_broker_restarted_on_a_full_disk_frees_space_before_the_first_publish(
-    tmp_path: Path,
-) -> None:
-    """It looked for space only after it had refused a publish."""
-    options: dict[str, Any] = {
-        "max_bytes_per_file": SEGMENT_BYTES,
-        "max_disk_bytes": MAX_DISK_BYTES,
-        "min_free_bytes": 0,
-        "checkpoint_interval_ns": 3600 * 10**9,
-    }
-    async with Broker(tmp_path, **options) as broker:
-        broker.server.broker.topic("t").channel("c")
-        while await publish(broker.tcp_address):
-            pass
-    async with Broker(tmp_path, **options) as broker:
-        log = broker.server.broker.log
-        assert log.lacks_room
-        assert broker.server.broker.health == "OK", "no message was refused yet"
-        await drain(broker.tcp_address, broker.http_address, "t", "c")
-
-        async def freed() -> bool:
-            return not log.lacks_room
-
-        await until(freed)
-        assert await publish(broker.tcp_address)
-        assert log.refused_count == 0

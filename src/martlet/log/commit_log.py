@@ -111,8 +111,6 @@ class CommitLog:
         self.epoch = epoch
         self.failed: str | None = None
         self.full: str | None = None
-        self.lacks_room = False
-        """Whether no segment could be begun for messages when this was last checked."""
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment begins, to write the full journal at its head."""
         self.on_full: Callable[[], bool] = lambda: False
@@ -369,20 +367,12 @@ class CommitLog:
                     f" {self.refuse_percent} % (--disk-refuse-percent)",
                 )
         self.storage.reserve(self.segment_bytes, 2)
-        self.lacks_room = False
-
-    def check_room(self) -> None:
-        """Update `lacks_room`."""
-        try:
-            self._reserve()
-        except OSError:
-            self.lacks_room = True
 
     def refresh_full(self) -> None:
         """Update `full`: a disk that was full may have free space again."""
-        if self.full is not None or self.lacks_room:
-            self.check_room()
-            if not self.lacks_room:
+        if self.full is not None:
+            with suppress(OSError):
+                self._reserve()
                 self.full = None
 
     def _close_segment(self) -> None:

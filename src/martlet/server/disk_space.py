@@ -50,9 +50,6 @@ class DiskSpace:
         self._events = events
         self._start_position = broker.log.position
         self._tight_until_s = 0.0
-        if broker.log.closed_segments:
-            # The disk may have been full before the restart, and no publish may come to show it.
-            broker.log.check_room()
 
     async def keep_checkpoint(self) -> None:
         """Make a checkpoint if it would record a change or release a segment."""
@@ -82,8 +79,7 @@ class DiskSpace:
         Continue for a while once there is some space: more usually follows.
         """
         began_s = monotonic()
-        log = self._broker.log
-        if log.full is not None or log.lacks_room:
+        if self._broker.log.full is not None:
             self._tight_until_s = began_s + _TIGHT_S
         if began_s < self._tight_until_s:
             await self._disk.free_room()
