@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotYetAnswered
 from typing import Generic, TypeVar
 
@@ -17,6 +17,10 @@ from martlet.spark.brokers.endpoint import BrokerUnreachable, Endpoint
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
+_SIGNAL_S = 1.0
+"""The longest single wait for an answer. Python runs the handler of a signal in the main thread
+only, and one that arrives just before that thread begins to wait does not wake it.
+"""
 
 
 class BackgroundPoll(Generic[T]):
@@ -68,6 +72,8 @@ class BackgroundPoll(Generic[T]):
         """
         assert self._request is not None
         try:
+            while wait_s is None and not wait([self._request], _SIGNAL_S).done:
+                pass
             self.latest = self._request.result(wait_s)
         except NotYetAnswered:
             self._mark_silent("it has not answered yet")
