@@ -17,7 +17,7 @@ import pytest
 from martlet.addresses import Address
 from martlet.client import Identity
 from martlet.client.transport.connection import Connection
-from martlet.log.commit_log import FlushJob
+from martlet.log.segmented import FlushJob
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 

@@ -33,8 +33,8 @@ from martlet.broker.retention.history import Retention
 from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.latency import quantiles
-from martlet.log.commit_log import FlushJob
 from martlet.log.retention import Need
+from martlet.log.segmented import FlushJob
 from martlet.log.storage import Segment
 from martlet.testing import SimulatedClock, SimulatedStorage
 

@@ -38,9 +38,10 @@ from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
 from martlet.log.batch import LogBatch
 from martlet.log.checkpoint_file import JournalEntry
-from martlet.log.commit_log import CommitLog, spans
+from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import RecordKind
+from martlet.log.segmented import spans
 from martlet.names import is_valid_name
 
 if TYPE_CHECKING:

@@ -1,32 +1,19 @@
 """The commit log: one append-only sequence of records for all topics of a broker.
 
-::
+A record never crosses the end of a segment (see `martlet.log.segmented`): the rest of a full one is
+closed by a SEGMENT_END record, or is too short for a header. A segment begins with its head, the
+full journal, so that older segments can be retired.
 
-    positions  0            4096         8192         12288
-               | segment 0   | retired    | segment 2   |          |
-               | r | r | end |            | head | r | r | written  |
-                                          durable ^       ^ position
-
-Positions only rise; each segment holds a range of them.  There are gaps where a segment was retired
-because nothing in it was needed.  A record never crosses the end of a segment: the rest of a full
-one is closed by a SEGMENT_END record, or is too short for a header.  A segment begins with its
-head, the full journal, so that older segments can be retired.
-
-The log reads no clock and starts no thread.  It hands out a flush as a job; the server runs it
-in a thread that may block, and reports the outcome.  A failed flush is not retried: the kernel may
-have dropped the pages and would report success for the second try
-(https://lwn.net/Articles/752063/).  From then on the log refuses all writes.
+The log reads no clock and starts no thread. It hands out a flush as a job; the server runs it in a
+thread that may block, and reports the outcome.
 """
 
 from __future__ import annotations
 
 import errno
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
-from martlet.log import fsync_marker
 from martlet.log.atomic_batches import BatchSlot, begin_bundle, bundle_length, write_batches
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -40,12 +27,11 @@ from martlet.log.record import (
     seal,
     seal_again,
 )
+from martlet.log.segmented import SegmentedLog
 from martlet.log.single_record import Lone, lone_length
 from martlet.log.storage import Segment, Storage, StorageFull
 
 _BATCH = int(RecordKind.BATCH)
-
-
 _HEAD_GROWTH_BYTES = 1024
 """An estimate of how much longer the next segment's head is than the last one's, in bytes."""
 
@@ -54,34 +40,7 @@ class WritesRefused(Exception):
     """The log accepts no writes, for now or until a restart; the text says why and what to do."""
 
 
-@dataclass(frozen=True)
-class FlushJob:
-    """A flush that makes everything below `position` durable. `run` may block and may raise
-    OSError.
-    """
-
-    position: int
-    segments: tuple[Segment, ...]
-
-    def run(self) -> None:
-        """Flush each segment that was written to."""
-        for segment in self.segments:
-            segment.flush()
-
-
-def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
-    """Return the ranges of positions that the segments cover, given by base position."""
-    found: list[tuple[int, int]] = []
-    for segment in segments:
-        base, end = segment.base, segment.base + segment.capacity
-        if found and found[-1][1] == base:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((base, end))
-    return found
-
-
-class CommitLog:
+class CommitLog(SegmentedLog):
     """An opened log, ready for appends.
 
     Args:
@@ -103,13 +62,9 @@ class CommitLog:
         segment_bytes: int,
         durable_position: int = 0,
     ) -> None:
-        assert segment_bytes % 8 == 0 and position % 8 == 0 and durable_position <= position
-        self.storage = storage
-        self.segments = segments
-        self.position = position
-        self.durable_position = durable_position
+        assert segment_bytes % 8 == 0
+        super().__init__(storage, segments, position, durable_position)
         self.epoch = epoch
-        self.failed: str | None = None
         self.full: str | None = None
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment begins, to write the full journal at its head."""
@@ -130,8 +85,6 @@ class CommitLog:
         self.retired_count = 0
         """The number of retired segments."""
         self.segment_bytes = segment_bytes
-        self._bases = [segment.base for segment in segments]
-        self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
         self._copied_to = position
         """Copies of batches whose originals may be retired lie below this position."""
@@ -391,16 +344,10 @@ class CommitLog:
             assert left == self._current.base + self._current.capacity - self.position
 
     def _begin_segment(self, segment: Segment) -> None:
-        if self.segments:
-            last = self.segments[-1]
-            assert last.base + last.capacity <= segment.base, "segments overlap"
-        assert self.position <= segment.base and segment.base % 8 == 0
+        self._add(segment)
         self.begun_count += 1
-        self.segments.append(segment)
-        self._bases.append(segment.base)
         self._current = segment
         self._end = segment.base + segment.capacity
-        self.position = segment.base
         self._head_end = -1
 
     def _write(self, record: memoryview | bytearray) -> None:
@@ -429,59 +376,6 @@ class CommitLog:
         """The free bytes of the current segment."""
         return self._end - self.position
 
-    def find(self, position: int) -> Segment | None:
-        """Return the segment that holds a position; None where it was retired."""
-        number = bisect_right(self._bases, position) - 1
-        if number < 0:
-            return None
-        segment = self.segments[number]
-        return segment if position < segment.base + segment.capacity else None
-
-    def view(self, position: int, length: int) -> memoryview | None:
-        """Return the bytes of a record, read-only and without a copy; None where they were
-        retired.
-        """
-        segment = self.find(position)
-        if segment is None:
-            return None
-        at = position - segment.base
-        return segment.view[at : at + length]
-
-    def flush_job(self) -> FlushJob:
-        """Return a job that makes everything written so far durable."""
-        return FlushJob(self.position, tuple(self._dirty))
-
-    def flushed(self, job: FlushJob) -> None:
-        """Record that a flush job succeeded. Until then later jobs flush its segments too."""
-        assert job.position <= self.position
-        # A flush makes durable what was written before it began: a segment that was written to
-        # since stays dirty.
-        self.durable_position = max(self.durable_position, job.position)
-        written_since = self.position > job.position
-        self._dirty = [
-            segment
-            for segment in self._dirty
-            if segment not in job.segments
-            or (written_since and segment.base + segment.capacity > job.position)
-        ]
-
-    def flush_failed(self, error: OSError) -> None:
-        """Record that a flush job failed, so that its data may be lost, and refuse all writes."""
-        assert self.durable_position <= self.position
-        way_out = "check the disk, then start the broker again"
-        try:
-            fsync_marker.leave(self.storage, self.durable_position)
-        except OSError as worse:
-            way_out = (
-                f"check the disk, then start the machine, and with it the broker, again: the note"
-                f" for the next start that this has happened could not be written ({worse})"
-            )
-        if self.failed is None:
-            self.failed = (
-                f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
-                f" cut, and no more messages are taken: {way_out}"
-            )
-
     @property
     def closed_segments(self) -> list[Segment]:
         """All segments except the current one."""
@@ -509,8 +403,7 @@ class CommitLog:
     def retire(self, segment: Segment) -> None:
         """Remove a segment that nothing needs; never the current one."""
         assert segment is not self._current and segment not in self._dirty
-        number = self._bases.index(segment.base)
-        del self._bases[number], self.segments[number]
+        self._drop(segment)
         self.retired_count += 1
-        assert len(self._bases) == len(self.segments) and self.segments[-1] is self._current
+        assert self.segments[-1] is self._current
         self.storage.retire(segment)

@@ -51,6 +51,19 @@ def found(storage: Storage) -> int | None:
     return int(note) if note.isdigit() else None
 
 
+def settle_found(storage: Storage, segments: list[Segment], end: int) -> list[str]:
+    """Rewrite what is in doubt of a log that ends at a position, and allocate the marker's file
+    anew. Returns a note if something was. Raises OSError.
+    """
+    doubtful = found(storage)
+    if doubtful is not None:
+        settle(segments, doubtful, end)
+    prepare(storage)
+    if doubtful is None:
+        return []
+    return [f"a flush had failed: what is behind position {doubtful} was written to the disk again"]
+
+
 def settle(segments: list[Segment], start: int, end: int) -> None:
     """Rewrite the log unchanged from one position up to another. Raises OSError."""
     for segment in segments:

@@ -15,7 +15,8 @@ The scan distinguishes three cases where a record should be:
                                   ^ report.end_position: the next record is appended here
 
 A good record is recognised by its magic, its own position and its checksum, so none of this depends
-on the bytes of an earlier use of the file.
+on the bytes of an earlier use of the file. Its epoch is not lower than that of the records before
+it: a lower one was cut off when another replica's log was found to count.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from martlet.log.atomic_batches import batches_of
+from martlet.log.epochs import Epochs
 from martlet.log.record import (
     HEADER_BYTES,
     MAGIC,
@@ -64,6 +66,7 @@ class RecoveryReport:
         records: the number of good records, SEGMENT_END excluded.
         end_position: behind the last of them; the next append goes there.
         last_epoch: the highest epoch of a good record.
+        epochs: where the records of each epoch lie.
         damaged: invalid ranges with good records behind them.
         cut: the torn tail, if any.
     """
@@ -71,6 +74,7 @@ class RecoveryReport:
     records: int = 0
     end_position: int = 0
     last_epoch: int = 0
+    epochs: Epochs = field(default_factory=Epochs)
     damaged: list[LogDamage] = field(default_factory=list)
     cut: LogDamage | None = None
 
@@ -91,10 +95,10 @@ def scan(
         while at + HEADER_BYTES <= segment.capacity:
             position = segment.base + at
             try:
-                header, record = _read(segment, at)
+                header, record = _read(segment, at, report.last_epoch)
             except BadRecord as error:
                 damage = damage or LogDamage(position, segment.base + segment.capacity, str(error))
-                behind = next_good(segment, at + 8)
+                behind = next_good(segment, at + 8, report.last_epoch)
                 if behind is None:
                     break
                 at = behind
@@ -102,14 +106,14 @@ def scan(
             if damage is not None:
                 report.damaged.append(LogDamage(damage.start, position, damage.reason))
                 damage = None
-            report.last_epoch = max(report.last_epoch, header.epoch)
+            report.last_epoch = header.epoch
             if header.kind == RecordKind.SEGMENT_END:
                 report.end_position = position
                 # Good records behind the end of a segment: the next segment was lost (or an early
                 # version failed to allocate it), appends went on here, and the record that
                 # replaced the end is lost. If the scan stopped here, a later start would find
                 # those records again.
-                behind = next_good(segment, at + header.length)
+                behind = next_good(segment, at + header.length, report.last_epoch)
                 if behind is None:
                     break
                 damage = LogDamage(
@@ -119,6 +123,7 @@ def scan(
                 continue
             report.records += 1
             report.end_position = header.next_position
+            report.epochs.add(header.epoch, position, header.next_position)
             yield header, record
             if header.kind == RecordKind.BUNDLE:
                 yield from batches_of(header, record)
@@ -129,10 +134,12 @@ def scan(
         report.cut = damage
 
 
-def _read(segment: Segment, at: int) -> tuple[Header, memoryview]:
-    """Read the record at byte `at` of a segment. Raises BadRecord."""
+def _read(segment: Segment, at: int, last_epoch: int) -> tuple[Header, memoryview]:
+    """Read the record at byte `at` of a segment, behind records of an epoch. Raises BadRecord."""
     position = segment.base + at
     header, record = read_record(segment.view, at, position)
+    if header.epoch < last_epoch:
+        raise BadRecord(f"position {position}: epoch {header.epoch} behind epoch {last_epoch}")
     if header.flags & RecordFlag.BUNDLED:
         raise BadRecord(f"position {position}: a batch without the bundle that it belongs to")
     return header, record
@@ -153,8 +160,10 @@ def _is_torn(segments: list[Segment], position: int) -> bool:
     return False
 
 
-def next_good(segment: Segment, at: int) -> int | None:
-    """Return the offset of the next good record of this segment at or behind byte `at`."""
+def next_good(segment: Segment, at: int, last_epoch: int = 0) -> int | None:
+    """Return the offset of the next good record of this segment at or behind byte `at`; it follows
+    records of an epoch.
+    """
     words = np.frombuffer(segment.view, "<u8", segment.capacity // 8)
     first_halves = np.frombuffer(segment.view, "<u4", segment.capacity // 4)[::2]
     end = len(words) - HEADER_BYTES // 8 + 1
@@ -166,7 +175,7 @@ def next_good(segment: Segment, at: int) -> int | None:
         for number in likely[positions == likely * 8 + segment.base].tolist():
             place = 8 * number
             try:
-                _read(segment, place)
+                _read(segment, place, last_epoch)
             except BadRecord:
                 continue
             return int(place)

@@ -5,6 +5,8 @@
     DIR/martlet.lock               held by flock while a broker runs
     DIR/checkpoint                 the state as of a position
     DIR/doubt                      from which position on the log is in doubt, after a failed flush
+    DIR/cutting                    from which position on the log is being cut
+    DIR/cut/<epoch>-<position>.log what was cut off
     DIR/log/<base position>.log    segments: preallocated, their size is their capacity
     DIR/log/<number>.spare         preallocated segments for reuse
     DIR/index/<topic>-<queue>.idx  index entries
@@ -93,6 +95,11 @@ class Storage(Protocol):
 
     def retire(self, segment: Segment) -> None:
         """Remove a segment: keep it as a spare, or free its bytes."""
+
+    def discard(self, segment: Segment) -> None:
+        """Remove a segment durably, and keep no spare of it: in the place of an equal one, its
+        records would be good again.
+        """
 
     def allow_spares(self, more: int) -> None:
         """Keep up to `more` spares above the usual count, and delete the others."""
@@ -356,6 +363,14 @@ class DiskStorage:
             else:
                 segment.path.unlink()
 
+    def discard(self, segment: Segment) -> None:
+        """Unlink the file, fsync the folder."""
+        assert isinstance(segment, DiskSegment)
+        self._opened.discard(segment)
+        segment.close()
+        segment.path.unlink()
+        self._sync_folder(self._log)
+
     def spare_sizes(self) -> list[int]:
         """Return the allocated bytes of each spare."""
         with self._spares_lock:
@@ -410,6 +425,7 @@ class DiskStorage:
 
     def _replace(self, name: str, data: bytes) -> None:
         path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
         beside = path.with_name(path.name + ".new")
         with open(beside, "wb") as file:
             file.write(data)
@@ -424,7 +440,9 @@ class DiskStorage:
 
     def names(self, folder: str) -> list[str]:
         """List a folder."""
-        return sorted(p.name for p in (self.folder / folder).iterdir())
+        with suppress(FileNotFoundError):
+            return sorted(path.name for path in (self.folder / folder).iterdir())
+        return []
 
     def write_at(self, name: str, data: bytes, at: int) -> None:
         """Open, write, close: index files are many and rarely written."""

@@ -24,7 +24,7 @@ from martlet.broker.retention.checkpoint import (
     makes_room,
     write_some_indexes,
 )
-from martlet.log.commit_log import FlushJob
+from martlet.log.segmented import FlushJob
 from martlet.server.observability.histogram import Histogram
 
 _REST = 50

@@ -381,6 +381,13 @@ class SimulatedStorage:
         if unseen and len(self._spares) < self._max_spares:
             self._spares.append(gone)
 
+    def discard(self, segment: Segment) -> None:
+        """Remove the segment for good."""
+        self.check_alive()
+        gone = self._segments.pop(segment.base)
+        assert gone is segment, f"another segment is at {segment.base}"
+        gone.let_go()
+
     def allow_spares(self, more: int) -> None:
         """Keep up to a number of spares more than usual."""
         self.check_alive()

@@ -198,3 +198,23 @@ def test_the_end_of_a_segment_that_went_on_is_not_the_end_of_the_log() -> None:
     assert found == [b"one", b"three"]
     assert [(damage.start, damage.end) for damage in report.damaged] == [(second, third)]
     assert report.end_position == log.position
+
+
+def test_a_record_of_a_lower_epoch_was_cut_off_and_does_not_count() -> None:
+    """A power cut can bring it back: its position and its checksum are right."""
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log, b"one")
+    log.epoch = 3
+    position, _ = append(log, b"two", b"three")
+    stale = journal_record(
+        RecordKind.CURSOR, b"old", position=log.position, epoch=2, topic=1, stored_at_ns=1
+    )
+    storage.segment_bytes_of(0)[log.position : log.position + len(stale)] = stale
+    found, report = read(storage)
+    assert found == [b"one", b"two", b"three"]
+    assert (report.end_position, report.last_epoch, report.damaged) == (log.position, 3, [])
+    assert [(r.epoch, r.start, r.end) for r in report.epochs.ranges] == [
+        (1, 0, position),
+        (3, position, log.position),
+    ]

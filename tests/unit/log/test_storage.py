@@ -192,3 +192,13 @@ def test_index_files_are_written_cut_and_mapped(tmp_path: Path) -> None:
     assert empty is not None
     assert len(empty) == 0
     storage.close()
+
+
+def test_a_discarded_segment_is_no_spare(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    segment = storage.create(0, SEGMENT_BYTES)
+    segment.write(b"x" * 100, 0)
+    storage.discard(segment)
+    assert storage.spare_sizes() == []
+    assert not any(storage.create(0, SEGMENT_BYTES).view)
+    storage.close()

@@ -23,10 +23,11 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.journal.entries import IndexRecord
 from martlet.broker.retention.history import history_of
 from martlet.log import checkpoint_file
-from martlet.log.commit_log import CommitLog, FlushJob, spans
+from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import BadRecord
 from martlet.log.retention import Need, SegmentLocator, clean, needed_bytes, worth_cleaning
+from martlet.log.segmented import FlushJob, spans
 from martlet.log.storage import DiskUsage, Segment, Storage
 
 if TYPE_CHECKING:

@@ -1,0 +1,297 @@
+"""The copy of a log that another replica writes: the same bytes at the same positions.
+
+::
+
+    primary   | r | r | r | r | r | r |
+    copy      | r | r | r | r | r   |
+                                ^ position          verified, to be acknowledged
+                                    ^ received_position   the next bytes go here
+
+Bytes come in pieces of any length and are written at once; a record counts when it is whole and its
+checksum is right. A SEGMENT_END never counts: a primary that is started again may write over it.
+
+The primary tells each of its segments before the first bytes in it. Where positions are missing
+before a segment, the primary has retired what was there: batches that it moved from there come
+behind later ones, so a state that was built record by record must be built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from martlet.log import fsync_marker
+from martlet.log.atomic_batches import batches_of
+from martlet.log.cut import CutTail, cut_off, finish_cut
+from martlet.log.epochs import Epochs
+from martlet.log.record import (
+    HEADER_BYTES,
+    BadRecord,
+    Header,
+    RecordFlag,
+    RecordKind,
+    read_header,
+    read_record,
+)
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.segmented import SegmentedLog
+from martlet.log.storage import Segment, Storage
+
+
+class CopyRefused(Exception):
+    """What was received does not continue the copy; the text says why. The copy is unchanged, and
+    goes on at its `position`.
+    """
+
+
+def open_copy(storage: Storage, start: int = 0) -> tuple[CopiedLog, RecoveryReport]:
+    """Open the log of a replica that is to copy.
+
+    Where a power cut has lost records and kept later ones, the later ones are cut off too.
+
+    Args:
+        storage: holds the log.
+        start: the position to read it from, such as that of a checkpoint.
+
+    Raises:
+        OSError: a cut could not be made durable.
+    """
+    segments = storage.segments()
+    finish_cut(storage, segments)
+    report = RecoveryReport()
+    for _ in scan(segments, start, report):
+        pass
+    end = report.epochs.ranges[-1].end if report.epochs.ranges else start
+    while segments and segments[-1].base > end:  # Begun, but without a good record.
+        storage.retire(segments.pop())
+    fsync_marker.settle_found(storage, segments, end)
+    copy = CopiedLog(storage, segments, end, report.epochs)
+    if report.damaged:
+        copy.cut(min(report.damaged[0].start, copy.position), report.last_epoch)
+    elif segments and _end_of(segments[-1]) - copy.position >= HEADER_BYTES:
+        # The end of the segment may be there; the primary may have gone on in it.
+        copy.received_position += HEADER_BYTES
+        copy.restart()
+    return copy, report
+
+
+class CopiedLog(SegmentedLog):
+    """A log that another replica writes.
+
+    Args:
+        storage: holds the segments.
+        segments: the existing segments, by base position.
+        position: behind the last good record; what is behind it in its segment was never
+            acknowledged and is written over.
+        epochs: those of the records up to there.
+        durable_position: as for `SegmentedLog`.
+        damaged: the ranges up to there that no replica has undamaged, in order.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        segments: list[Segment],
+        position: int,
+        epochs: Epochs,
+        durable_position: int = 0,
+        damaged: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        super().__init__(storage, segments, position, durable_position)
+        assert not segments or segments[-1].base <= position <= _end_of(segments[-1])
+        assert not epochs.ranges or epochs.ranges[-1].end <= position
+        self.epochs = epochs
+        self.damaged = list(damaged)
+        self.received_position = position
+        self.gap_count = 0
+        """The segments that began behind missing positions."""
+        self._whole_at = position + HEADER_BYTES
+        """No record is complete before this much is received."""
+
+    def begin_segment(self, base: int, capacity: int) -> None:
+        """Begin a segment as the primary did.
+
+        Raises:
+            CopyRefused: it is not the next one.
+            StorageFull: no space for it.
+            OSError: it cannot be made.
+        """
+        self._check_open()
+        last = self.segments[-1] if self.segments else None
+        if last is not None:
+            end = _end_of(last)
+            if base < end:
+                raise CopyRefused(f"a segment at {base} where the last one ends at {end}")
+            if end - self.position >= HEADER_BYTES and not self._is_closed(last):
+                raise CopyRefused(f"a segment at {base}, but the one before it goes on")
+        if base < self.position or capacity <= 0 or base % 8 or capacity % 8:
+            raise CopyRefused(f"a segment of {capacity} bytes at {base}")
+        self._add(self.storage.create(base, capacity))
+        if last is not None and base > _end_of(last):
+            self.gap_count += 1
+        self._begin_at_position()
+
+    def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes that follow those received so far.
+
+        Raises:
+            CopyRefused: they do not, or are no good records; what is behind `position` is cleared.
+        """
+        self._check_open()
+        last = self.segments[-1] if self.segments else None
+        if last is None or position != self.received_position:
+            raise CopyRefused(f"bytes at {position} where {self.received_position} comes next")
+        if position + len(data) > _end_of(last):
+            raise CopyRefused(f"bytes up to {position + len(data)} behind {_end_of(last)}")
+        self._put(last, data, position)
+        self.received_position += len(data)
+        if self.received_position >= self._whole_at:
+            try:
+                self._verify(last)
+            except BadRecord as error:
+                self.restart()
+                raise CopyRefused(f"a bad record was received: {error}") from error
+
+    def write_damaged(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes that are damaged at all replicas, between two records. Raises CopyRefused."""
+        self._check_open()
+        last = self.segments[-1] if self.segments else None
+        if last is None or not position == self.position == self.received_position:
+            raise CopyRefused(f"damaged bytes at {position} where {self.position} comes next")
+        if len(data) % 8 or position + len(data) > _end_of(last):
+            raise CopyRefused(f"damaged bytes up to {position + len(data)}")
+        self._put(last, data, position)
+        self.position += len(data)
+        self.damaged.append((position, self.position))
+        self._begin_at_position()
+
+    def retire(self, segment: Segment) -> None:
+        """Remove a segment that the primary has retired, the last one included."""
+        if segment is self.segments[-1]:
+            self._begin_at_position()
+        self._drop(segment)
+        self._dirty = [dirty for dirty in self._dirty if dirty is not segment]
+        self.storage.retire(segment)
+
+    def cut(self, position: int, epoch: int) -> CutTail:
+        """Cut off, durably, what the log of the primary of an epoch does not have. Returns what
+        went.
+
+        Raises OSError: nothing is cut, or the next start does it; the copy takes no writes.
+        """
+        self._check_open()
+        assert position <= self.position
+        try:
+            tail = cut_off(self.storage, self.segments, position, self.position, epoch)
+        except OSError as error:
+            self.failed = f"cutting the log at {position} failed: {error}"
+            raise
+        self._bases = [segment.base for segment in self.segments]
+        self._dirty = [segment for segment in self._dirty if segment in self.segments]
+        self.position = min(position, _end_of(self.segments[-1])) if self.segments else 0
+        self.durable_position = min(self.durable_position, self.position)
+        self.epochs.cut(self.position)
+        self.damaged = [(start, end) for start, end in self.damaged if end <= self.position]
+        self._begin_at_position()
+        return tail
+
+    def restart(self) -> None:
+        """Forget, durably, what was received behind `position`: a new connection sends it again,
+        or its primary has something else there.
+
+        Raises CopyRefused: the disk failed.
+        """
+        if self.received_position > self.position:
+            zeros = bytes(self.received_position - self.position)
+            self._put(self.segments[-1], zeros, self.position)
+            # Flushed: a power cut could bring back the end of the segment, or a record of which
+            # only zeros were missing, in place of what is written next, and keep what follows that.
+            try:
+                self.segments[-1].flush()
+            except OSError as error:
+                self.flush_failed(error)
+                raise CopyRefused(self.failed) from error
+        self._begin_at_position()
+
+    @property
+    def end_position(self) -> int:
+        """Behind the last verified record: what is acknowledged. A restart never finds less, and
+        `position` may be the beginning of a segment without records.
+        """
+        return self.epochs.ranges[-1].end if self.epochs.ranges else 0
+
+    def records(self, start: int, end: int) -> Iterator[tuple[Header, memoryview]]:
+        """Yield each verified record from position `start` up to `end`, without checking it again,
+        and the batches of a bundle behind it.
+        """
+        assert end <= self.position
+        passed = dict(self.damaged)
+        for segment in list(self.segments):
+            at = max(start, segment.base)
+            stop = min(end, _end_of(segment))
+            while at + HEADER_BYTES <= stop:
+                if at in passed:
+                    at = passed[at]
+                    continue
+                header = read_header(segment.view, at - segment.base, at)
+                if header.kind == RecordKind.SEGMENT_END:
+                    break
+                record = segment.view[at - segment.base : header.next_position - segment.base]
+                yield header, record
+                if header.kind == RecordKind.BUNDLE:
+                    yield from batches_of(header, record)
+                at = header.next_position
+
+    def _check_open(self) -> None:
+        if self.failed is not None:
+            raise CopyRefused(self.failed)
+
+    def _put(self, segment: Segment, data: bytes | bytearray | memoryview, position: int) -> None:
+        try:
+            segment.write(data, position - segment.base)
+        except OSError as error:
+            self.failed = f"writing to the log failed: {error}; nothing more is copied"
+            raise CopyRefused(self.failed) from error
+        if not self._dirty or self._dirty[-1] is not segment:
+            self._dirty.append(segment)
+
+    def _begin_at_position(self) -> None:
+        self.received_position = self.position
+        self._whole_at = self.position + HEADER_BYTES
+
+    def _verify(self, segment: Segment) -> None:
+        """Count the records that are whole. Raises BadRecord."""
+        while self.received_position - self.position >= HEADER_BYTES:
+            at = self.position - segment.base
+            header = read_header(segment.view, at, self.position)
+            if header.next_position > self.received_position:
+                self._whole_at = header.next_position
+                return
+            header, _ = read_record(segment.view, at, self.position)
+            if header.flags & RecordFlag.BUNDLED:
+                raise BadRecord(f"position {self.position}: a batch without its bundle")
+            if header.epoch < self.epochs.last:
+                raise BadRecord(
+                    f"position {self.position}: epoch {header.epoch} behind {self.epochs.last}"
+                )
+            if header.kind == RecordKind.SEGMENT_END:
+                if header.next_position != self.received_position:
+                    raise BadRecord(f"position {self.position}: bytes behind the segment's end")
+                self._whole_at = _end_of(segment) + 1
+                return
+            self.epochs.add(header.epoch, self.position, header.next_position)
+            self.position = header.next_position
+        self._whole_at = self.position + HEADER_BYTES
+
+    def _is_closed(self, segment: Segment) -> bool:
+        """Whether the segment's end was received."""
+        if self.received_position - self.position < HEADER_BYTES:
+            return False
+        try:
+            header, _ = read_record(segment.view, self.position - segment.base, self.position)
+        except BadRecord:
+            return False
+        return header.kind == RecordKind.SEGMENT_END
+
+
+def _end_of(segment: Segment) -> int:
+    return segment.base + segment.capacity

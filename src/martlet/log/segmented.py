@@ -1,0 +1,150 @@
+"""The segments of a log by position: what a log that is appended to and a copied one share.
+
+::
+
+    positions  0            4096         8192         12288
+               | segment 0   | retired    | segment 2   |          |
+               | r | r | end |            | head | r | r | written  |
+                                          durable ^       ^ position
+
+Positions only rise; each segment holds a range of them. There are gaps where a segment was retired
+because nothing in it was needed. A record never crosses the end of a segment.
+
+A failed flush is not retried: the kernel may have dropped the pages and would report success for
+the second try (https://lwn.net/Articles/752063/). From then on the log refuses all writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from martlet.log import fsync_marker
+from martlet.log.storage import Segment, Storage
+
+
+@dataclass(frozen=True)
+class FlushJob:
+    """A flush that makes everything below `position` durable. `run` may block and may raise
+    OSError.
+    """
+
+    position: int
+    segments: tuple[Segment, ...]
+
+    def run(self) -> None:
+        """Flush each segment that was written to."""
+        for segment in self.segments:
+            segment.flush()
+
+
+def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
+    """Return the ranges of positions that the segments cover, given by base position."""
+    found: list[tuple[int, int]] = []
+    for segment in segments:
+        base, end = segment.base, segment.base + segment.capacity
+        if found and found[-1][1] == base:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((base, end))
+    return found
+
+
+class SegmentedLog:
+    """The segments of a log, what is written to them and what is durable.
+
+    Args:
+        storage: holds the segments.
+        segments: the existing segments, by base position; the log changes this list.
+        position: behind the last good record.
+        durable_position: the log is known to be durable up to here. Records behind it may only be
+            written, by a broker that was killed; the first flush makes them durable too.
+    """
+
+    def __init__(
+        self, storage: Storage, segments: list[Segment], position: int, durable_position: int
+    ) -> None:
+        assert position % 8 == 0 and durable_position <= position
+        self.storage = storage
+        self.segments = segments
+        self.position = position
+        self.durable_position = durable_position
+        self.failed: str | None = None
+        """The reason why the log takes no writes until the next start; None while it takes them."""
+        self._bases = [segment.base for segment in segments]
+        self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
+
+    def find(self, position: int) -> Segment | None:
+        """Return the segment that holds a position; None where it was retired."""
+        number = bisect_right(self._bases, position) - 1
+        if number < 0:
+            return None
+        segment = self.segments[number]
+        return segment if position < segment.base + segment.capacity else None
+
+    def view(self, position: int, length: int) -> memoryview | None:
+        """Return the bytes of a record, read-only and without a copy; None where they were
+        retired.
+        """
+        segment = self.find(position)
+        if segment is None:
+            return None
+        at = position - segment.base
+        return segment.view[at : at + length]
+
+    def flush_job(self) -> FlushJob:
+        """Return a job that makes everything written so far durable."""
+        return FlushJob(self.position, tuple(self._dirty))
+
+    def flushed(self, job: FlushJob) -> None:
+        """Record that a flush job succeeded. Until then later jobs flush its segments too."""
+        assert job.position <= self.position
+        # A flush makes durable what was written before it began: a segment that was written to
+        # since stays dirty.
+        self.durable_position = max(self.durable_position, job.position)
+        written_since = self.position > job.position
+        self._dirty = [
+            segment
+            for segment in self._dirty
+            if segment not in job.segments
+            or (written_since and segment.base + segment.capacity > job.position)
+        ]
+
+    def flush_failed(self, error: OSError) -> None:
+        """Record that a flush job failed, so that its data may be lost, and refuse all writes."""
+        assert self.durable_position <= self.position
+        way_out = "check the disk, then start the broker again"
+        try:
+            fsync_marker.leave(self.storage, self.durable_position)
+        except OSError as worse:
+            way_out = (
+                f"check the disk, then start the machine, and with it the broker, again: the note"
+                f" for the next start that this has happened could not be written ({worse})"
+            )
+        if self.failed is None:
+            self.failed = (
+                f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
+                f" cut, and no more messages are taken: {way_out}"
+            )
+
+    def _add(self, segment: Segment) -> None:
+        """Make a new segment the last one."""
+        if self.segments:
+            last = self.segments[-1]
+            assert last.base + last.capacity <= segment.base, "segments overlap"
+        assert self.position <= segment.base and segment.base % 8 == 0
+        self.segments.append(segment)
+        self._bases.append(segment.base)
+        self.position = segment.base
+
+    def _written(self, segment: Segment) -> None:
+        """Record that a segment was written to."""
+        if not self._dirty or self._dirty[-1] is not segment:
+            self._dirty.append(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        """Forget a segment, whose file the caller removes."""
+        number = self._bases.index(segment.base)
+        del self._bases[number], self.segments[number]
+        assert len(self._bases) == len(self.segments)

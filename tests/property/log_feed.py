@@ -1,0 +1,65 @@
+"""Feeds the log of a primary to a copy, in pieces, as the wire between replicas does."""
+
+from __future__ import annotations
+
+from random import Random
+
+from martlet.log.commit_log import CommitLog
+from martlet.log.copy import CopiedLog
+from martlet.log.epochs import Epochs, common_position
+from martlet.log.record import BadRecord, RecordKind, read_header
+from martlet.log.storage import Segment
+
+
+def end_in(segment: Segment, start: int, position: int) -> int:
+    """Return behind which position a primary's segment has nothing, from a record at `start` on.
+
+    Args:
+        position: where the primary appends.
+    """
+    at = start
+    while at < min(segment.base + segment.capacity, position):
+        try:
+            header = read_header(segment.view, at - segment.base, at)
+        except BadRecord:
+            return at  # Less was left than a header.
+        at = header.next_position
+        if header.kind == RecordKind.SEGMENT_END:
+            break
+    return at
+
+
+def feed(primary: CommitLog, copy: CopiedLog, random: Random, max_bytes: int = 1 << 40) -> None:
+    """Bring a copy up to the primary's end, or `max_bytes` nearer."""
+    bases = {segment.base for segment in primary.segments}
+    for segment in [s for s in copy.segments if s.base not in bases]:
+        copy.retire(segment)
+    left = max_bytes
+    while left > 0:
+        last = copy.segments[-1] if copy.segments else None
+        source = primary.find(last.base) if last is not None else None
+        if source is not None:
+            end = end_in(source, copy.position, primary.position)
+            while copy.received_position < end and left > 0:
+                most = min(end - copy.received_position, left)
+                length = random.choice([1, 7, 80, random.randint(1, most), most])
+                at = copy.received_position - source.base
+                copy.write(copy.received_position, source.view[at : at + min(length, most)])
+                left -= length
+            if copy.received_position < end:
+                return
+        last_base = -1 if last is None else last.base
+        following = [s for s in primary.segments if s.base > last_base]
+        if not following:
+            return
+        copy.begin_segment(following[0].base, following[0].capacity)
+
+
+def join(epochs: Epochs, copy: CopiedLog, epoch: int) -> None:
+    """Cut a copy to what it shares with the log of the primary of an epoch."""
+    copy.restart()
+    common = common_position(copy.epochs.ranges, epochs.ranges)
+    if common is None:
+        common = copy.segments[0].base if copy.segments else 0
+    if common < copy.position:
+        copy.cut(common, epoch)

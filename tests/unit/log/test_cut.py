@@ -1,0 +1,84 @@
+"""The end of a log is cut off, on a real disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from martlet.log import cut
+from martlet.log.commit_log import CommitLog
+from martlet.log.cut import cut_off, finish_cut
+from martlet.log.record import RecordKind
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.storage import DiskStorage, Segment, Storage
+
+SEGMENT_BYTES = 4096
+
+
+def written(storage: Storage, entries: int) -> tuple[CommitLog, list[int]]:
+    """Write a log of some entries. Returns it and their positions."""
+    log = CommitLog(storage, [], 0, 1, SEGMENT_BYTES)
+    positions = [
+        log.append_journal(RecordKind.TOPOLOGY, bytes([65 + n]) * 600, topic=1, stored_at_ns=n)
+        for n in range(entries)
+    ]
+    return log, positions
+
+
+def entries_in(segments: list[Segment]) -> int:
+    report = RecoveryReport()
+    count = sum(1 for _ in scan(segments, 0, report))
+    assert report.cut is None
+    assert not report.damaged
+    return count
+
+
+def test_what_is_cut_off_is_kept_beside_the_log_and_never_found_again(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    log, positions = written(storage, 20)
+    assert len(log.segments) == 4
+    tail = b"".join(
+        bytes(s.view[max(0, positions[3] - s.base) : max(0, log.position - s.base)])
+        for s in log.segments
+    )
+    segments = log.segments
+    gone = cut_off(storage, segments, positions[3], log.position, epoch=7)
+    assert (gone.start, gone.end, gone.is_whole) == (positions[3], log.position, True)
+    assert b"".join((tmp_path / name).read_bytes() for name in gone.kept) == tail
+    assert gone.kept[0] == f"cut/0000000007-{positions[3]:020d}.log"
+    assert entries_in(segments) == 3
+    assert not any(segments[0].view[positions[3] :])
+    # Not even as a spare: with the same base its records would be good ones.
+    assert storage.spare_sizes() == []
+    storage.close()
+    storage = DiskStorage(tmp_path)
+    segments = storage.segments()
+    assert finish_cut(storage, segments) is None
+    assert entries_in(segments) == 3
+    storage.close()
+
+
+def test_a_cut_that_was_begun_is_made_whole_by_the_next_start(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    log, positions = written(storage, 12)
+    storage.replace(cut.NAME, b"%d" % positions[8])
+    segments = log.segments
+    assert finish_cut(storage, segments) == positions[8]
+    assert entries_in(segments) == 8
+    assert finish_cut(storage, segments) is None
+    storage.close()
+
+
+def test_the_tails_of_old_cuts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "MAX_KEPT_FILES", 3)
+    storage = DiskStorage(tmp_path)
+    log, positions = written(storage, 6)
+    for epoch in range(2, 8):
+        cut_off(storage, log.segments, positions[1], positions[2], epoch)
+    assert [name[:10] for name in storage.names("cut")] == [
+        "0000000005",
+        "0000000006",
+        "0000000007",
+    ]
+    storage.close()

@@ -1,0 +1,53 @@
+"""Where the logs of two replicas part."""
+
+from __future__ import annotations
+
+import pytest
+
+from martlet.log.epochs import EpochRange, Epochs, common_position
+
+
+def epochs(*ranges: tuple[int, int, int]) -> list[EpochRange]:
+    """Return (epoch, start, end) ranges."""
+    return [EpochRange(*each) for each in ranges]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "common"),
+    [
+        ([(1, 0, 80)], [(1, 0, 80)], 80),
+        ([(1, 0, 80)], [(1, 0, 240)], 80),
+        ([(1, 0, 240)], [(1, 0, 80)], 80),
+        # A tail of epoch 1 that the next primary did not have.
+        ([(1, 0, 240)], [(1, 0, 80), (2, 1024, 1104)], 80),
+        ([(1, 0, 80), (2, 1024, 1104)], [(1, 0, 240)], 80),
+        # Epochs of which each has one of its own.
+        ([(1, 0, 80), (2, 1024, 1104)], [(1, 0, 160), (3, 1024, 1104)], 80),
+        # The first segments were retired at one of them.
+        ([(1, 512, 800), (2, 1024, 1104)], [(1, 0, 800), (2, 1024, 1200)], 1104),
+        ([(2, 4096, 4800)], [(1, 0, 800), (2, 1024, 5000)], 4800),
+        # One epoch that begins in two places was not written by one process.
+        ([(1, 0, 80), (2, 1024, 1104)], [(1, 0, 80), (2, 2048, 2128)], 80),
+        ([(1, 0, 80)], [(2, 1024, 1104)], None),
+        ([], [(1, 0, 80)], None),
+    ],
+)
+def test_the_common_position(
+    ours: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], common: int | None
+) -> None:
+    assert common_position(epochs(*ours), epochs(*theirs)) == common
+    assert common_position(epochs(*theirs), epochs(*ours)) == common
+
+
+def test_a_cut_forgets_what_is_behind_it() -> None:
+    found = Epochs()
+    for epoch, start, end in [(1, 0, 80), (1, 80, 240), (3, 1024, 1104), (3, 1104, 1184)]:
+        found.add(epoch, start, end)
+    assert found.ranges == epochs((1, 0, 240), (3, 1024, 1184))
+    assert found.last == 3
+    found.cut(1104)
+    assert found.ranges == epochs((1, 0, 240), (3, 1024, 1104))
+    found.cut(1024)
+    assert found.last == 1
+    found.cut(0)
+    assert found.last == 0
