@@ -120,10 +120,7 @@ class BesideModel(RuleBasedStateMachine):
     def restore(self) -> RestoredBroker:
         self.holds = False
         self.seed += 1
-        self.broker, restored = restore(
-            self.storage,
-            self.clock,
-            EdgeRandom(self.seed),
+        self.broker, restored = self.make_broker(
             segment_bytes=SEGMENT_BYTES,
             max_timeout_ns=MAX_TIMEOUT_NS,
             latency_window_ns=10**18,
@@ -142,6 +139,9 @@ class BesideModel(RuleBasedStateMachine):
         self.flushes.clear()
         self.checkpoint = None
         return restored
+
+    def make_broker(self, **options: Any) -> tuple[BrokerCore, RestoredBroker]:
+        return restore(self.storage, self.clock, EdgeRandom(self.seed), **options)
 
     def run(self) -> None:
         """Do all that is due, however many turns of the loop it takes."""

@@ -11,7 +11,7 @@ journal::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -37,9 +37,12 @@ from martlet.broker.transactions.half_topic import HalfTopic
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log import fsync_marker
 from martlet.log.commit_log import CommitLog
+from martlet.log.copy import CopiedLog
+from martlet.log.cut import finish_cut
 from martlet.log.index import ENTRY, Index
-from martlet.log.record import RecordFlag, RecordKind, payload
+from martlet.log.record import Header, RecordFlag, RecordKind, payload
 from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.segmented import spans
 from martlet.log.storage import Segment, Storage
 from martlet.names import is_ephemeral
 
@@ -57,6 +60,106 @@ class RestoredBroker:
     notes: list[str] = field(default_factory=list)
 
 
+class BrokerRecovery:
+    """A restore in steps, for a log that is complete or that another replica still writes.
+
+    Take in the records of the log in order, then end the recovery with the log to append to::
+
+        recovery = BrokerRecovery(storage, segments, segment_bytes)
+        recovery.take_in(scan(segments, recovery.position, report))
+        broker, restored = recovery.begin(log, report, clock, random, options)
+
+    Args:
+        storage, segments: hold the log.
+        segment_bytes: the capacity of new segments.
+        copied_to: the end of a log that another replica writes; every record before it is there.
+            None for a log of the broker's own, of which a power cut may have lost any record that
+            was not durable.
+
+    Attributes:
+        position: the records before it are taken in.
+        checkpoint_position: that of the checkpoint; None without one.
+        notes: for the log lines of a start.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        segments: list[Segment],
+        segment_bytes: int,
+        *,
+        copied_to: int | None = None,
+    ) -> None:
+        self._state, self.checkpoint_position, self.notes = _from_checkpoint(
+            storage, segments, segment_bytes, copied_to
+        )
+        first_base = segments[0].base if segments else 0
+        self.position = first_base if self.checkpoint_position is None else self.checkpoint_position
+        assert copied_to is None or self.position <= copied_to
+        self._is_copy = copied_to is not None
+        transactions = self._state.transactions
+        transactions.durable_position = None if self._is_copy else self.position
+        transactions.segments = segments
+
+    def take_in(self, records: Iterable[tuple[Header, memoryview]]) -> None:
+        """Apply records that follow those taken in so far."""
+        for header, record in records:
+            self._apply(header, record)
+            self.position = max(self.position, header.next_position)
+
+    def _apply(self, header: Header, record: memoryview) -> None:
+        state = self._state
+        if header.kind == RecordKind.BATCH:
+            state.apply_batch(header, record)
+            if header.properties_length:
+                state.learn_sends(header, record)
+            if header.topic == state.half_id and not header.flags & RecordFlag.RELOCATED:
+                state.learn_half(header, record)
+        elif header.kind == RecordKind.BUNDLE:
+            state.learn_bundle(header, record)
+        elif header.kind != RecordKind.EPOCH:
+            state.apply(header.kind, header.topic, bytes(payload(header, record)))
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the checkpoint; 0 without one."""
+        return self._state.epoch
+
+    def begin(
+        self,
+        log: CommitLog,
+        report: RecoveryReport,
+        clock: Callable[[], int],
+        random: Random,
+        options: Mapping[str, Any],
+    ) -> tuple[BrokerCore, RestoredBroker]:
+        """Make a broker of the recovered state, and begin its epoch in the log.
+
+        Args:
+            log: the same log, at the end of what was taken in.
+            report: of the scan of that log.
+            clock, random: of the broker.
+            options: those of `BrokerSettings`.
+        """
+        assert self.position <= log.position
+        broker = BrokerCore(log, clock, random, BrokerSettings(**options))
+        _settle(broker, self._state)
+        _tell_losses(broker)
+        passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
+        if passed or self._is_copy:  # A copy may end in the middle of a head.
+            log.distrust_heads()
+        try:
+            log.append_journal(
+                RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=clock()
+            )
+            if self.checkpoint_position is None:
+                broker.begin_segment()
+        except WritesRefused as error:
+            # Stored messages can still be consumed, which frees space.
+            self.notes.append(f"nothing can be written yet: {error}")
+        return broker, RestoredBroker(report, self.checkpoint_position, self.notes)
+
+
 def restore(
     storage: Storage,
     clock: Callable[[], int],
@@ -71,38 +174,55 @@ def restore(
     silently.
     """
     segments = storage.segments()
-    state, position, notes = _from_checkpoint(storage, segments, segment_bytes)
-    first_base = segments[0].base if segments else 0
-    state.transactions.durable_position = first_base if position is None else position
-    state.transactions.segments = segments
+    finish_cut(storage, segments)
+    recovery = BrokerRecovery(storage, segments, segment_bytes)
+    position = recovery.checkpoint_position or 0
     report = RecoveryReport()
-    for header, record in scan(segments, position or 0, report):
-        if header.kind == RecordKind.BATCH:
-            state.apply_batch(header, record)
-            if header.properties_length:
-                state.learn_sends(header, record)
-            if header.topic == state.half_id and not header.flags & RecordFlag.RELOCATED:
-                state.learn_half(header, record)
-        elif header.kind == RecordKind.BUNDLE:
-            state.learn_bundle(header, record)
-        elif header.kind != RecordKind.EPOCH:
-            state.apply(header.kind, header.topic, bytes(payload(header, record)))
-    end = max(report.end_position, position or 0)
+    recovery.take_in(scan(segments, position, report))
+    end = max(report.end_position, position)
     while segments and segments[-1].base > end:  # begun, but without a good record
         storage.retire(segments.pop())
     if segments and end > segments[-1].base + segments[-1].capacity:
-        notes.append(f"the log ends before the checkpoint's position {end}, where it goes on")
-    doubtful = fsync_marker.found(storage)
-    if doubtful is not None:
-        fsync_marker.settle(segments, doubtful, end)
-        notes.append(
-            f"a flush had failed: what is behind position {doubtful} was written to the disk again"
+        recovery.notes.append(
+            f"the log ends before the checkpoint's position {end}, where it goes on"
         )
-    fsync_marker.prepare(storage)
-    epoch = max(state.epoch, report.last_epoch) + 1
-    log = CommitLog(storage, segments, end, epoch, segment_bytes, position or 0)
-    broker = BrokerCore(log, clock, random, BrokerSettings(**options))
-    _settle(broker, state)
+    recovery.notes += fsync_marker.settle_found(storage, segments, end)
+    epoch = max(recovery.last_epoch, report.last_epoch) + 1
+    log = CommitLog(storage, segments, end, epoch, segment_bytes, position)
+    return recovery.begin(log, report, clock, random, options)
+
+
+def promote(
+    copy: CopiedLog,
+    recovery: BrokerRecovery,
+    epoch: int,
+    clock: Callable[[], int],
+    random: Random,
+    *,
+    segment_bytes: int,
+    **options: Any,
+) -> tuple[BrokerCore, RestoredBroker]:
+    """Make a broker of a copied log and begin an epoch, which is higher than all epochs in it.
+
+    Args:
+        copy: the log. It must not be used any more.
+        recovery: that of the copy; what it has not taken in yet is taken in.
+        epoch: the number of the new epoch.
+        clock, random: of the broker.
+        segment_bytes: the capacity of new segments.
+        options: those of `BrokerSettings`.
+    """
+    assert epoch > copy.epochs.last
+    copy.restart()
+    recovery.take_in(copy.records(recovery.position, copy.position))
+    report = RecoveryReport(end_position=copy.position, last_epoch=copy.epochs.last)
+    checkpointed = recovery.checkpoint_position or 0
+    log = CommitLog(copy.storage, copy.segments, copy.position, epoch, segment_bytes, checkpointed)
+    return recovery.begin(log, report, clock, random, options)
+
+
+def _tell_losses(broker: BrokerCore) -> None:
+    """Report the messages that were given up for space and that a channel had not finished."""
     for loss in settle(broker):
         for channel, lost in loss.unfinished.items():
             if len(lost):
@@ -113,37 +233,37 @@ def restore(
                     int(lost[-1]) + 1,
                     f"{len(lost)} of them were not finished, and are stored nowhere any more",
                 )
-    passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
-    if passed:
-        log.distrust_heads()
-    try:
-        log.append_journal(RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=clock())
-        if position is None:
-            broker.begin_segment()
-    except WritesRefused as error:
-        # Stored messages can still be consumed, which frees space.
-        notes.append(f"nothing can be written yet: {error}")
-    return broker, RestoredBroker(report, position, notes)
 
 
 def _from_checkpoint(
-    storage: Storage, segments: list[Segment], segment_bytes: int
+    storage: Storage, segments: list[Segment], segment_bytes: int, copied_to: int | None
 ) -> tuple[RecoveredState, int | None, list[str]]:
     """Return the state by the checkpoint, the position from which to replay, and notes.
 
-    Without a usable checkpoint, the indexes are rebuilt from the complete log and there is no
-    position.
+    Without a usable checkpoint, the indexes are rebuilt from the complete log, or from that of
+    another replica as far as it counts, and there is no position.
     """
+    end_position = _NO_POSITION if copied_to is None else copied_to
     state = RecoveredState(storage, segment_bytes)
+    if copied_to is not None:
+        state.durable_position = _NO_POSITION
     notes: list[str] = []
     loaded = checkpoint.load(storage)
+    if (
+        copied_to is not None
+        and not isinstance(loaded, str)
+        and not _is_continued(checkpoint_head(loaded).position, segments)
+    ):
+        loaded = "segments behind the checkpoint were retired by the primary"
     if isinstance(loaded, str):
         if segments:
             notes.append(f"{loaded}; reading the whole log")
-            _rebuild(state, segments, None, _NO_POSITION, {})
+            _rebuild(state, segments, None, end_position, {})
         return state, None, notes
     head = checkpoint_head(loaded)
-    position = state.durable_position = head.position
+    position = head.position
+    if copied_to is None:
+        state.durable_position = position
     state.epoch = head.epoch
     missing: set[int] = set()
     numbers = {topic.id: topic.queue for topic in head.snapshot.topics}
@@ -160,6 +280,16 @@ def _from_checkpoint(
     for kind, topic, entry in loaded.entries:
         state.apply(kind, topic, entry)
     return state, position, notes
+
+
+def _is_continued(position: int, segments: list[Segment]) -> bool:
+    """Whether no segment behind a position is missing.
+
+    Batches moved out of a missing one come behind later ones, and a state from before it would not
+    have their places.
+    """
+    covered = spans(segments)
+    return bool(covered) and covered[-1][0] <= position
 
 
 def _rebuild(

@@ -1,0 +1,182 @@
+"""A broker and a standby that copies its log: each crash makes the standby the broker.
+
+The lives are those of `test_broker`. The standby lags, is killed and loses power at any moment.
+When the broker crashes, the standby gets the rest of the log, takes it in, and must stand where the
+model stands.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from tests.property.broker_beside_model import SEGMENT_BYTES, EdgeRandom
+from tests.property.broker_model import NEVER
+from tests.property.log_feed import feed, join
+from tests.property.test_broker import LIFE, BrokerMachine, everything_small
+
+from martlet.broker.broker import BrokerCore
+from martlet.broker.recovery.restore import BrokerRecovery, RestoredBroker, promote
+from martlet.log.copy import CopiedLog, open_copy
+from martlet.log.epochs import Epochs
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.testing import SimulatedStorage
+
+__all__ = ["everything_small"]  # the fixture, which these need too
+
+
+class FailoverMachine(BrokerMachine):
+    """A broker, its model, and its standby."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = Random(0)
+        self.copy: CopiedLog = open_copy(SimulatedStorage(self.dice))[0]
+        self.recovery: BrokerRecovery | None = None
+        self.gap_count = 0
+        self.promoting = False
+
+    def make_broker(self, **options: Any) -> tuple[BrokerCore, RestoredBroker]:
+        if not self.promoting:
+            return super().make_broker(**options)
+        assert self.recovery is not None
+        epoch = self.copy.epochs.last + 1
+        random = EdgeRandom(self.seed)
+        return promote(self.copy, self.recovery, epoch, self.clock, random, **options)
+
+    # the standby
+
+    @rule(max_bytes=st.sampled_from([200, 2000, 1 << 40]))
+    def ship(self, max_bytes: int) -> None:
+        feed(self.broker.log, self.copy, self.dice, max_bytes)
+
+    @rule()
+    def take_in(self) -> None:
+        """The standby's state follows what was copied."""
+        copy = self.copy
+        if copy.gap_count != self.gap_count:
+            self.recovery = None
+        if self.recovery is None:
+            # While segments are missing, copies out of them come behind later batches.
+            feed(self.broker.log, copy, self.dice)
+            self.gap_count = copy.gap_count
+            self.recovery = BrokerRecovery(
+                copy.storage, copy.segments, SEGMENT_BYTES, copied_to=copy.end_position
+            )
+        self.recovery.take_in(copy.records(self.recovery.position, copy.end_position))
+
+    @rule()
+    def flush_standby(self) -> None:
+        job = self.copy.flush_job()
+        job.run()
+        self.copy.flushed(job)
+
+    @rule(power=st.booleans())
+    def restart_standby(self, power: bool) -> None:
+        self.follow(self.standby_storage.crash(power=power))
+
+    @rule()
+    def replace_standby(self) -> None:
+        """Another machine, with an empty disk."""
+        self.follow(SimulatedStorage(self.dice))
+
+    @property
+    def standby_storage(self) -> SimulatedStorage:
+        assert isinstance(self.copy.storage, SimulatedStorage)
+        return self.copy.storage
+
+    def follow(self, storage: SimulatedStorage) -> None:
+        """Copy the log of the broker to a storage, as far as it is the same from now on."""
+        storage.capacity_bytes = storage.write_error = storage.flush_error = None
+        storage.keep_free_bytes = 0
+        self.copy, _ = open_copy(storage)
+        self.recovery, self.gap_count = None, self.copy.gap_count
+        join(epochs_of(self.broker), self.copy, self.broker.log.epoch)
+
+    @rule()
+    def begin_checkpoint(self) -> None:
+        """A checkpoint frees what is finished, so the log, which the standby has, says it first."""
+        refused_count = self.broker.log.refused_count
+        self.write_journal()
+        if self.broker.log.refused_count == refused_count:
+            super().begin_checkpoint()
+
+    # the end of a broker
+
+    @rule()
+    def kill(self) -> None:
+        if self.dice.randrange(4):
+            self.fail_over(power=False)
+        else:
+            super().kill()
+            self.follow(self.standby_storage.crash())
+
+    @rule(seed=st.integers(0, 1 << 20))
+    def cut_power(self, seed: int) -> None:
+        self.storage.random.seed(seed)
+        self.fail_over(power=True)
+
+    @precondition(lambda self: self.broker.log.failed is None)
+    @rule()
+    def stop_and_start(self) -> None:
+        before = self.storage
+        super().stop_and_start()
+        if self.storage is not before:
+            self.follow(self.standby_storage.crash())
+
+    def fail_over(self, *, power: bool) -> None:
+        feed(self.broker.log, self.copy, self.dice)
+        self.take_in()
+        former, self.storage = self.storage, self.standby_storage
+        self.storage.capacity_bytes = former.capacity_bytes
+        self.storage.keep_free_bytes = former.keep_free_bytes
+        self.promoting = True
+        self.restore()
+        self.promoting = False
+        self.compare_after_restart(power=False, durable=NEVER - 1)
+        self.run()
+        self.follow(former.crash(power=power))
+
+
+def epochs_of(broker: BrokerCore) -> Epochs:
+    report = RecoveryReport()
+    for _ in scan(list(broker.log.segments), 0, report):
+        pass
+    return report.epochs
+
+
+@pytest.mark.timeout(600)  # when it fails: to find the shortest life in which it does
+def test_a_standby_stands_where_its_broker_stood() -> None:
+    run_state_machine_as_test(
+        FailoverMachine, settings=settings(LIFE, derandomize=True, max_examples=80)
+    )
+
+
+def test_a_checkpoint_before_retired_segments_is_not_used() -> None:
+    """A replica that was the broker once had one. Behind it segments were retired, and what was
+    moved out of them came behind later batches.
+    """
+    state = FailoverMachine()
+    state.open(dropping=False, seed=425, retention_ms=10_000_000)
+    state.whole_checkpoint()
+    state.publish_for_later(delay_ms=400, name="a", sizes=[64], times=5)
+    state.fail_over(power=True)
+    state.fail_over(power=False)
+    state.fail_over(power=True)
+    state.stop_and_start()
+    state.stop_and_start()
+    state.fail_over(power=True)
+    state.stands_where_the_model_stands()
+    state.teardown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_standby_stands_where_its_broker_stood_for_long() -> None:
+    run_state_machine_as_test(
+        FailoverMachine, settings=settings(LIFE, max_examples=3000, stateful_step_count=80)
+    )
