@@ -144,7 +144,7 @@ class BrokerRecovery:
         assert self.position <= log.position
         broker = BrokerCore(log, clock, random, BrokerSettings(**options))
         _settle(broker, self._state)
-        _tell_losses(broker)
+        _report_losses(broker)
         passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
         if passed or self._is_copy:  # A copy may end in the middle of a head.
             log.distrust_heads()
@@ -221,7 +221,7 @@ def promote(
     return recovery.begin(log, report, clock, random, options)
 
 
-def _tell_losses(broker: BrokerCore) -> None:
+def _report_losses(broker: BrokerCore) -> None:
     """Report the messages that were given up for space and that a channel had not finished."""
     for loss in settle(broker):
         for channel, lost in loss.unfinished.items():
