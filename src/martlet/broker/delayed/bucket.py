@@ -430,6 +430,18 @@ def forwarded_ids(block: memoryview) -> list[int]:
     return [int(id, 16) for id in values if id is not None]
 
 
+def offsets_of(ids: Sequence[int], id_base: int, end_offset: int) -> Offsets:
+    """Return the offsets of those messages that are in a bucket, by their ids, rising.
+
+    Args:
+        ids: of messages of any bucket.
+        id_base: the bucket's id of offset 0.
+        end_offset: behind its last message.
+    """
+    distances = np.array(ids, np.uint64) - np.uint64(id_base)
+    return np.unique(distances[distances < np.uint64(end_offset)]).astype(np.int64)
+
+
 def restore_bucket(
     registry: TopicRegistry,
     delays: DelayedMessages,
@@ -451,8 +463,7 @@ def restore_bucket(
     """
     # A forwarded message may be durable although the end of its bucket is not: its offset may lie
     # behind the known end.
-    distances = np.array(forwarded, np.uint64) - np.uint64(record.id_base)
-    offsets = np.unique(distances[distances < np.uint64(end_offset + _SLACK)]).astype(np.int64)
+    offsets = offsets_of(forwarded, record.id_base, end_offset + _SLACK)
     end_offset = max(end_offset, marks.end, int(offsets.max(initial=-1)) + 1)
     queue = QueueLog(registry.log, record.id, 0, record.id_base, index, end_offset)
     assert record.delayed is not None

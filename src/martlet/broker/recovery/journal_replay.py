@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from martlet.broker.delayed.bucket import forwarded_ids
+from martlet.broker.delayed.bucket import forwarded_ids, offsets_of
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.idempotence import ProducerSend, ProducerState, marks
 from martlet.broker.journal.cursor_entry import CursorState, channel_of
@@ -39,6 +39,9 @@ from martlet.log.index import Index, IndexEntry
 from martlet.log.record import BadRecord, Header, RecordFlag, RecordKind, properties
 from martlet.log.storage import Storage
 from martlet.names import is_ephemeral
+
+_NO_POSITION = 1 << 64
+"""A position behind all others."""
 
 
 @dataclass
@@ -120,7 +123,8 @@ class RecoveredState:
 
     Attributes:
         storage: holds the index files.
-        durable_position: the log is known to have been durable up to here.
+        durable_position: the log is known to have been durable up to here; None for a log that
+            another replica writes, of which every record before the last one is there.
         producers: the known sends of producers.
         topics: all topics at all their queues, by number.
         last_id: the highest number of a topic or channel.
@@ -130,14 +134,15 @@ class RecoveredState:
         transactions: the open ones, and the outcomes of others.
         half_id: the number of the topic of half messages; 0 for none.
         marks: by bucket: its messages that are done.
-        forwarded: by topic number: the former ids of messages forwarded from its buckets.
+        forwarded: by topic number: the former ids of messages forwarded from its buckets, in a log
+            of which the buckets' ends may be lost; otherwise they are in `marks`.
         orphans: by topic number: batches of unknown topics, whose entries (such as the head of
             their segment) are damaged. A later head may have the topic, but not its batches.
     """
 
     def __init__(self, storage: Storage, segment_bytes: int) -> None:
         self.storage = storage
-        self.durable_position = 0
+        self.durable_position: int | None = 0
         self.producers = ProducerState.beside(segment_bytes)
         self.topics: dict[int, RecoveredTopic] = {}
         self._ids: dict[tuple[str, int], int] = {}
@@ -172,7 +177,8 @@ class RecoveredState:
         elif kind == RecordKind.TRANSACTION:
             self.transactions.apply(decode(RecordKind.TRANSACTION, entry))
         elif kind == RecordKind.PRODUCERS:
-            self.producers.learn(entry, self.durable_position)
+            durable = self.durable_position
+            self.producers.learn(entry, _NO_POSITION if durable is None else durable)
 
     def apply_topology(self, entry: TopologyEntry) -> None:
         """Apply an entry about topics or channels."""
@@ -194,6 +200,7 @@ class RecoveredState:
 
     def _apply_snapshot(self, snapshot: SnapshotEntry) -> None:
         before, self.topics = self.topics, {}
+        self._ids.clear()
         self.last_id = max(self.last_id, snapshot.last_id)
         for record in snapshot.topics:
             state = before.get(record.id) or self._begin(record)
@@ -208,6 +215,7 @@ class RecoveredState:
             self.topics[record.id] = state
             self._ids[record.name, record.queue] = record.id
         self.orphans.clear()
+        self.marks = {id: marks for id, marks in self.marks.items() if id in self.topics}
 
     def _begin(self, record: TopicRecord) -> RecoveredTopic:
         id = record.id
@@ -270,8 +278,17 @@ class RecoveredState:
         else:
             state.add_batch(header)
         if header.flags & RecordFlag.FORWARDED:
-            ids = self.forwarded.setdefault(header.topic, [])
-            ids += forwarded_ids(properties(header, record))
+            self._learn_forwarded(header.topic, forwarded_ids(properties(header, record)))
+
+    def _learn_forwarded(self, topic: int, ids: list[int]) -> None:
+        if self.durable_position is not None:
+            self.forwarded.setdefault(topic, []).extend(ids)
+            return
+        for bucket in self.topics.values():
+            delayed = bucket.record.delayed
+            if delayed is not None and delayed.topic == topic:
+                done = offsets_of(ids, bucket.record.id_base, bucket.end_offset)
+                self.marks.setdefault(bucket.record.id, DoneBitmap()).add(done)
 
     def learn_sends(self, header: Header, record: memoryview) -> None:
         """Record the sends that a batch contains; those of a copy are known already."""

@@ -12,6 +12,7 @@ journal::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -30,6 +31,7 @@ from martlet.broker.queue.crash_charges import Charge, CrashCharges
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
+from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint, at_head
 from martlet.broker.retention.eviction import settle
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
@@ -97,6 +99,11 @@ class BrokerRecovery:
         self.position = first_base if self.checkpoint_position is None else self.checkpoint_position
         assert copied_to is None or self.position <= copied_to
         self._is_copy = copied_to is not None
+        self._segments = segments
+        self._indexed_to = (copied_to or 0) if self.checkpoint_position is None else 0
+        """The indexes were built from the log up to here."""
+        self.checkpoint: StandbyCheckpoint | None = None
+        """A checkpoint that waits to be saved."""
         transactions = self._state.transactions
         transactions.durable_position = None if self._is_copy else self.position
         transactions.segments = segments
@@ -104,8 +111,31 @@ class BrokerRecovery:
     def take_in(self, records: Iterable[tuple[Header, memoryview]]) -> None:
         """Apply records that follow those taken in so far."""
         for header, record in records:
+            if header.kind == RecordKind.TOPOLOGY and self._is_copy:
+                self._begin_checkpoint(header, record)
             self._apply(header, record)
             self.position = max(self.position, header.next_position)
+
+    def _begin_checkpoint(self, header: Header, record: memoryview) -> None:
+        """Capture a checkpoint where a segment begins, unless one waits to be saved."""
+        position = header.position
+        if self.checkpoint is not None or position < self._indexed_to:
+            return
+        if any(segment.base == position for segment in self._segments):
+            state = self._state
+            # Where the disk is full now, the next segment's head will do.
+            with suppress(OSError):
+                self.checkpoint = at_head(header, record, state.topics.values(), state.marks)
+
+    def take_checkpoint(self, durable_position: int) -> StandbyCheckpoint | None:
+        """Return the newest checkpoint of a copied log, once; None while there is none that a
+        durable log reaches.
+        """
+        found = self.checkpoint
+        if found is None or found.position > durable_position:
+            return None
+        self.checkpoint = None
+        return found
 
     def _apply(self, header: Header, record: memoryview) -> None:
         state = self._state
@@ -246,7 +276,7 @@ def _from_checkpoint(
     end_position = _NO_POSITION if copied_to is None else copied_to
     state = RecoveredState(storage, segment_bytes)
     if copied_to is not None:
-        state.durable_position = _NO_POSITION
+        state.durable_position = None
     notes: list[str] = []
     loaded = checkpoint.load(storage)
     if (
@@ -255,6 +285,8 @@ def _from_checkpoint(
         and not _is_continued(checkpoint_head(loaded).position, segments)
     ):
         loaded = "segments behind the checkpoint were retired by the primary"
+        # Durably, so that no later start of a broker on this folder uses it either.
+        storage.replace(checkpoint.NAME, b"")
     if isinstance(loaded, str):
         if segments:
             notes.append(f"{loaded}; reading the whole log")

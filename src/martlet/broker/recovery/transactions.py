@@ -89,7 +89,8 @@ class TransactionJournal:
     ) -> None:
         """Apply the entry of a bundle."""
         position = header.next_position
-        self._seen.add(position)
+        if self.durable_position is not None:
+            self._seen.add(position)
         match entry:
             case CommittedEntry(id, at_ns, _, series):
                 outcome = EndedTransaction(TransactionState.COMMITTED, at_ns, position)
