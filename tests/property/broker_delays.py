@@ -14,6 +14,7 @@ from tests.property.broker_model import Message, ModelTopic
 from martlet.broker.delayed.bucket import PROPERTY, Bucket
 from martlet.broker.errors import WritesRefused
 from martlet.broker.retention.eviction import EvictionLoss
+from martlet.log.index import IndexEntry
 from martlet.log.record import RecordFlag, frame_ends, properties, read_record
 from martlet.properties.block import Block
 from martlet.properties.model import system_value
@@ -89,7 +90,8 @@ class DelayRules(BesideModel):
             return
         known = list(self.delayed)
         ids = list(dict.fromkeys(known[pick % len(known)] for pick in picks))
-        waited = {id for id in ids if self.delayed[id].waits}
+        hidden = self.hidden_ids()
+        waited = {id for id in ids if self.delayed[id].waits and id not in hidden}
         for topic in self.topics.values():
             cancelled: set[bytes] = set()
             if self.refused(partial(self._cancel, topic, ids, cancelled)):
@@ -115,26 +117,49 @@ class DelayRules(BesideModel):
     def _take_in_forwarded(self, topic: ModelTopic) -> None:
         """Take in messages of a topic that were delayed and are due now."""
         queue = self.real_topic(topic).queue
-        while len(topic.messages) < queue.end_offset:
+        while len(topic.messages) < queue.visible_end:
             entry = queue.index.row(queue.index.find(len(topic.messages)))
+            forwarded = self.forwarded_in(entry)
+            if not forwarded:
+                self.take_in_confirmed(topic)
+                continue
             assert entry.first_offset == len(topic.messages)
-            record = self.broker.log.view(entry.position, entry.length)
-            assert record is not None
-            header, record = read_record(record, 0, entry.position)
-            assert header.flags & RecordFlag.FORWARDED
-            block = Block(properties(header, record))
-            assert len(block) == entry.count
-            ends = [0, *frame_ends(header, record).tolist()]
-            for number in range(entry.count):
-                id = system_value(block.entry(number), PROPERTY)
-                assert id is not None
-                body = bytes(record[80 + ends[number] + FRAME.size : 80 + ends[number + 1]])
+            for id, body in forwarded:
                 delayed = self.delayed[id]
                 assert delayed.waits, "what was forwarded, or cancelled, comes again"
                 assert (delayed.topic, delayed.body) == (topic, body)
                 assert delayed.due_ns <= self.clock.now_ns, "before its time"
-                topic.publish([body], 0, entry.position + entry.length, self.clock.now_ns)
+                position = entry.position + entry.length
+                topic.publish([body], 0, position, entry.stored_at_ns)
                 delayed.forwarded = topic.messages[-1]
+
+    def forwarded_in(self, entry: IndexEntry) -> list[tuple[bytes, bytes]]:
+        """Return the former ids and the bodies of a batch of messages that were delayed; none of
+        another batch.
+        """
+        record = self.broker.log.view(entry.position, entry.length)
+        assert record is not None
+        header, record = read_record(record, 0, entry.position)
+        if not header.flags & RecordFlag.FORWARDED:
+            return []
+        block = Block(properties(header, record))
+        assert len(block) == entry.count
+        ends = [0, *frame_ends(header, record).tolist()]
+        found = []
+        for number in range(entry.count):
+            id = system_value(block.entry(number), PROPERTY)
+            assert id is not None
+            body = bytes(record[80 + ends[number] + FRAME.size : 80 + ends[number + 1]])
+            found.append((id, body))
+        return found
+
+    def hidden_ids(self) -> set[bytes]:
+        """The former ids of messages that are forwarded, and shown to nobody yet."""
+        return set()
+
+    def take_in_confirmed(self, topic: ModelTopic) -> None:
+        """Take in a batch that was published and is shown only now."""
+        raise AssertionError("a batch that nobody has published")
 
     def bucket_given_up(self, loss: EvictionLoss, position: int) -> None:
         """Delayed messages were dropped for space."""
@@ -150,7 +175,11 @@ class DelayRules(BesideModel):
 
     def waiting_of(self, topic: ModelTopic) -> int:
         """How many messages of a topic wait, as the model has it."""
-        return sum(d.waits for d in self.delayed.values() if d.topic is topic)
+        hidden = self.hidden_ids()
+        return sum(
+            delayed.waits and delayed.topic is topic and id not in hidden
+            for id, delayed in self.delayed.items()
+        )
 
     def _is_there(self, topic: ModelTopic) -> bool:
         known = self.topics.get(topic.name)
@@ -161,7 +190,7 @@ class DelayRules(BesideModel):
         self.delayed = {
             id: delayed for id, delayed in self.delayed.items() if self._is_there(delayed.topic)
         }
-        wait = {id for id, delayed in self.delayed.items() if delayed.waits}
+        wait = {id for id, delayed in self.delayed.items() if delayed.waits} - self.hidden_ids()
         assert self._really_waiting() == wait
         assert self.broker.delays.pending_count == len(wait)
 

@@ -128,7 +128,7 @@ class BrokerMachine(HistoryRules):
             self.take_in_stored()
             self.staged.clear()
             if not refused:
-                topic.publish([body], 0, self.position, self.clock.now_ns)
+                self.published(topic, [body], 0, self.position)
 
     def model_topic(self, name: str) -> ModelTopic | None:
         if name not in self.topics:

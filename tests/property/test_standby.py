@@ -7,15 +7,16 @@ model stands.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from tests.property.broker_beside_model import SEGMENT_BYTES, EdgeRandom
-from tests.property.broker_model import NEVER
+from tests.property.broker_model import NEVER, ModelTopic, Place
 from tests.property.log_feed import feed, join
 from tests.property.test_broker import LIFE, BrokerMachine, everything_small
 
@@ -23,6 +24,8 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import BrokerRecovery, RestoredBroker, promote
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import Epochs
+from martlet.log.index import IndexEntry
+from martlet.log.record import FRAME_HEADER_BYTES, read_header
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import SimulatedStorage
 
@@ -145,6 +148,10 @@ class FailoverMachine(BrokerMachine):
 
     def fail_over(self, *, power: bool) -> None:
         feed(self.broker.log, self.copy, self.dice)
+        self.adopt(power=power, lost=False, durable=NEVER - 1)
+
+    def adopt(self, *, power: bool, lost: bool, durable: int) -> None:
+        """The standby becomes the broker; whether what is not `durable` may be lost."""
         self.take_in()
         former, self.storage = self.storage, self.standby_storage
         self.storage.capacity_bytes = former.capacity_bytes
@@ -152,9 +159,115 @@ class FailoverMachine(BrokerMachine):
         self.promoting = True
         self.restore()
         self.promoting = False
-        self.compare_after_restart(power=False, durable=NEVER - 1)
+        self.compare_after_restart(power=lost, durable=durable)
         self.run()
         self.follow(former.crash(power=power))
+
+
+class ConfirmingMachine(FailoverMachine):
+    """A broker that shows nothing before its standby has it: what it had not is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: dict[ModelTopic, list[tuple[list[bytes], int, int, int]]] = defaultdict(list)
+        """Batches that are not confirmed: bodies, times of delivery and storing, position."""
+        self.confirms = True
+
+    @initialize(seed=st.integers(0, 1000), retention_ms=st.sampled_from([0, 4000, 10_000_000]))
+    def open(self, seed: int, dropping: bool = False, retention_ms: int = 0) -> None:
+        # What is dropped for space is not told to the standby yet.
+        assert not dropping
+        super().open(seed=seed, dropping=False, retention_ms=retention_ms)
+
+    def make_broker(self, **options: Any) -> tuple[BrokerCore, RestoredBroker]:
+        broker, restored = super().make_broker(**options)
+        if self.confirms:
+            broker.await_confirmation()
+        return broker, restored
+
+    def published(
+        self, topic: ModelTopic, bodies: list[bytes], deliver_at_ns: int, position: int
+    ) -> None:
+        self.hidden[topic].append((bodies, deliver_at_ns, self.clock.now_ns, position))
+        if not self.confirms:
+            self.confirm_all()
+
+    def take_in_confirmed(self, topic: ModelTopic) -> None:
+        bodies, deliver_at_ns, stored_at_ns, position = self.hidden[topic].pop(0)
+        assert position <= self.broker.confirmed_position, "shown before it is confirmed"
+        first = len(topic.messages)
+        topic.publish(bodies, deliver_at_ns, position, stored_at_ns)
+        if deliver_at_ns <= self.clock.now_ns:
+            for channel in topic.channels.values():
+                for offset in range(first, len(topic.messages)):
+                    if channel.messages[offset].place is Place.DEFERRED:
+                        channel.messages[offset].place = Place.READY
+
+    def hidden_rows(self, topic: ModelTopic) -> list[IndexEntry]:
+        queue = self.real_topic(topic).queue
+        return queue.index.rows(queue.index.find(queue.visible_end), queue.index.end_row)
+
+    def hidden_ids(self) -> set[bytes]:
+        rows = [row for topic in self.parts() for row in self.hidden_rows(topic)]
+        return {id for row in rows for id, _ in self.forwarded_in(row)}
+
+    def hidden_bytes(self, topic: ModelTopic) -> int:
+        bodies = 0
+        for row in self.hidden_rows(topic):
+            record = self.broker.log.view(row.position, row.length)
+            assert record is not None
+            header = read_header(record, 0, row.position)
+            bodies += header.payload_length - FRAME_HEADER_BYTES * header.count
+        return bodies
+
+    @rule(max_bytes=st.sampled_from([200, 2000, 1 << 40]))
+    def confirm(self, max_bytes: int) -> None:
+        """The standby gets some of the log, and answers."""
+        feed(self.broker.log, self.copy, self.dice, max_bytes)
+        self.confirm_to(self.copy.end_position)
+
+    def confirm_to(self, position: int) -> None:
+        if position > self.broker.confirmed_position:
+            self.broker.confirm(position)
+            self.settle()
+
+    def confirm_all(self) -> None:
+        if self.broker.log.failed is None:
+            self.confirm_to(self.position)
+
+    @rule()
+    def begin_checkpoint(self) -> None:
+        """No checkpoint is saved that is ahead of what is confirmed."""
+        if self.checkpoint is None:
+            self.write_journal()
+            self.confirm_all()
+            super().begin_checkpoint()
+
+    @rule()
+    def kill(self) -> None:
+        self.fail_over(power=False)
+
+    @precondition(lambda self: self.broker.log.failed is None)
+    @rule()
+    def stop_and_start(self) -> None:
+        self.write_journal()
+        self.confirm_all()
+        super().stop_and_start()
+
+    def fail_over(self, *, power: bool) -> None:
+        """The standby has what was confirmed, and perhaps more."""
+        while self.copy.end_position < self.broker.confirmed_position:
+            feed(self.broker.log, self.copy, self.dice)
+        self.take_in()
+        self.confirm_to(self.copy.end_position)
+        self.hidden.clear()
+        self.adopt(power=power, lost=True, durable=self.copy.end_position)
+
+    def teardown(self) -> None:
+        if self.holds:
+            self.confirm_all()
+            self.confirms = False
+        super().teardown()
 
 
 def epochs_of(broker: BrokerCore) -> Epochs:
@@ -162,6 +275,13 @@ def epochs_of(broker: BrokerCore) -> Epochs:
     for _ in scan(list(broker.log.segments), 0, report):
         pass
     return report.epochs
+
+
+@pytest.mark.timeout(600)  # when it fails: to find the shortest life in which it does
+def test_nobody_is_shown_what_a_failover_cuts_off() -> None:
+    run_state_machine_as_test(
+        ConfirmingMachine, settings=settings(LIFE, derandomize=True, max_examples=80)
+    )
 
 
 @pytest.mark.timeout(600)  # when it fails: to find the shortest life in which it does

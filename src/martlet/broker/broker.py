@@ -7,9 +7,10 @@ calls `commit` once in each turn of its loop, `run` when an alarm of the schedul
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.move import MessageMover, append_again
@@ -56,6 +57,21 @@ BIG_SCRATCH_BYTES = 1 << 22
 """A scratch buffer larger than this is not kept for reuse."""
 
 
+class Unconfirmed(NamedTuple):
+    """A batch that too few replicas have yet.
+
+    Attributes:
+        position: of the log behind the batch.
+        topic, first, end, deferred: as for `Topic.stored`.
+    """
+
+    position: int
+    topic: Retained
+    first: int
+    end: int
+    deferred: bool
+
+
 class BrokerCore:
     """Topics, channels and the journal over an opened log.
 
@@ -87,6 +103,12 @@ class BrokerCore:
         self.last_id = 0
         self.stored_count = 0
         """Messages stored since the start."""
+        self.unconfirmed: deque[Unconfirmed] | None = None
+        """Batches that are not confirmed, oldest first; None for a broker without replicas, whose
+        batches need no confirmation.
+        """
+        self.confirmed_position = log.position
+        """With replicas, every record before this position is confirmed."""
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is created or deleted."""
@@ -276,7 +298,10 @@ class BrokerCore:
             topic.refused_count += 1
             raise
         self.stored_count += 1
-        topic.stored_lone(queue.end_offset - 1, frame)
+        if self.unconfirmed is None:
+            topic.stored_lone(queue.end_offset - 1, frame)
+        else:
+            self.stored(topic, queue.end_offset - 1, False)
 
     def commit(self) -> None:
         """Append everything staged and deliver it to the channels."""
@@ -294,10 +319,40 @@ class BrokerCore:
             self._scratch.pop()
         if receipt.error is None:
             self.stored_count += queue.end_offset - before
-            topic.stored(before, deliver_at_ns != 0)
+            self.stored(topic, before, deliver_at_ns != 0)
         elif topic.target is not None:
             topic.target.refused_count += last.count
         return receipt
+
+    def stored(self, topic: Retained, first: int, deferred: bool) -> None:
+        """Deliver a batch from offset `first` on, the last of its queue, once it is confirmed."""
+        end = topic.queue.end_offset
+        # A hidden topic shows nothing: what is taken from it is behind it in the log.
+        if self.unconfirmed is None or topic.target is not topic:
+            topic.stored(first, end, deferred)
+        else:
+            self.unconfirmed.append(Unconfirmed(self.log.position, topic, first, end, deferred))
+
+    def await_confirmation(self) -> None:
+        """Show nothing that is stored from now on before `confirm` is called for it."""
+        assert not self._staged
+        self.unconfirmed = deque()
+        self.confirmed_position = self.log.position
+
+    @property
+    def visible_position(self) -> int:
+        """The position behind the last record that readers of the log may see."""
+        return self.log.position if self.unconfirmed is None else self.confirmed_position
+
+    def confirm(self, position: int) -> None:
+        """Deliver what is confirmed: every record before a position is on enough replicas."""
+        waiting = self.unconfirmed
+        assert waiting is not None and self.confirmed_position <= position <= self.log.position
+        self.confirmed_position = position
+        while waiting and waiting[0].position <= position:
+            _, topic, first, end, deferred = waiting.popleft()
+            if self.by_id.get(topic.id) is topic:
+                topic.stored(first, end, deferred)
 
     def delayed_count(self, topic_number: int, /) -> int:
         """Return the number of messages waiting until all channels of a topic get them."""

@@ -247,7 +247,7 @@ class Bucket(HiddenTopic):
 
     # messages
 
-    def stored(self, first: int, deferred: bool) -> None:
+    def stored(self, first: int, end: int, deferred: bool) -> None:
         """Handle a new batch."""
         end = self.queue.end_offset
         self._delays.pending_count += end - first

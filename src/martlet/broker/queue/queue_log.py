@@ -86,6 +86,10 @@ class QueueLog:
         self.id_base = id_base
         self.index = index
         self.end_offset = end_offset
+        self.visible_end = end_offset
+        """Behind the last confirmed message: nobody is shown what lies between it and `end_offset`,
+        as a failover may cut that off and give its offsets to other messages.
+        """
         self.tally = NeedCounter(index)
         """The messages that channels need from the topic's floor on, as far as counted."""
         self.history: KeptHistory | None = None

@@ -31,10 +31,10 @@ def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool)
     """
     for number, offset in offsets.items():
         part = topic.part(number)
-        if offset > part.queue.end_offset:
+        if offset > part.queue.visible_end:
             raise OutOfReach(
                 f"offset {offset} of topic {topic.name!r}, queue {number} is behind its end,"
-                f" {part.queue.end_offset}",
+                f" {part.queue.visible_end}",
                 queue=number,
             )
     wanted = ChannelPolicy(kind="follower", retain="on" if retain else "off")

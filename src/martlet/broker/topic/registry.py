@@ -37,6 +37,9 @@ class TopicRegistry(TopicContext, Protocol):
     def adopt(self, topic: Topic) -> None:
         """Add a topic at one of its queues."""
 
+    def stored(self, topic: Retained, first: int, deferred: bool) -> None:
+        """Deliver a batch from offset `first` on, the last of its queue, once it is confirmed."""
+
     def commit(self) -> None:
         """Append everything staged and deliver it to the channels."""
 

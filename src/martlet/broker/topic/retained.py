@@ -75,8 +75,8 @@ class Retained(Protocol):
     def resume_delivery(self) -> None:
         """Deliver what may be delivered after that."""
 
-    def stored(self, first: int, deferred: bool) -> None:
-        """Handle a new batch that begins at offset `first`."""
+    def stored(self, first: int, end: int, deferred: bool) -> None:
+        """Handle a new batch, the offsets from `first` up to `end`."""
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
         """Describe it for the journal; in a snapshot with its end and some channels."""

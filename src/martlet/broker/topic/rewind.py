@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def first_entry(queue: QueueLog) -> IndexEntry | None:
     """Return the oldest batch from which on everything is stored; None where nothing is."""
     start = queue.start_offset
-    return None if start >= queue.end_offset else queue.index.row(queue.index.find(start))
+    return None if start >= queue.visible_end else queue.index.row(queue.index.find(start))
 
 
 def offset_at(topic: Topic, time_ns: int) -> int:
@@ -63,8 +63,8 @@ def offset_at(topic: Topic, time_ns: int) -> int:
         )
     row = queue.index.find_time(time_ns)
     if row >= queue.index.end_row:
-        return queue.end_offset
-    return max(queue.index.row(row).first_offset, start)
+        return queue.visible_end
+    return max(min(queue.index.row(row).first_offset, queue.visible_end), start)
 
 
 def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:

@@ -209,9 +209,10 @@ class Topic(SingleQueueTopic):
 
     # messages
 
-    def stored(self, first: int, deferred: bool) -> None:
-        """Deliver an appended batch that begins at offset `first` to the channels."""
-        end = self.queue.end_offset
+    def stored(self, first: int, end: int, deferred: bool) -> None:
+        """Deliver a confirmed batch, the offsets from `first` up to `end`, to the channels."""
+        assert self.queue.visible_end == first < end <= self.queue.end_offset
+        self.queue.visible_end = end
         self.message_count += end - first
         if self.paused_at is not None:
             if self.bounded:
@@ -229,7 +230,8 @@ class Topic(SingleQueueTopic):
         keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.parts)))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
-        """Deliver a message that was appended by itself to the channels."""
+        """Deliver a confirmed message that was appended by itself to the channels."""
+        self.queue.visible_end = offset + 1
         self.message_count += 1
         if self.paused_at is None and self.awaiting:
             for waiting in list(self.awaiting):
@@ -390,7 +392,7 @@ class Topic(SingleQueueTopic):
         if paused == self.paused:
             return
         before = [part.paused_at for part in self.parts]
-        self._change([{"paused_at": p.queue.end_offset if paused else None} for p in self.parts])
+        self._change([{"paused_at": p.queue.visible_end if paused else None} for p in self.parts])
         for part, offset in zip(self.parts, before, strict=True):
             if offset is not None:
                 for channel in part.channels.values():
@@ -419,7 +421,7 @@ class Topic(SingleQueueTopic):
 
     def _emptied(self) -> dict[str, Any]:
         """Return the changes of a part that is emptied."""
-        end = self.queue.end_offset
+        end = self.queue.visible_end
         if not self.holders:
             voids = with_stretch(self.voids, self.backlog_offset, end)
             paused_at = end if self.paused else None

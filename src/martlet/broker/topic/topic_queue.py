@@ -65,7 +65,8 @@ class SingleQueueTopic(StagedQueue):
     @property
     def limit(self) -> int:
         """The offset up to which channels see the topic."""
-        return self.queue.end_offset if self.paused_at is None else self.paused_at
+        end = self.queue.visible_end
+        return end if self.paused_at is None else min(end, self.paused_at)
 
     def limit_of(self, cursor: Cursor) -> int:
         """Return the offset up to which a cursor may move from its position; moves it over a
@@ -117,7 +118,7 @@ class SingleQueueTopic(StagedQueue):
     def depth(self) -> int:
         """The number of messages waiting for a first channel, or for the topic to be unpaused."""
         waiting = 0 if self.holders else self.count_from(self.backlog_offset)
-        hidden = self.stretches(self.limit, self.queue.end_offset)
+        hidden = self.stretches(self.limit, self.queue.visible_end)
         return waiting + sum(end - first for first, end in hidden)
 
     @property

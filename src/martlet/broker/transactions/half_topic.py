@@ -136,7 +136,7 @@ class HalfTopic(HiddenTopic):
     def drop_ranges(self, gone: Sequence[Stretch]) -> None:
         """Do nothing: the loss is detected when the transaction is committed."""
 
-    def stored(self, first: int, deferred: bool) -> None:
+    def stored(self, first: int, end: int, deferred: bool) -> None:
         """Do nothing: no channel reads the messages."""
 
     def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:

@@ -100,11 +100,11 @@ def forward(
         registry.stored_count += piece.count
         if piece.deliver_at_ns:
             # A bucket delivers nothing yet, and adds one row at a time.
-            piece.topic.stored(piece.first_offset, False)
+            piece.topic.stored(piece.first_offset, queue.end_offset, False)
             firsts.pop(piece.topic, None)
     position = registry.relocated_position = registry.log.position
     for topic, first in firsts.items():
-        topic.stored(first, False)
+        registry.stored(topic, first, False)
     return position
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
-    from martlet.log.index import Index, Rows
+    from martlet.log.index import Rows
     from martlet.server.data_folder import DataFolder
     from martlet.server.group_commit import GroupCommit
 
@@ -122,7 +122,7 @@ class LogApi:
                             "queue": part.number,
                             **({"topic_id": part.id} if part.number else {}),
                             "start_offset": part.queue.start_offset,
-                            "end_offset": part.queue.end_offset,
+                            "end_offset": part.queue.visible_end,
                             **self._holes(part.queue),
                         }
                         for part in topic.parts
@@ -152,14 +152,15 @@ class LogApi:
         index = queue.index
         row = index.find_time(timestamp_ns)
         if row >= index.end_row:
-            return {"offset": queue.end_offset}
-        return {"offset": max(index.row(row).first_offset, queue.start_offset)}
+            return {"offset": queue.visible_end}
+        first = min(index.row(row).first_offset, queue.visible_end)
+        return {"offset": max(first, queue.start_offset)}
 
     async def index(self, request: Request) -> object:
         """Answer the index rows of the batches with any offset from ``start`` up to ``end``."""
-        index = self._queue(request).index
+        queue = self._queue(request)
         start, end = request.number("start"), request.number("end")
-        rows = _rows(index, start, end, MAX_INDEX_ROWS)
+        rows = _rows(queue, start, end, MAX_INDEX_ROWS)
         return web.Response(body=rows.tobytes(), content_type=_OCTETS)
 
     async def indexes(self, request: Request) -> object:
@@ -168,8 +169,7 @@ class LogApi:
         pieces: list[bytes] = []
         left = MAX_INDEX_ROWS
         for number, (topic, queue, topic_id, start, end) in enumerate(_places(body), 1):
-            index = self._part_of(topic, queue, topic_id).queue.index
-            rows = _rows(index, start, end, left)
+            rows = _rows(self._part_of(topic, queue, topic_id).queue, start, end, left)
             left -= len(rows)
             pieces += (len(rows).to_bytes(8, "little"), rows.tobytes())
             if number % _PLACES_AT_A_TIME == 0:
@@ -178,8 +178,9 @@ class LogApi:
 
     async def reach(self, request: Request) -> object:
         """Find the offset up to which `max_bytes` of the log reach."""
-        index = self._queue(request).index
-        start, end = request.number("start"), request.number("end")
+        queue = self._queue(request)
+        index = queue.index
+        start, end = request.number("start"), min(request.number("end"), queue.visible_end)
         max_bytes = request.number("max_bytes")
         reached, total = start, 0
         number = index.find(start)
@@ -204,7 +205,7 @@ class LogApi:
         queue = self._queue(request)
         offset = request.number("offset")
         max_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
-        if offset >= queue.end_offset:
+        if offset >= queue.visible_end:
             return web.Response(status=204)
         max_bytes = min(max_bytes, MAX_BATCHES_BYTES)
         if request.query.get("bodies") == "false":
@@ -229,8 +230,8 @@ class LogApi:
         log, index = self._broker.log, queue.index
         runs: list[tuple[int, int]] = []
         total = 0
-        number = index.find(offset)
-        rows = index.rows(number, number + _ROWS_AT_A_TIME)
+        number, stop = index.find(offset), index.find(queue.visible_end)
+        rows = index.rows(number, min(number + _ROWS_AT_A_TIME, stop))
         if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
             return []
         while rows:
@@ -244,7 +245,7 @@ class LogApi:
                 else:
                     runs.append((row.position, row.length))
             number += len(rows)
-            rows = rows and index.rows(number, number + _ROWS_AT_A_TIME)
+            rows = rows and index.rows(number, min(number + _ROWS_AT_A_TIME, stop))
         views = [log.view(position, length) for position, length in runs]
         return [view for view in views if view is not None]
 
@@ -254,8 +255,8 @@ class LogApi:
         A record with a damaged header gives the header alone.
         """
         log, index = self._broker.log, queue.index
-        number = index.find(offset)
-        rows = index.rows(number, number + _ROWS_AT_A_TIME)
+        number, stop = index.find(offset), index.find(queue.visible_end)
+        rows = index.rows(number, min(number + _ROWS_AT_A_TIME, stop))
         if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
             return []
         pieces: list[memoryview] = []
@@ -277,7 +278,7 @@ class LogApi:
         return {
             "broker": self._folder.broker_id,
             "data_path": str(self._folder.path),
-            "position": log.position,
+            "position": self._broker.visible_position,
             "segments": [
                 {"base": segment.base, "bytes": segment.capacity} for segment in log.segments
             ],
@@ -291,7 +292,7 @@ class LogApi:
         segment = next((each for each in log.segments if each.base == base), None)
         if segment is None:
             raise HttpError(404, f"SEGMENT_NOT_FOUND: no segment begins at position {base}")
-        end = min(segment.capacity, log.position - base, at + max_bytes)
+        end = min(segment.capacity, self._broker.visible_position - base, at + max_bytes)
         pieces = [segment.view[at:end]] if at < end else []
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
@@ -309,11 +310,11 @@ class LogApi:
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
         offset = request.number("offset")
-        if offset > topic.queue.end_offset:
+        if offset > topic.queue.visible_end:
             raise HttpError(
                 400,
                 f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
-                f" {topic.queue.end_offset}",
+                f" {topic.queue.visible_end}",
             )
         try:
             starts = {part.number: part.queue.start_offset for part in topic.parts}
@@ -350,8 +351,9 @@ class LogApi:
         return part
 
 
-def _rows(index: Index, start: int, end: int, max_count: int) -> Rows:
+def _rows(queue: QueueLog, start: int, end: int, max_count: int) -> Rows:
     """Return index rows of the batches with any offset in a range, up to a maximum number."""
+    index, end = queue.index, min(end, queue.visible_end)
     if start >= end or not max_count:
         return np.empty(0, ENTRY)
     first = index.find(start)

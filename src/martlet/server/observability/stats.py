@@ -139,7 +139,7 @@ async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
             {
                 "queue": part.number,
                 "start_offset": part.queue.start_offset,
-                "end_offset": part.queue.end_offset,
+                "end_offset": part.queue.visible_end,
                 "depth": part.depth,
                 "channels": {name: channel.depth for name, channel in part.channels.items()},
             }

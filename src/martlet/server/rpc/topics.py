@@ -61,7 +61,7 @@ class TopicCalls:
                     "queue": part.number,
                     "id_base": f"{part.queue.id_base & ID_MASK:016x}",
                     "start_offset": part.queue.start_offset,
-                    "end_offset": part.queue.end_offset,
+                    "end_offset": part.queue.visible_end,
                 }
                 for part in topic.parts
             ],
