@@ -71,7 +71,7 @@ class ConsumerRules(DelayRules):
         if held and pick % 8:
             return held[pick % len(held)]
         if pick % 3 == 0:
-            return (1 << 64) - pick
+            return (1 << 64) - 1 - pick
         parts = consumer.channel.parts
         channel = parts[pick % len(parts)]
         return channel.place(pick % (len(channel.topic.messages) + 2))

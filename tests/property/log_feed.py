@@ -31,13 +31,14 @@ def end_in(segment: Segment, start: int, position: int) -> int:
 
 def feed(primary: CommitLog, copy: CopiedLog, random: Random, max_bytes: int = 1 << 40) -> None:
     """Bring a copy up to the primary's end, or `max_bytes` nearer."""
-    bases = {segment.base for segment in primary.segments}
-    for segment in [s for s in copy.segments if s.base not in bases]:
+    # Those of which the log has not said that they may go, too.
+    sources = {segment.base: segment for segment in primary.storage.segments()}
+    for segment in [s for s in copy.segments if s.base not in sources]:
         copy.retire(segment)
     left = max_bytes
     while left > 0:
         last = copy.segments[-1] if copy.segments else None
-        source = primary.find(last.base) if last is not None else None
+        source = sources.get(last.base) if last is not None else None
         if source is not None:
             end = end_in(source, copy.position, primary.position)
             while copy.received_position < end and left > 0:
@@ -49,10 +50,10 @@ def feed(primary: CommitLog, copy: CopiedLog, random: Random, max_bytes: int = 1
             if copy.received_position < end:
                 return
         last_base = -1 if last is None else last.base
-        following = [s for s in primary.segments if s.base > last_base]
-        if not following:
+        following = min((base for base in sources if base > last_base), default=None)
+        if following is None:
             return
-        copy.begin_segment(following[0].base, following[0].capacity)
+        copy.begin_segment(following, sources[following].capacity)
 
 
 def join(epochs: Epochs, copy: CopiedLog, epoch: int) -> None:

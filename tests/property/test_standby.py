@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.property.broker_beside_model import SEGMENT_BYTES, EdgeRandom
 from tests.property.broker_model import NEVER, ModelTopic, Place
 from tests.property.log_feed import feed, join
 from tests.property.test_broker import LIFE, BrokerMachine, everything_small
 
 from martlet.broker.broker import BrokerCore
+from martlet.broker.journal.entries import decode_retired
 from martlet.broker.recovery.restore import BrokerRecovery, RestoredBroker, promote
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import Epochs
 from martlet.log.index import IndexEntry
-from martlet.log.record import FRAME_HEADER_BYTES, read_header
+from martlet.log.record import FRAME_HEADER_BYTES, RecordKind, payload, read_header
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import SimulatedStorage
 
@@ -92,6 +93,7 @@ class FailoverMachine(BrokerMachine):
         if checkpoint is not None:
             assert checkpoint.position <= self.copy.durable_position
             checkpoint.save(self.copy.storage)
+            self.recovery.saved(checkpoint, self.copy)
 
     @rule(power=st.booleans())
     def restart_standby(self, power: bool) -> None:
@@ -172,6 +174,10 @@ class ConfirmingMachine(FailoverMachine):
         self.hidden: dict[ModelTopic, list[tuple[list[bytes], int, int, int]]] = defaultdict(list)
         """Batches that are not confirmed: bodies, times of delivery and storing, position."""
         self.confirms = True
+        self.retired: set[int] = set()
+        """The segments that may go."""
+        self.bases: tuple[object, set[int]] = (None, set())
+        """Those that there were, and where."""
 
     @initialize(seed=st.integers(0, 1000), retention_ms=st.sampled_from([0, 4000, 10_000_000]))
     def open(self, seed: int, dropping: bool = False, retention_ms: int = 0) -> None:
@@ -237,11 +243,35 @@ class ConfirmingMachine(FailoverMachine):
 
     @rule()
     def begin_checkpoint(self) -> None:
-        """No checkpoint is saved that is ahead of what is confirmed."""
         if self.checkpoint is None:
-            self.write_journal()
-            self.confirm_all()
             super().begin_checkpoint()
+
+    @rule()
+    def save_checkpoint(self) -> None:
+        """None is saved that is ahead of what is confirmed: a cut would have to undo it."""
+        job = self.checkpoint
+        if job is not None and self.broker.confirmed_position >= job.flush.position:
+            super().save_checkpoint()
+
+    def whole_checkpoint(self) -> None:
+        self.begin_checkpoint()
+        self.confirm_all()
+        self.save_checkpoint()
+        self.end_checkpoint()
+
+    @invariant()
+    def segments_go_when_the_log_says_so(self) -> None:
+        """Their files stay until that is confirmed."""
+        if not hasattr(self, "broker"):
+            return
+        for header, record in scan(list(self.broker.log.segments), 0, RecoveryReport()):
+            is_confirmed = header.next_position <= self.broker.confirmed_position
+            if header.kind == RecordKind.RETIRED and is_confirmed:
+                self.retired.update(decode_retired(bytes(payload(header, record))))
+        bases = {segment.base for segment in self.storage.segments()}
+        known, self.bases = self.bases, (self.storage, bases)
+        if known[0] is self.storage:
+            assert known[1] - bases <= self.retired
 
     @rule()
     def kill(self) -> None:

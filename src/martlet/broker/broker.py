@@ -28,6 +28,7 @@ from martlet.broker.journal.entries import (
     TopicRecord,
     TopologyEntry,
     encode,
+    encode_retired,
 )
 from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.queue.queue_log import QueueLog, Receipt
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.retry import DeadLetterReason
     from martlet.broker.topic.retained import Retained
+    from martlet.log.storage import Segment
 
 MAX_SCRATCH = 8
 """The maximum number of batches kept for reuse."""
@@ -107,6 +109,8 @@ class BrokerCore:
         """Batches that are not confirmed, oldest first; None for a broker without replicas, whose
         batches need no confirmation.
         """
+        self._retired: deque[tuple[int, list[Segment]]] = deque()
+        """Segments that wait for the confirmation of their RETIRED entry, by its end."""
         self.confirmed_position = log.position
         """With replicas, every record before this position is confirmed."""
         self.started_at_ns = clock()
@@ -337,6 +341,7 @@ class BrokerCore:
         """Show nothing that is stored from now on before `confirm` is called for it."""
         assert not self._staged
         self.unconfirmed = deque()
+        self.log.condemned = []
         self.confirmed_position = self.log.position
 
     @property
@@ -353,6 +358,9 @@ class BrokerCore:
             _, topic, first, end, deferred = waiting.popleft()
             if self.by_id.get(topic.id) is topic:
                 topic.stored(first, end, deferred)
+        while self._retired and self._retired[0][0] <= position:
+            for segment in self._retired.popleft()[1]:
+                self.log.storage.retire(segment)
 
     def delayed_count(self, topic_number: int, /) -> int:
         """Return the number of messages waiting until all channels of a topic get them."""
@@ -438,7 +446,16 @@ class BrokerCore:
 
         Cursors that move meanwhile are left for the next call.
         """
-        return self.moved.write_some()
+        yield from self.moved.write_some()
+        self._write_retired()
+
+    def _write_retired(self) -> None:
+        """Journal the segments that nothing needs, so that every replica removes them."""
+        if condemned := self.log.condemned:
+            entry = encode_retired(segment.base for segment in condemned)
+            self.log.append_journal(RecordKind.RETIRED, entry, topic=0, stored_at_ns=self.clock())
+            self._retired.append((self.log.position, condemned.copy()))
+            condemned.clear()
 
     def write_cursor(self, channel: ChannelState) -> None:
         """Journal a channel's cursor at once. Raises WritesRefused.

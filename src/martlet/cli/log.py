@@ -29,6 +29,7 @@ from martlet.broker.journal.entries import (
     TopicRecord,
     TopologyEntry,
     decode,
+    decode_retired,
     json_of,
 )
 from martlet.broker.recovery.needs import needed_by
@@ -290,6 +291,8 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
         fields |= {"channel": piece.name, "rows": len(piece.rows), "clients": piece.consumers}
     elif header.kind == RecordKind.ACCOUNTS:
         fields["accounts"] = [_account(each) for each in unpack_accounts(payload(header, record))]
+    elif header.kind == RecordKind.RETIRED:
+        fields["bases"] = decode_retired(bytes(payload(header, record)))
     elif header.kind == RecordKind.CURSOR:
         fields["channel_id"] = channel_of(bytes(payload(header, record)))
     if header.stored_at_ns:

@@ -84,6 +84,10 @@ class CommitLog(SegmentedLog):
         """The number of refused appends."""
         self.retired_count = 0
         """The number of retired segments."""
+        self.condemned: list[Segment] | None = None
+        """With replicas: retired segments of which no record says so yet; their files stay. None
+        without replicas, where a file goes at once.
+        """
         self.segment_bytes = segment_bytes
         self._rolling = False
         self._copied_to = position
@@ -272,7 +276,8 @@ class CommitLog(SegmentedLog):
             except StorageFull as error:
                 # Making room may need a segment too, and meets the same limit.
                 with suppress(StorageFull):
-                    if not journal and self.on_full():
+                    # What is condemned frees space only once that is confirmed.
+                    if not journal and not self.condemned and self.on_full():
                         continue
                 if self.failed is not None:
                     raise self._refuse(self.failed) from error
@@ -401,9 +406,12 @@ class CommitLog(SegmentedLog):
         )
 
     def retire(self, segment: Segment) -> None:
-        """Remove a segment that nothing needs; never the current one."""
+        """Take a segment out of the log that nothing needs; never the current one."""
         assert segment is not self._current and segment not in self._dirty
         self._drop(segment)
         self.retired_count += 1
         assert self.segments[-1] is self._current
-        self.storage.retire(segment)
+        if self.condemned is None:
+            self.storage.retire(segment)
+        else:
+            self.condemned.append(segment)

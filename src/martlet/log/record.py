@@ -101,6 +101,8 @@ class RecordKind(IntEnum):
     """The counters of channels, for audits (see `martlet.broker.tracing.counters`); recovery
     ignores them.
     """
+    RETIRED = 12
+    """Segments that nothing needs: every replica removes them once this entry is confirmed."""
 
 
 class RecordFlag(IntFlag):

@@ -65,6 +65,7 @@ _JOURNAL_KINDS = _HEAD_KINDS | {
     RecordKind.BUNDLE,
     RecordKind.TRACE,
     RecordKind.ACCOUNTS,
+    RecordKind.RETIRED,
 }
 _ATTEMPTS = 3
 _NOTHING = Needed(1 << 63, ())

@@ -519,6 +519,16 @@ def checkpoint_head(loaded: Checkpoint) -> CheckpointHead:
     raise BadRecord("a checkpoint that does not begin with a snapshot and its position")
 
 
+def encode_retired(bases: Iterable[int]) -> bytes:
+    """Encode the base positions of segments that nothing needs (RETIRED)."""
+    return json.dumps(list(bases), separators=(",", ":")).encode()
+
+
+def decode_retired(entry: bytes) -> list[int]:
+    """Decode the base positions of segments that nothing needs."""
+    return [int(base) for base in json.loads(entry)]
+
+
 def encode_passed(damaged: Iterable[LogDamage]) -> bytes:
     """Encode the note of a start (EPOCH): the damaged ranges that it skipped."""
     stretches = [(damage.start, damage.end) for damage in damaged][-_MAX_PASSED:]

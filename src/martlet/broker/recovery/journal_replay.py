@@ -30,6 +30,7 @@ from martlet.broker.journal.entries import (
     TopologyEntry,
     UnknownTransactionEntry,
     decode,
+    decode_retired,
 )
 from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.transactions import TransactionJournal
@@ -136,6 +137,7 @@ class RecoveredState:
         marks: by bucket: its messages that are done.
         forwarded: by topic number: the former ids of messages forwarded from its buckets, in a log
             of which the buckets' ends may be lost; otherwise they are in `marks`.
+        retired: the bases of segments that no replica needs.
         orphans: by topic number: batches of unknown topics, whose entries (such as the head of
             their segment) are damaged. A later head may have the topic, but not its batches.
     """
@@ -154,6 +156,7 @@ class RecoveredState:
         self.half_id = 0
         self.marks: dict[int, DoneBitmap] = {}
         self.forwarded: dict[int, list[int]] = {}
+        self.retired: set[int] = set()
         self.orphans: dict[int, list[Header]] = {}
 
     def apply(self, kind: int, topic: int, entry: bytes) -> None:
@@ -179,6 +182,8 @@ class RecoveredState:
         elif kind == RecordKind.PRODUCERS:
             durable = self.durable_position
             self.producers.learn(entry, _NO_POSITION if durable is None else durable)
+        elif kind == RecordKind.RETIRED:
+            self.retired.update(decode_retired(entry))
 
     def apply_topology(self, entry: TopologyEntry) -> None:
         """Apply an entry about topics or channels."""

@@ -127,6 +127,17 @@ class BrokerRecovery:
             with suppress(OSError):
                 self.checkpoint = at_head(header, record, state.topics.values(), state.marks)
 
+    def saved(self, checkpoint: StandbyCheckpoint, copy: CopiedLog) -> None:
+        """Record that a checkpoint was saved, and retire what it does not need of the copied log:
+        the segments before it of which the log says that no replica needs them.
+        """
+        position = self.checkpoint_position = checkpoint.position
+        retired = self._state.retired
+        for segment in list(copy.segments):
+            if segment.base in retired and segment.base + segment.capacity <= position:
+                copy.retire(segment)
+        retired &= {segment.base for segment in copy.segments}
+
     def take_checkpoint(self, durable_position: int) -> StandbyCheckpoint | None:
         """Return the newest checkpoint of a copied log, once; None while there is none that a
         durable log reaches.

@@ -1,0 +1,158 @@
+"""With replicas, the broker shows and removes only what is confirmed."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import aiohttp
+from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
+
+from martlet.broker.journal.entries import decode_retired
+from martlet.broker.recovery.restore import restore
+from martlet.broker.topic.rewind import offset_at
+from martlet.log.record import RecordKind, payload
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.testing import Broker
+
+
+def confirming() -> Core:
+    core = Core()
+    core.channel("t")
+    core.broker.await_confirmation()
+    return core
+
+
+def test_a_batch_is_delivered_once_it_is_confirmed() -> None:
+    core = confirming()
+    client = core.client("t").ready(10)
+    first = core.publish("t", b"one", b"two")
+    core.broker.append(core.broker.topic("t"), b"three")
+    second = core.broker.log.position
+    topic = core.broker.topic("t")
+    assert client.bodies == []
+    assert topic.depth == topic.message_count == client.channel.depth == 0
+    assert core.broker.visible_position < first.position
+
+    core.broker.confirm(first.position)
+    assert client.bodies == [b"one", b"two"]
+    assert core.broker.visible_position == first.position
+    core.broker.confirm(second)
+    assert client.bodies == [b"one", b"two", b"three"]
+    assert topic.message_count == 3
+
+
+def test_an_offset_is_reported_only_once_its_message_is_confirmed() -> None:
+    core = confirming()
+    core.publish("t", b"one")
+    core.broker.confirm(core.broker.log.position)
+    core.wait(SECOND_NS)
+    core.publish("t", b"two")
+    topic = core.broker.topic("t")
+    assert topic.queue.end_offset == 2
+    # One that reads from now on must not pass over a message with that offset.
+    assert offset_at(topic, core.clock.now_ns) == offset_at(topic, 1 << 62) == 1
+    assert core.channel("t", "new").cursor.next == 1
+
+
+def test_a_topic_that_is_deleted_meanwhile_shows_nothing() -> None:
+    core = confirming()
+    client = core.client("t").ready(10)
+    core.publish("t", b"one")
+    core.broker.delete_topic("t")
+    core.publish("t", b"two")
+    again = core.client("t").ready(10)
+    core.broker.confirm(core.broker.log.position)
+    assert client.closed
+    assert client.bodies == []
+    assert again.bodies == [b"two"]
+
+
+def test_a_message_that_is_confirmed_while_its_topic_is_paused() -> None:
+    core = confirming()
+    topic = core.broker.topic("t")
+    client = core.client("t").ready(10)
+    core.publish("t", b"one")
+    topic.set_paused(True)
+    core.broker.confirm(core.broker.log.position)
+    assert client.bodies == []
+    topic.set_paused(False)
+    assert client.bodies == [b"one"]
+
+
+def test_segments_go_once_it_is_confirmed_that_they_may() -> None:
+    core = confirming()
+    client = core.client("t").ready(1000)
+    core.fill("t", 3)
+    core.broker.confirm(core.broker.log.position)
+    client.finish()
+    bases = [segment.base for segment in core.storage.segments()]
+    core.checkpoint()
+    left = [segment.base for segment in core.broker.log.segments]
+    assert len(left) < len(bases)
+    assert [segment.base for segment in core.storage.segments()] == bases
+    # A start finds them, and needs nothing of them.
+    again, _ = restore(core.storage.crash(), core.clock, Random(3), segment_bytes=SEGMENT_BYTES)
+    assert [segment.base for segment in again.log.segments][: len(bases)] == bases
+    assert again.topics["t"].channels["c"].depth == 0
+
+
+def test_what_frees_segments_is_in_the_log_before_they_go() -> None:
+    core = confirming()
+    client = core.client("t").ready(1000)
+    core.fill("t", 3)
+    core.broker.confirm(core.broker.log.position)
+    client.finish()
+    bases = [segment.base for segment in core.storage.segments()]
+    core.checkpoint()
+    core.broker.write_journal()
+    records = list(scan(list(core.broker.log.segments), 0, RecoveryReport()))
+    kinds = [header.kind for header, _ in records]
+    (retired,) = (
+        decode_retired(bytes(payload(header, record)))
+        for header, record in records
+        if header.kind == RecordKind.RETIRED
+    )
+    assert retired == [base for base in bases if core.broker.log.find(base) is None]
+    assert RecordKind.CURSOR in kinds[: kinds.index(RecordKind.RETIRED)]
+    core.broker.confirm(core.broker.log.position - 8)
+    assert [segment.base for segment in core.storage.segments()] == bases
+    core.broker.confirm(core.broker.log.position)
+    assert [segment.base for segment in core.storage.segments()] == sorted(set(bases) - {*retired})
+
+
+async def test_the_log_is_served_as_far_as_it_is_confirmed() -> None:
+    async with Broker() as broker, aiohttp.ClientSession() as session:
+        core = broker.server.broker
+
+        async def ask(path: str) -> tuple[int, bytes]:
+            async with session.get(f"http://{broker.http_address}{path}") as answer:
+                return answer.status, await answer.read()
+
+        core.topic("t")
+        core.await_confirmation()
+        topic = core.topic("t")
+        topic.stage([b"one"])
+        core.commit()
+        position = core.log.position
+        topic.stage([b"two"])
+        core.commit()
+        core.confirm(position)
+        core.log.flush_job()
+
+        _, index = await ask("/log/index?topic=t&queue=0&start=0&end=10")
+        assert len(index) == 40
+        _, batches = await ask("/log/batches?topic=t&queue=0&offset=0")
+        assert b"one" in batches
+        assert b"two" not in batches
+        assert (await ask("/log/batches?topic=t&queue=0&offset=1"))[0] == 204
+        _, reach = await ask("/log/reach?topic=t&queue=0&start=0&end=10&max_bytes=100000")
+        assert json.loads(reach)["offset"] == 1
+        _, listed = await ask("/log/segments")
+        assert json.loads(listed)["position"] == position
+        base = core.log.segments[0].base
+        _, bytes_of = await ask(f"/log/segment?base={base}&at=0")
+        assert b"one" in bytes_of
+        assert b"two" not in bytes_of
+        _, stats = await ask("/stats?format=json")
+        assert json.loads(stats)["topics"][0]["message_count"] == 1
