@@ -25,6 +25,7 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, CopyRefused, open_copy
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.segmented import FlushJob
 from martlet.log.storage import Segment
 from martlet.testing import SimulatedStorage
 
@@ -45,6 +46,7 @@ class CopyMachine(RuleBasedStateMachine):
         self.holds = False
         """So far all went well: it makes sense to look at the end."""
         self.retired: set[int] = set()
+        self.flushes: list[tuple[CopiedLog, FlushJob]] = []
 
     @initialize(seed=st.integers(0, 1000))
     def open(self, seed: int) -> None:
@@ -71,12 +73,19 @@ class CopyMachine(RuleBasedStateMachine):
         feed(self.primary, self.copies[number], self.random, max_bytes)
 
     @rule(number=copies)
-    def flush_copy(self, number: int) -> None:
-        copy = self.copies[number]
-        job = copy.flush_job()
+    def begin_flush(self, number: int) -> None:
+        job = self.copies[number].flush_job()
         job.run()
-        copy.flushed(job)
-        assert copy.durable_position == copy.position
+        self.flushes.append((self.copies[number], job))
+
+    @rule()
+    def end_flush(self) -> None:
+        """The copy hears of a flush, and may have got more meanwhile."""
+        if self.flushes:
+            copy, job = self.flushes.pop(0)
+            if copy in self.copies and job.position <= copy.position:
+                copy.flushed(job)
+                assert copy.durable_position >= job.position
 
     @rule()
     def flush_primary(self) -> None:
@@ -99,7 +108,9 @@ class CopyMachine(RuleBasedStateMachine):
         before = self.copies[number]
         end = min(before.end_position, before.durable_position) if power else before.end_position
         kept = {r for r in records_of(before.segments) if position_of(r) < end}
-        copy = self.copies[number] = open_copy(self.storage(before).crash(power=power))[0]
+        known = self.random.choice([0, before.durable_position]) if power else None
+        storage = self.storage(before).crash(power=power)
+        copy = self.copies[number] = open_copy(storage, durable_position=known)[0]
         assert kept <= set(records_of(copy.segments))
 
     @rule(number=copies)
@@ -134,7 +145,9 @@ class CopyMachine(RuleBasedStateMachine):
         other = self.copies[1 - number]
         chosen.restart()
         self.epoch += 1
-        former = open_copy(self.storage(self.primary).crash(power=power))[0]
+        known = 0 if power else None
+        storage = self.storage(self.primary).crash(power=power)
+        former = open_copy(storage, durable_position=known)[0]
         self.primary = CommitLog(
             chosen.storage, chosen.segments, chosen.position, self.epoch, SEGMENT_BYTES
         )
@@ -143,7 +156,9 @@ class CopyMachine(RuleBasedStateMachine):
         for place, copy in enumerate(self.copies):
             storage = self.storage(copy)
             if failing:
-                storage.write_error = OSError(errno.EIO, "Input/output error")
+                error = OSError(errno.EIO, "Input/output error")
+                failure = self.random.choice(["write_error", "flush_error"])
+                setattr(storage, failure, error)
             try:
                 join(chosen.epochs, copy, self.epoch)
             except (OSError, CopyRefused):
@@ -151,9 +166,10 @@ class CopyMachine(RuleBasedStateMachine):
                 assert copy.failed is not None
                 with pytest.raises(CopyRefused):
                     copy.begin_segment(1 << 30, SEGMENT_BYTES)
-                copy = self.copies[place] = open_copy(storage.crash(power=power))[0]
+                storage = storage.crash(power=power)
+                copy = self.copies[place] = open_copy(storage, durable_position=known)[0]
                 join(chosen.epochs, copy, self.epoch)
-            storage.write_error = None
+            storage.write_error = storage.flush_error = None
 
     @invariant()
     def same_bytes(self) -> None:

@@ -41,7 +41,6 @@ class FailoverMachine(BrokerMachine):
         self.dice = Random(0)
         self.copy: CopiedLog = open_copy(SimulatedStorage(self.dice))[0]
         self.recovery: BrokerRecovery | None = None
-        self.gap_count = 0
         self.promoting = False
 
     def make_broker(self, **options: Any) -> tuple[BrokerCore, RestoredBroker]:
@@ -62,16 +61,13 @@ class FailoverMachine(BrokerMachine):
     def take_in(self) -> None:
         """The standby's state follows what was copied."""
         copy = self.copy
-        if copy.gap_count != self.gap_count:
+        if self.recovery is not None and not self.recovery.is_usable:
             self.recovery = None
         if self.recovery is None:
             # While segments are missing, copies out of them come behind later batches.
             feed(self.broker.log, copy, self.dice)
-            self.gap_count = copy.gap_count
-            self.recovery = BrokerRecovery(
-                copy.storage, copy.segments, SEGMENT_BYTES, copied_to=copy.end_position
-            )
-        self.recovery.take_in(copy.records(self.recovery.position, copy.end_position))
+            self.recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+        self.recovery.follow(copy.end_position)
         # What grows while a log is read must not grow for months.
         state = self.recovery._state
         assert not state.forwarded
@@ -86,8 +82,10 @@ class FailoverMachine(BrokerMachine):
     @rule()
     def save_standby(self) -> None:
         """The standby's own checkpoint, as far as its log is durable."""
-        self.take_in()
-        self.flush_standby()
+        steps = [self.take_in, self.flush_standby]
+        self.dice.shuffle(steps)
+        for step in steps:
+            step()
         assert self.recovery is not None
         checkpoint = self.recovery.take_checkpoint(self.copy.durable_position)
         if checkpoint is not None:
@@ -97,7 +95,7 @@ class FailoverMachine(BrokerMachine):
 
     @rule(power=st.booleans())
     def restart_standby(self, power: bool) -> None:
-        self.follow(self.standby_storage.crash(power=power))
+        self.follow(self.standby_storage.crash(power=power), power=power)
 
     @rule()
     def replace_standby(self) -> None:
@@ -109,12 +107,12 @@ class FailoverMachine(BrokerMachine):
         assert isinstance(self.copy.storage, SimulatedStorage)
         return self.copy.storage
 
-    def follow(self, storage: SimulatedStorage) -> None:
+    def follow(self, storage: SimulatedStorage, *, power: bool = False) -> None:
         """Copy the log of the broker to a storage, as far as it is the same from now on."""
         storage.capacity_bytes = storage.write_error = storage.flush_error = None
         storage.keep_free_bytes = 0
-        self.copy, _ = open_copy(storage)
-        self.recovery, self.gap_count = None, self.copy.gap_count
+        self.copy, _ = open_copy(storage, durable_position=0 if power else None)
+        self.recovery = None
         join(epochs_of(self.broker), self.copy, self.broker.log.epoch)
 
     @rule()
@@ -163,7 +161,7 @@ class FailoverMachine(BrokerMachine):
         self.promoting = False
         self.compare_after_restart(power=lost, durable=durable)
         self.run()
-        self.follow(former.crash(power=power))
+        self.follow(former.crash(power=power), power=power)
 
 
 class ConfirmingMachine(FailoverMachine):

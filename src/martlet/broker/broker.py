@@ -339,7 +339,7 @@ class BrokerCore:
 
     def await_confirmation(self) -> None:
         """Show nothing that is stored from now on before `confirm` is called for it."""
-        assert not self._staged
+        assert not self._staged and self.unconfirmed is None
         self.unconfirmed = deque()
         self.log.condemned = []
         self.confirmed_position = self.log.position

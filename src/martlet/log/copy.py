@@ -36,6 +36,8 @@ from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Segment, Storage
 
+_PIECE_BYTES = 1 << 20
+
 
 class CopyRefused(Exception):
     """What was received does not continue the copy; the text says why. The copy is unchanged, and
@@ -43,14 +45,17 @@ class CopyRefused(Exception):
     """
 
 
-def open_copy(storage: Storage, start: int = 0) -> tuple[CopiedLog, RecoveryReport]:
+def open_copy(
+    storage: Storage, start: int = 0, *, durable_position: int | None = None
+) -> tuple[CopiedLog, RecoveryReport]:
     """Open the log of a replica that is to copy.
-
-    Where a power cut has lost records and kept later ones, the later ones are cut off too.
 
     Args:
         storage: holds the log.
         start: the position to read it from, such as that of a checkpoint.
+        durable_position: after a power cut, up to where the log is known to have been durable.
+            Behind it records may be lost and later ones kept, and those are cut off too. None where
+            nothing can be lost: any damage is then the disk's, and the log behind it counts.
 
     Raises:
         OSError: a cut could not be made durable.
@@ -64,12 +69,20 @@ def open_copy(storage: Storage, start: int = 0) -> tuple[CopiedLog, RecoveryRepo
     while segments and segments[-1].base > end:  # Begun, but without a good record.
         storage.retire(segments.pop())
     fsync_marker.settle_found(storage, segments, end)
-    copy = CopiedLog(storage, segments, end, report.epochs)
-    if report.damaged:
-        copy.cut(min(report.damaged[0].start, copy.position), report.last_epoch)
-    elif segments and _end_of(segments[-1]) - copy.position >= HEADER_BYTES:
-        # The end of the segment may be there; the primary may have gone on in it.
-        copy.received_position += HEADER_BYTES
+    ranges = [(damage.start, damage.end) for damage in report.damaged if damage.end <= end]
+    copy = CopiedLog(storage, segments, end, report.epochs, damaged=ranges)
+    holes = [
+        damage.start
+        for damage in report.damaged
+        if damage.end > end or (durable_position is not None and damage.start >= durable_position)
+    ]
+    if segments:
+        # The end of a segment may be there, in which the primary may have gone on.
+        reached = min(report.end_position + HEADER_BYTES, _end_of(segments[-1]))
+        copy.received_position = max(end, reached)
+    if holes:
+        copy.cut(min(holes[0], end), report.last_epoch)
+    else:
         copy.restart()
     return copy, report
 
@@ -106,6 +119,8 @@ class CopiedLog(SegmentedLog):
         """The segments that began behind missing positions."""
         self._whole_at = position + HEADER_BYTES
         """No record is complete before this much is received."""
+        self._has_ended = False
+        """Whether the end of the last segment was received."""
 
     def begin_segment(self, base: int, capacity: int) -> None:
         """Begin a segment as the primary did.
@@ -121,11 +136,15 @@ class CopiedLog(SegmentedLog):
             end = _end_of(last)
             if base < end:
                 raise CopyRefused(f"a segment at {base} where the last one ends at {end}")
-            if end - self.position >= HEADER_BYTES and not self._is_closed(last):
+            if end - self.position >= HEADER_BYTES and not self._has_ended:
                 raise CopyRefused(f"a segment at {base}, but the one before it goes on")
         if base < self.position or capacity <= 0 or base % 8 or capacity % 8:
             raise CopyRefused(f"a segment of {capacity} bytes at {base}")
-        self._add(self.storage.create(base, capacity))
+        segment = self.storage.create(base, capacity)
+        if last is not None:
+            # Its end moved no position, so a flush under way may have taken it for flushed.
+            self._written(last)
+        self._add(segment)
         if last is not None and base > _end_of(last):
             self.gap_count += 1
         self._begin_at_position()
@@ -140,6 +159,8 @@ class CopiedLog(SegmentedLog):
         last = self.segments[-1] if self.segments else None
         if last is None or position != self.received_position:
             raise CopyRefused(f"bytes at {position} where {self.received_position} comes next")
+        if self._has_ended:
+            raise CopyRefused(f"bytes at {position} behind the segment's end")
         if position + len(data) > _end_of(last):
             raise CopyRefused(f"bytes up to {position + len(data)} behind {_end_of(last)}")
         self._put(last, data, position)
@@ -174,19 +195,20 @@ class CopiedLog(SegmentedLog):
 
     def cut(self, position: int, epoch: int) -> CutTail:
         """Cut off, durably, what the log of the primary of an epoch does not have. Returns what
-        went.
+        went. No checkpoint may be of a position behind the cut: it was not confirmed.
 
         Raises OSError: nothing is cut, or the next start does it; the copy takes no writes.
         """
         self._check_open()
         assert position <= self.position
         try:
-            tail = cut_off(self.storage, self.segments, position, self.position, epoch)
+            tail = cut_off(self.storage, self.segments, position, self.received_position, epoch)
         except OSError as error:
-            self.failed = f"cutting the log at {position} failed: {error}"
+            self.flush_failed(error)
             raise
-        self._bases = [segment.base for segment in self.segments]
-        self._dirty = [segment for segment in self._dirty if segment in self.segments]
+        finally:
+            self._bases = [segment.base for segment in self.segments]
+            self._dirty = [segment for segment in self._dirty if segment in self.segments]
         self.position = min(position, _end_of(self.segments[-1])) if self.segments else 0
         self.durable_position = min(self.durable_position, self.position)
         self.epochs.cut(self.position)
@@ -201,8 +223,9 @@ class CopiedLog(SegmentedLog):
         Raises CopyRefused: the disk failed.
         """
         if self.received_position > self.position:
-            zeros = bytes(self.received_position - self.position)
-            self._put(self.segments[-1], zeros, self.position)
+            for at in range(self.position, self.received_position, _PIECE_BYTES):
+                zeros = bytes(min(_PIECE_BYTES, self.received_position - at))
+                self._put(self.segments[-1], zeros, at)
             # Flushed: a power cut could bring back the end of the segment, or a record of which
             # only zeros were missing, in place of what is written next, and keep what follows that.
             try:
@@ -214,7 +237,7 @@ class CopiedLog(SegmentedLog):
 
     @property
     def end_position(self) -> int:
-        """Behind the last verified record: what is acknowledged. A restart never finds less, and
+        """Behind the last verified record: what is acknowledged. A later start finds as much, where
         `position` may be the beginning of a segment without records.
         """
         return self.epochs.ranges[-1].end if self.epochs.ranges else 0
@@ -224,13 +247,13 @@ class CopiedLog(SegmentedLog):
         and the batches of a bundle behind it.
         """
         assert end <= self.position
-        passed = dict(self.damaged)
         for segment in list(self.segments):
             at = max(start, segment.base)
             stop = min(end, _end_of(segment))
             while at + HEADER_BYTES <= stop:
-                if at in passed:
-                    at = passed[at]
+                behind = next((end for first, end in self.damaged if first <= at < end), at)
+                if behind > at:
+                    at = behind
                     continue
                 header = read_header(segment.view, at - segment.base, at)
                 if header.kind == RecordKind.SEGMENT_END:
@@ -251,18 +274,20 @@ class CopiedLog(SegmentedLog):
         except OSError as error:
             self.failed = f"writing to the log failed: {error}; nothing more is copied"
             raise CopyRefused(self.failed) from error
-        if not self._dirty or self._dirty[-1] is not segment:
-            self._dirty.append(segment)
+        self._written(segment)
 
     def _begin_at_position(self) -> None:
         self.received_position = self.position
         self._whole_at = self.position + HEADER_BYTES
+        self._has_ended = False
 
     def _verify(self, segment: Segment) -> None:
         """Count the records that are whole. Raises BadRecord."""
         while self.received_position - self.position >= HEADER_BYTES:
             at = self.position - segment.base
             header = read_header(segment.view, at, self.position)
+            if header.next_position > _end_of(segment):
+                raise BadRecord(f"position {self.position}: a record beyond the segment's end")
             if header.next_position > self.received_position:
                 self._whole_at = header.next_position
                 return
@@ -276,21 +301,11 @@ class CopiedLog(SegmentedLog):
             if header.kind == RecordKind.SEGMENT_END:
                 if header.next_position != self.received_position:
                     raise BadRecord(f"position {self.position}: bytes behind the segment's end")
-                self._whole_at = _end_of(segment) + 1
+                self._has_ended = True
                 return
             self.epochs.add(header.epoch, self.position, header.next_position)
             self.position = header.next_position
         self._whole_at = self.position + HEADER_BYTES
-
-    def _is_closed(self, segment: Segment) -> bool:
-        """Whether the segment's end was received."""
-        if self.received_position - self.position < HEADER_BYTES:
-            return False
-        try:
-            header, _ = read_record(segment.view, self.position - segment.base, self.position)
-        except BadRecord:
-            return False
-        return header.kind == RecordKind.SEGMENT_END
 
 
 def _end_of(segment: Segment) -> int:

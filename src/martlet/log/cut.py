@@ -5,43 +5,51 @@ Records behind the cut are good records at their own positions, so a later start
 again, unless no power cut can bring them back::
 
     1  | good | good | cut off | ... | cut/<epoch>-<position>.log   what goes is kept beside the log
-    2  | good | good | cut off | ... | cutting = position           a start goes on from here
+    2  | good | good | cut off | ... | cutting = from, to           a start goes on from here
     3  | good | good | 0 0 0 0 |                                    zeros, flushed; later segments
-    4  | good | good |           ^ position          cutting = ""   are unlinked and never reused
+    4  | good | good |         ^ to        cutting = ""             are unlinked and never reused
+                     ^ from
 
-What is kept is at most `MAX_KEPT_FILES` files, the newest, and of one cut at most `MAX_KEPT_BYTES`.
-A file is the bytes of one segment from the position in its name on.
+A start writes the zeros again, whatever it reads there: where a flush has failed, zeros may be in
+memory and not on the disk (see `martlet.log.fsync_marker`).
+
+What is kept is at most `MAX_KEPT_BYTES` of one cut, and `MAX_KEPT_FILES` of all, of which the
+lowest epochs go first; on a full disk, what fits. A file is the bytes of one segment from the
+position in its name on.
 """
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
+from martlet.log.record import HEADER_BYTES
 from martlet.log.storage import Segment, Storage
 
 NAME = "cutting"
-"""The note with the position from which on the log is being cut, in decimal digits; or blank."""
+"""The note with the positions from and up to which the log is being cut, in digits; or blank."""
 FOLDER = "cut"
 MAX_KEPT_FILES = 64
 """Files kept of all cuts; the oldest go first."""
 MAX_KEPT_BYTES = 1 << 30
 """Bytes kept of one cut: replicas differ by what was under way, which is far less."""
 _PIECE_BYTES = 1 << 20
-_ZEROS = bytes(_PIECE_BYTES)
 
 
 @dataclass(frozen=True)
 class CutTail:
-    """What a cut took off: its place, and the files that keep it."""
+    """What a cut took off.
+
+    Attributes:
+        start, end: its positions.
+        kept: the files that keep it.
+        kept_bytes: how much of it they keep.
+    """
 
     start: int
     end: int
     kept: list[str]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it is kept."""
-        return self.end - self.start <= MAX_KEPT_BYTES
+    kept_bytes: int
 
 
 def cut_off(storage: Storage, segments: list[Segment], start: int, end: int, epoch: int) -> CutTail:
@@ -51,17 +59,16 @@ def cut_off(storage: Storage, segments: list[Segment], start: int, end: int, epo
         storage: holds the log.
         segments: those of the log; the ones behind the cut are removed from the list.
         start: where to cut, behind a record.
-        end: behind the last record.
+        end: behind the last byte that was written.
         epoch: of the primary whose log counts; it names the kept files.
 
-    Raises OSError where the tail cannot be kept or the cut not be made durable: then it is not cut,
-    or `finish_cut` cuts it at the next start.
+    Raises OSError: it is not cut, or `finish_cut` cuts it at the next start.
     """
     assert start <= end
-    kept = _keep(storage, segments, start, min(end, start + MAX_KEPT_BYTES), epoch)
-    storage.replace(NAME, b"%d" % start)
+    kept, kept_bytes = _keep(storage, segments, start, min(end, start + MAX_KEPT_BYTES), epoch)
+    storage.replace(NAME, b"%d %d" % (start, end))
     finish_cut(storage, segments)
-    return CutTail(start, end, kept)
+    return CutTail(start, end, kept, kept_bytes)
 
 
 def finish_cut(storage: Storage, segments: list[Segment]) -> int | None:
@@ -72,34 +79,45 @@ def finish_cut(storage: Storage, segments: list[Segment]) -> int | None:
     note = storage.read(NAME)
     if not note:
         return None
-    start = int(note)
+    start, end = map(int, note.split())
     while segments and segments[-1].base >= start:
         storage.discard(segments.pop())
-    if segments:
-        _clear(segments[-1], start - segments[-1].base)
-        segments[-1].flush()
+    if segments and start < segments[-1].base + segments[-1].capacity:
+        _clear(segments[-1], start, end)
     # Replaced and not removed: only so is it durable that nothing is left to cut, and a later start
     # does not cut what was written since.
     storage.replace(NAME, b"")
     return start
 
 
-def _keep(storage: Storage, segments: list[Segment], start: int, end: int, epoch: int) -> list[str]:
-    kept = []
+def _keep(
+    storage: Storage, segments: list[Segment], start: int, end: int, epoch: int
+) -> tuple[list[str], int]:
+    """Copy a part of the log to files. Returns their names, and how much was kept."""
+    kept: list[str] = []
+    kept_bytes = 0
     for segment in segments:
         begin, stop = max(start, segment.base), min(end, segment.base + segment.capacity)
-        if begin < stop:
-            name = f"{FOLDER}/{epoch:010d}-{begin:020d}.log"
+        if begin >= stop or len(kept) == MAX_KEPT_FILES:
+            continue
+        name = f"{FOLDER}/{epoch:010d}-{begin:020d}.log"
+        try:
             storage.replace(name, bytes(segment.view[begin - segment.base : stop - segment.base]))
-            kept.append(name)
-    for name in storage.names(FOLDER)[:-MAX_KEPT_FILES]:
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            break  # The cut needs no space, and makes some.
+        kept.append(name)
+        kept_bytes += stop - begin
+    old = [name for name in storage.names(FOLDER) if f"{FOLDER}/{name}" not in kept]
+    for name in old[: max(0, len(old) + len(kept) - MAX_KEPT_FILES)]:
         storage.remove(f"{FOLDER}/{name}")
-    return kept
+    return kept, kept_bytes
 
 
-def _clear(segment: Segment, start: int) -> None:
-    """Zero a segment from byte `start` on; of one never written the rest is zero already."""
-    for at in range(start, segment.capacity, _PIECE_BYTES):
-        length = min(_PIECE_BYTES, segment.capacity - at)
-        if bytes(segment.view[at : at + length]) != _ZEROS[:length]:
-            segment.write(_ZEROS[:length], at)
+def _clear(segment: Segment, start: int, end: int) -> None:
+    """Zero a segment from a position on, durably, with a SEGMENT_END behind what was written."""
+    stop = min(end + HEADER_BYTES, segment.base + segment.capacity)
+    for at in range(start, stop, _PIECE_BYTES):
+        segment.write(bytes(min(_PIECE_BYTES, stop - at)), at - segment.base)
+    segment.flush()

@@ -62,16 +62,16 @@ class Epochs:
 def common_position(ours: Sequence[EpochRange], theirs: Sequence[EpochRange]) -> int | None:
     """Return the position up to which two logs are the same; None where no epoch is in both.
 
-    Both are given oldest first. The start of the oldest epoch counts for nothing, since the
-    segments with its first records may have been retired.
+    Both are given oldest first. Starts may differ: the first records of an epoch may be damaged in
+    one of the logs, or retired if it is the oldest.
     """
     other = {found.epoch: found for found in theirs}
-    for number in range(len(ours) - 1, -1, -1):
-        mine = ours[number]
+    for mine in reversed(ours):
         found = other.get(mine.epoch)
         if found is None:
             continue
-        is_oldest = number == 0 or found is theirs[0]
-        if is_oldest or mine.start == found.start:
-            return min(mine.end, found.end)
+        end = min(mine.end, found.end)
+        is_oldest = mine is ours[0] or found is theirs[0]
+        if is_oldest or end > max(mine.start, found.start):
+            return end
     return None

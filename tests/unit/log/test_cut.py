@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,6 +15,7 @@ from martlet.log.cut import cut_off, finish_cut
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage, Segment, Storage
+from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 4096
 
@@ -44,7 +48,8 @@ def test_what_is_cut_off_is_kept_beside_the_log_and_never_found_again(tmp_path: 
     )
     segments = log.segments
     gone = cut_off(storage, segments, positions[3], log.position, epoch=7)
-    assert (gone.start, gone.end, gone.is_whole) == (positions[3], log.position, True)
+    assert (gone.start, gone.end) == (positions[3], log.position)
+    assert gone.kept_bytes == gone.end - gone.start
     assert b"".join((tmp_path / name).read_bytes() for name in gone.kept) == tail
     assert gone.kept[0] == f"cut/0000000007-{positions[3]:020d}.log"
     assert entries_in(segments) == 3
@@ -62,12 +67,55 @@ def test_what_is_cut_off_is_kept_beside_the_log_and_never_found_again(tmp_path: 
 def test_a_cut_that_was_begun_is_made_whole_by_the_next_start(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
     log, positions = written(storage, 12)
-    storage.replace(cut.NAME, b"%d" % positions[8])
+    storage.replace(cut.NAME, b"%d %d" % (positions[8], log.position))
     segments = log.segments
     assert finish_cut(storage, segments) == positions[8]
     assert entries_in(segments) == 8
     assert finish_cut(storage, segments) is None
     storage.close()
+
+
+def test_zeros_that_a_failed_flush_left_in_memory_are_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next start read zeros, wrote none, and its flush succeeded: the disk had the records."""
+    for seed in range(20):
+        storage = SimulatedStorage(Random(seed))
+        log, positions = written(storage, 4)
+        job = log.flush_job()
+        job.run()
+        log.flushed(job)
+        storage.flush_error = OSError(errno.EIO, "Input/output error")
+        monkeypatch.setattr(storage, "replace", fails_later(storage))
+        with pytest.raises(OSError, match="Input/output"):
+            cut_off(storage, log.segments, positions[1], log.position, 7)
+        storage = storage.crash()
+        segments = storage.segments()
+        assert finish_cut(storage, segments) == positions[1]
+        storage = storage.crash(power=True)
+        assert entries_in(storage.segments()) == 1
+
+
+def fails_later(storage: SimulatedStorage) -> Callable[[str, bytes], None]:
+    """Small files are written although segments are not flushed."""
+    replace = storage.replace
+
+    def replace_all_the_same(name: str, data: bytes) -> None:
+        error, storage.flush_error = storage.flush_error, None
+        replace(name, data)
+        storage.flush_error = error
+
+    return replace_all_the_same
+
+
+def test_a_full_disk_keeps_what_fits_of_a_tail_and_cuts_it_all() -> None:
+    storage = SimulatedStorage(Random(1))
+    log, positions = written(storage, 20)
+    storage.capacity_bytes = storage.used_bytes + 5000
+    tail = cut_off(storage, log.segments, positions[3], log.position, 7)
+    assert 0 < tail.kept_bytes < tail.end - tail.start
+    assert sum(len(storage.read(name) or b"") for name in tail.kept) == tail.kept_bytes
+    assert entries_in(log.segments) == 3
 
 
 def test_the_tails_of_old_cuts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,9 @@ def epochs(*ranges: tuple[int, int, int]) -> list[EpochRange]:
         # The first segments were retired at one of them.
         ([(1, 512, 800), (2, 1024, 1104)], [(1, 0, 800), (2, 1024, 1200)], 1104),
         ([(2, 4096, 4800)], [(1, 0, 800), (2, 1024, 5000)], 4800),
-        # One epoch that begins in two places was not written by one process.
+        # The first record of an epoch is damaged in one of them.
+        ([(1, 0, 80), (2, 1024, 9000)], [(1, 0, 80), (2, 1208, 5000)], 5000),
+        # One epoch in two places was not written by one process.
         ([(1, 0, 80), (2, 1024, 1104)], [(1, 0, 80), (2, 2048, 2128)], 80),
         ([(1, 0, 80)], [(2, 1024, 1104)], None),
         ([], [(1, 0, 80)], None),

@@ -249,7 +249,6 @@ class Bucket(HiddenTopic):
 
     def stored(self, first: int, end: int, deferred: bool) -> None:
         """Handle a new batch."""
-        end = self.queue.end_offset
         self._delays.pending_count += end - first
         row = self.queue.index.row(self.queue.index.end_row - 1)
         wanted_ns = self._upcoming.add(row.deliver_at_ns, first)

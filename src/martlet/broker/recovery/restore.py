@@ -43,7 +43,7 @@ from martlet.log.copy import CopiedLog
 from martlet.log.cut import finish_cut
 from martlet.log.index import ENTRY, Index
 from martlet.log.record import Header, RecordFlag, RecordKind, payload
-from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.recovery import LogDamage, RecoveryReport, scan
 from martlet.log.segmented import spans
 from martlet.log.storage import Segment, Storage
 from martlet.names import is_ephemeral
@@ -74,8 +74,8 @@ class BrokerRecovery:
     Args:
         storage, segments: hold the log.
         segment_bytes: the capacity of new segments.
-        copied_to: the end of a log that another replica writes; every record before it is there.
-            None for a log of the broker's own, of which a power cut may have lost any record that
+        copy: the log, where another replica writes it: every record before its end is there.
+            Without it the log is the broker's own, and a power cut may have lost any record that
             was not durable.
 
     Attributes:
@@ -90,15 +90,18 @@ class BrokerRecovery:
         segments: list[Segment],
         segment_bytes: int,
         *,
-        copied_to: int | None = None,
+        copy: CopiedLog | None = None,
     ) -> None:
+        copied_to = None if copy is None else copy.end_position
         self._state, self.checkpoint_position, self.notes = _from_checkpoint(
             storage, segments, segment_bytes, copied_to
         )
         first_base = segments[0].base if segments else 0
         self.position = first_base if self.checkpoint_position is None else self.checkpoint_position
         assert copied_to is None or self.position <= copied_to
-        self._is_copy = copied_to is not None
+        self._is_copy = copy is not None
+        self._copy = copy
+        self._gap_count = 0 if copy is None else copy.gap_count
         self._segments = segments
         self._indexed_to = (copied_to or 0) if self.checkpoint_position is None else 0
         """The indexes were built from the log up to here."""
@@ -115,6 +118,20 @@ class BrokerRecovery:
                 self._begin_checkpoint(header, record)
             self._apply(header, record)
             self.position = max(self.position, header.next_position)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the state can go on with the copied log. Segments that the primary had retired
+        before they were copied are missing in it: batches moved out of them come behind later ones,
+        so the state must be built anew from the whole log.
+        """
+        return self._copy is None or self._copy.gap_count == self._gap_count
+
+    def follow(self, position: int) -> None:
+        """Take in the copied log up to a position."""
+        assert self._copy is not None and self.is_usable
+        assert self.position <= self._copy.end_position, "what was taken in has been cut off"
+        self.take_in(self._copy.records(self.position, position))
 
     def _begin_checkpoint(self, header: Header, record: memoryview) -> None:
         """Capture a checkpoint where a segment begins, unless one waits to be saved."""
@@ -143,7 +160,7 @@ class BrokerRecovery:
         durable log reaches.
         """
         found = self.checkpoint
-        if found is None or found.position > durable_position:
+        if found is None or found.durable_from > durable_position:
             return None
         self.checkpoint = None
         return found
@@ -255,8 +272,13 @@ def promote(
     """
     assert epoch > copy.epochs.last
     copy.restart()
-    recovery.take_in(copy.records(recovery.position, copy.position))
-    report = RecoveryReport(end_position=copy.position, last_epoch=copy.epochs.last)
+    recovery.follow(copy.end_position)
+    report = RecoveryReport(
+        end_position=copy.position,
+        last_epoch=copy.epochs.last,
+        epochs=copy.epochs,
+        damaged=[LogDamage(*each, "no replica has it undamaged") for each in copy.damaged],
+    )
     checkpointed = recovery.checkpoint_position or 0
     log = CommitLog(copy.storage, copy.segments, copy.position, epoch, segment_bytes, checkpointed)
     return recovery.begin(log, report, clock, random, options)
@@ -293,9 +315,9 @@ def _from_checkpoint(
     if (
         copied_to is not None
         and not isinstance(loaded, str)
-        and not _is_continued(checkpoint_head(loaded).position, segments)
+        and not _is_continued(checkpoint_head(loaded).position, segments, copied_to)
     ):
-        loaded = "segments behind the checkpoint were retired by the primary"
+        loaded = "the checkpoint is ahead of the log, or segments behind it were retired"
         # Durably, so that no later start of a broker on this folder uses it either.
         storage.replace(checkpoint.NAME, b"")
     if isinstance(loaded, str):
@@ -325,14 +347,14 @@ def _from_checkpoint(
     return state, position, notes
 
 
-def _is_continued(position: int, segments: list[Segment]) -> bool:
-    """Whether no segment behind a position is missing.
+def _is_continued(position: int, segments: list[Segment], end: int) -> bool:
+    """Whether a log that ends at a position goes on from an earlier one with no segment missing.
 
     Batches moved out of a missing one come behind later ones, and a state from before it would not
     have their places.
     """
     covered = spans(segments)
-    return bool(covered) and covered[-1][0] <= position
+    return bool(covered) and covered[-1][0] <= position <= end
 
 
 def _rebuild(

@@ -8,7 +8,7 @@ start reads the rest from the log::
     checkpoint | the same snapshot, with the position and the indexes as of there | marks |
 
 The marks are those of delayed messages: the primary leaves out of its journal what was forwarded by
-a batch that was not durable yet. The checkpoint is valid once the log is durable up to there.
+a batch that was not durable yet.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from martlet.names import is_ephemeral
 if TYPE_CHECKING:
     from martlet.broker.delayed.done_bitmap import DoneBitmap
     from martlet.broker.recovery.journal_replay import RecoveredTopic
+    from martlet.log.index import Index
     from martlet.log.storage import Storage
 
 
@@ -33,19 +34,23 @@ class StandbyCheckpoint:
     """A checkpoint that is not saved yet.
 
     Attributes:
-        position: the log must be durable up to here before it is saved.
-        names: the index files that it covers.
+        position: the state is that before the record at this position.
+        durable_from: with the log durable up to here it can be saved: behind the segment's first
+            record, without which the log would end before the checkpoint.
+        indexes: the indexes that it covers and that are not durable yet.
         data: the checkpoint file.
     """
 
     position: int
-    names: tuple[str, ...]
+    durable_from: int
+    indexes: tuple[Index, ...]
     data: bytes
 
     def save(self, storage: Storage) -> None:
         """Make the indexes and then the checkpoint durable. May block. Raises OSError."""
-        for name in self.names:
-            storage.sync(name)
+        for index in self.indexes:
+            storage.sync(index.name)
+            index.synced = True
         storage.replace(checkpoint_file.NAME, self.data)
 
 
@@ -68,7 +73,8 @@ def at_head(
     snapshot = decode(RecordKind.TOPOLOGY, bytes(payload(header, record)))
     if not isinstance(snapshot, SnapshotEntry):
         return None
-    names, indexes = [], {}
+    changed: list[Index] = []
+    indexes: dict[int, IndexRecord] = {}
     for topic in topics:
         if is_ephemeral(topic.record.name):
             continue
@@ -76,10 +82,9 @@ def at_head(
         index.write()
         indexes[topic.record.id] = IndexRecord(index.first_row, index.stored, index.crc)
         if not index.synced:
-            names.append(index.name)
-            index.synced = True
+            changed.append(index)
     entry = replace(snapshot, position=header.position, epoch=header.epoch, indexes=indexes)
     entries = [(RecordKind.TOPOLOGY, 0, encode(entry))]
     entries += [(RecordKind.MARKS, id, marks[id].pack()) for id in indexes if id in marks]
     data = checkpoint_file.pack(entries, epoch=header.epoch, stored_at_ns=header.stored_at_ns)
-    return StandbyCheckpoint(header.position, tuple(names), data)
+    return StandbyCheckpoint(header.position, header.next_position, tuple(changed), data)

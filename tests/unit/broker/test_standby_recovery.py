@@ -1,0 +1,75 @@
+"""Starts of a standby on what it finds."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.property.log_feed import feed
+from tests.unit.broker.core import SEGMENT_BYTES, Core
+
+from martlet.broker.recovery.restore import BrokerRecovery, promote
+from martlet.log.copy import open_copy
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.testing import SimulatedClock, SimulatedStorage
+
+
+def test_a_checkpoint_ahead_of_the_log_is_not_used() -> None:
+    """Its position was cut off."""
+    core = Core()
+    core.publish("t", b"one")
+    position = core.broker.log.position
+    core.publish("t", b"two")
+    core.checkpoint()
+    copy, _ = open_copy(core.storage.crash())
+    copy.cut(position, 2)
+    recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+    assert recovery.checkpoint_position is None
+    assert recovery.notes == [
+        "the checkpoint is ahead of the log, or segments behind it were retired;"
+        " reading the whole log"
+    ]
+    broker, _ = promote(copy, recovery, 2, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES)
+    assert broker.topics["t"].queue.end_offset == 1
+
+
+def test_a_checkpoint_is_saved_once_the_record_at_its_position_is_durable() -> None:
+    """Without it the log would end before the checkpoint."""
+    core = Core()
+    copy, _ = open_copy(SimulatedStorage(Random(1)))
+    feed(core.broker.log, copy, Random(1))
+    recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+    recovery.follow(copy.end_position)
+    core.fill("t", 1)
+    feed(core.broker.log, copy, Random(1))
+    recovery.follow(copy.end_position)
+    base = copy.segments[-1].base
+    assert recovery.take_checkpoint(base) is None
+    checkpoint = recovery.take_checkpoint(copy.end_position)
+    assert checkpoint is not None
+    assert checkpoint.position == base
+    assert recovery.take_checkpoint(copy.end_position) is None
+    checkpoint.save(copy.storage)
+    recovery.saved(checkpoint, copy)
+    again, _ = open_copy(copy.storage.crash())  # type: ignore[attr-defined]
+    found = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
+    assert (found.checkpoint_position, found.notes) == (base, [])
+
+
+def test_a_promoted_broker_reports_what_no_replica_has_undamaged() -> None:
+    core = Core()
+    core.publish("t", b"one")
+    first = core.broker.log.position
+    core.publish("t", b"two")
+    second = core.broker.log.position
+    core.publish("t", b"three")
+    core.storage.segment_bytes_of(0)[first + 90] ^= 1
+    copy, _ = open_copy(core.storage.crash())
+    assert copy.damaged == [(first, second)]
+    recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+    broker, restored = promote(
+        copy, recovery, 2, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES
+    )
+    assert [(each.start, each.end) for each in restored.report.damaged] == [(first, second)]
+    report = RecoveryReport()
+    assert sum(1 for _ in scan(list(broker.log.segments), 0, report))
+    assert broker.topics["t"].queue.end_offset == 3
