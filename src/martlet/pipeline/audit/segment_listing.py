@@ -69,7 +69,7 @@ class SegmentPlace:
             yield self._fetched(self.endpoint)
 
     def _written(self, data: memoryview) -> memoryview:
-        if self.end < 0 or not self.last:
+        if self.end < 0:
             return data
         return data[: max(0, self.end - self.base)]
 
