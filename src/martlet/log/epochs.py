@@ -40,16 +40,15 @@ class Epochs:
         """The epoch of the last record; 0 where there is none."""
         return self.ranges[-1].epoch if self.ranges else 0
 
-    def add(self, epoch: int, start: int, end: int) -> None:
-        """Take in the record from `start` up to `end`."""
+    def add(self, epoch: int, start: int, end: int) -> EpochRange:
+        """Take in the record from `start` up to `end`. Returns its epoch's range."""
         ranges = self.ranges
-        if ranges and ranges[-1].epoch == epoch:
-            assert ranges[-1].end <= start < end
-            ranges[-1].end = end
-            return
-        assert start < end and (not ranges or ranges[-1].epoch < epoch)
-        assert not ranges or ranges[-1].end <= start
-        ranges.append(EpochRange(epoch, start, end))
+        assert start < end and (not ranges or ranges[-1].end <= start)
+        if not ranges or ranges[-1].epoch != epoch:
+            assert not ranges or ranges[-1].epoch < epoch
+            ranges.append(EpochRange(epoch, start, end))
+        ranges[-1].end = end
+        return ranges[-1]
 
     def cut(self, position: int) -> None:
         """Forget what is behind a position."""

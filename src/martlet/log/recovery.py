@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from martlet.log.atomic_batches import batches_of
-from martlet.log.epochs import Epochs
+from martlet.log.epochs import EpochRange, Epochs
 from martlet.log.record import (
     HEADER_BYTES,
     MAGIC,
@@ -90,6 +90,7 @@ def scan(
     behind_start = [s for s in segments if s.base + s.capacity > start]
     report.end_position = max(start, behind_start[0].base) if behind_start else start
     damage: LogDamage | None = None
+    epoch: EpochRange | None = None
     for segment in behind_start:
         at = max(0, start - segment.base)
         while at + HEADER_BYTES <= segment.capacity:
@@ -122,8 +123,11 @@ def scan(
                 at = behind
                 continue
             report.records += 1
-            report.end_position = header.next_position
-            report.epochs.add(header.epoch, position, header.next_position)
+            report.end_position = end = header.next_position
+            if epoch is not None and epoch.epoch == header.epoch:
+                epoch.end = end
+            else:
+                epoch = report.epochs.add(header.epoch, position, end)
             yield header, record
             if header.kind == RecordKind.BUNDLE:
                 yield from batches_of(header, record)
