@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
+from martlet.log.checkpoint_file import SmallFiles
 from martlet.log.record import HEADER_BYTES
 from martlet.log.storage import Segment, Storage
 
@@ -76,10 +77,10 @@ def finish_cut(storage: Storage, segments: list[Segment]) -> int | None:
 
     Each start calls this before it reads the log. Raises OSError.
     """
-    note = storage.read(NAME)
-    if not note:
+    note = _note(storage)
+    if note is None:
         return None
-    start, end = map(int, note.split())
+    start, end = note
     while segments and segments[-1].base >= start:
         storage.discard(segments.pop())
     if segments and start < segments[-1].base + segments[-1].capacity:
@@ -88,6 +89,20 @@ def finish_cut(storage: Storage, segments: list[Segment]) -> int | None:
     # does not cut what was written since.
     storage.replace(NAME, b"")
     return start
+
+
+def cut_position(storage: SmallFiles) -> int | None:
+    """Return the position of a cut that was begun and did not end; None where none was begun."""
+    note = _note(storage)
+    return None if note is None else note[0]
+
+
+def _note(storage: SmallFiles) -> tuple[int, int] | None:
+    note = storage.read(NAME)
+    if not note:
+        return None
+    start, end = map(int, note.split())
+    return start, end
 
 
 def _keep(

@@ -11,7 +11,11 @@ import mmap
 import os
 from pathlib import Path
 
+from martlet.log.cut import cut_position
 from martlet.log.storage import Segment
+
+_NO_END = 1 << 64
+"""Behind all positions."""
 
 
 class NoLog(Exception):
@@ -19,14 +23,14 @@ class NoLog(Exception):
 
 
 class ReadOnlySegment:
-    """A segment's file, mapped read-only."""
+    """A segment's file, mapped read-only, up to a position."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, end: int = _NO_END) -> None:
         self.path = path
         self.base = int(path.stem)
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            self.capacity = status.st_size
+            self.capacity = min(status.st_size, end - self.base)
             self._inode = status.st_ino
             self.view = memoryview(mmap.mmap(file.fileno(), self.capacity, prot=mmap.PROT_READ))
 
@@ -49,12 +53,18 @@ class ReadOnlySegment:
 class Folder:
     """A data folder.
 
+    Args:
+        path: of the folder.
+        end: the log is read up to this position; by default as far as it goes, or, while its end is
+            being cut off, as far as it will go.
+
     Raises:
         NoLog: it holds no log.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, end: int = _NO_END) -> None:
         self.path = path
+        self._end = end
         if not path.is_dir():
             raise NoLog(f"{path} is not a folder")
         if not (path / "log").is_dir():
@@ -63,10 +73,12 @@ class Folder:
     def segments(self) -> list[Segment]:
         """Return the existing segments, by base position; empty files are left out."""
         found: list[Segment] = []
+        cut_at = cut_position(self)
+        end = self._end if cut_at is None else min(self._end, cut_at)
         for path in sorted((self.path / "log").glob("*.log")):
             try:
-                if path.stat().st_size:
-                    found.append(ReadOnlySegment(path))
+                if path.stat().st_size and int(path.stem) < end:
+                    found.append(ReadOnlySegment(path, end))
             except FileNotFoundError:  # retired just now
                 continue
         return found

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
 
 import aiohttp
+import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 
 from martlet.broker.journal.entries import decode_retired
 from martlet.broker.recovery.restore import restore
+from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.broker.topic.rewind import offset_at
+from martlet.log.folder import Folder
 from martlet.log.record import RecordKind, payload
 from martlet.log.recovery import RecoveryReport, scan
-from martlet.testing import Broker
+from martlet.log.storage import DiskStorage
+from martlet.testing import Broker, SimulatedClock
 
 
 def confirming() -> Core:
@@ -156,3 +161,18 @@ async def test_the_log_is_served_as_far_as_it_is_confirmed() -> None:
         assert b"two" not in bytes_of
         _, stats = await ask("/stats?format=json")
         assert json.loads(stats)["topics"][0]["message_count"] == 1
+
+
+def test_no_trace_is_found_of_a_message_that_is_not_confirmed(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    broker, _ = restore(storage, SimulatedClock(), Random(2), segment_bytes=1 << 16)
+    topic = broker.topic("t")
+    broker.await_confirmation()
+    broker.append(topic, b"one")
+    id = topic.queue.message_id(0).decode()
+    with pytest.raises(TraceNotFound):
+        Search(Folder(tmp_path, broker.visible_position), lambda: False).by_id(id)
+    broker.confirm(broker.log.position)
+    found = Search(Folder(tmp_path, broker.visible_position), lambda: False).by_id(id)
+    assert [trace.offset for trace in found.traces] == [0]
+    storage.close()

@@ -12,6 +12,7 @@ import pytest
 from martlet.log import cut
 from martlet.log.commit_log import CommitLog
 from martlet.log.cut import cut_off, finish_cut
+from martlet.log.folder import Folder
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage, Segment, Storage
@@ -68,6 +69,8 @@ def test_a_cut_that_was_begun_is_made_whole_by_the_next_start(tmp_path: Path) ->
     storage = DiskStorage(tmp_path)
     log, positions = written(storage, 12)
     storage.replace(cut.NAME, b"%d %d" % (positions[8], log.position))
+    # Until then a reader of the folder sees what will be left.
+    assert entries_in(Folder(tmp_path).segments()) == 8
     segments = log.segments
     assert finish_cut(storage, segments) == positions[8]
     assert entries_in(segments) == 8

@@ -59,21 +59,30 @@ class TraceCalls:
         async with self._searching:
             with suppress(WritesRefused):
                 self._broker.write_journal()
+            # What is not confirmed is shown to nobody.
+            end = self._broker.visible_position
             ends_s = time.monotonic() + limit_ms / 1000
             found = await asyncio.get_running_loop().run_in_executor(
-                None, self._search, message_id, key, topic, since_ns, max_count, ends_s
+                None, self._search, message_id, key, topic, since_ns, max_count, end, ends_s
             )
         return self._allowed(caller, found)
 
     def _search(
-        self, message_id: str, key: str, topic: str, since_ns: int, max_count: int, ends_s: float
+        self,
+        message_id: str,
+        key: str,
+        topic: str,
+        since_ns: int,
+        max_count: int,
+        end: int,
+        ends_s: float,
     ) -> TraceResult:
         """Search, in a thread. Raises CallError."""
         from martlet.broker.recovery.trace_search import Search, TraceNotFound
         from martlet.log.folder import Folder
 
         try:
-            folder = Folder(self._data_path)
+            folder = Folder(self._data_path, end)
             search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
             return (
                 search.by_id(message_id) if message_id else search.by_key(key, since_ns, max_count)
