@@ -26,7 +26,7 @@ from martlet.broker.recovery.restore import BrokerRecovery, RestoredBroker, prom
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import Epochs
 from martlet.log.index import IndexEntry
-from martlet.log.record import FRAME_HEADER_BYTES, RecordKind, payload, read_header
+from martlet.log.record import RecordKind, payload
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import SimulatedStorage
 
@@ -215,15 +215,6 @@ class ConfirmingMachine(FailoverMachine):
         rows = [row for topic in self.parts() for row in self.hidden_rows(topic)]
         return {id for row in rows for id, _ in self.forwarded_in(row)}
 
-    def hidden_bytes(self, topic: ModelTopic) -> int:
-        bodies = 0
-        for row in self.hidden_rows(topic):
-            record = self.broker.log.view(row.position, row.length)
-            assert record is not None
-            header = read_header(record, 0, row.position)
-            bodies += header.payload_length - FRAME_HEADER_BYTES * header.count
-        return bodies
-
     @rule(max_bytes=st.sampled_from([200, 2000, 1 << 40]))
     def confirm(self, max_bytes: int) -> None:
         """The standby gets some of the log, and answers."""
@@ -262,7 +253,7 @@ class ConfirmingMachine(FailoverMachine):
         """Their files stay until that is confirmed."""
         if not hasattr(self, "broker"):
             return
-        for header, record in scan(list(self.broker.log.segments), 0, RecoveryReport()):
+        for header, record in scan(self.storage.segments(), 0, RecoveryReport()):
             is_confirmed = header.next_position <= self.broker.confirmed_position
             if header.kind == RecordKind.RETIRED and is_confirmed:
                 self.retired.update(decode_retired(bytes(payload(header, record))))

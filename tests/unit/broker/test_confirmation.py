@@ -37,6 +37,7 @@ def test_a_batch_is_delivered_once_it_is_confirmed() -> None:
     topic = core.broker.topic("t")
     assert client.bodies == []
     assert topic.depth == topic.message_count == client.channel.depth == 0
+    assert topic.message_bytes == 0
     assert core.broker.visible_position < first.position
 
     core.broker.confirm(first.position)

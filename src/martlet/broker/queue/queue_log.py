@@ -16,7 +16,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
-from martlet.log.record import FRAME_HEADER_BYTES, Contents
+from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Contents, read_header
 from martlet.log.retention import NeedCounter, SegmentLocator
 
 if TYPE_CHECKING:
@@ -153,6 +153,16 @@ class QueueLog:
             if len(stored):
                 return int(rows["first_offset"][stored[0]])
         return self.end_offset
+
+    def hidden_bytes(self) -> int:
+        """Return the size of the bodies behind the visible end."""
+        index, hidden = self.index, 0
+        for row in index.rows(index.find(self.visible_end), index.end_row):
+            record = self._log.view(row.position, HEADER_BYTES)
+            assert record is not None, "unconfirmed, and retired"
+            header = read_header(record, 0, row.position)
+            hidden += header.payload_length - FRAME_HEADER_BYTES * row.count
+        return hidden
 
     def message_id(self, offset: int) -> bytes:
         """Return the id of the message at an offset: 16 hexadecimal digits."""

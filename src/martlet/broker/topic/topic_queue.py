@@ -111,8 +111,10 @@ class SingleQueueTopic(StagedQueue):
 
     @property
     def message_bytes(self) -> int:
-        """The size of all bodies stored since the start."""
-        return self.queue.message_bytes
+        """The size of all visible bodies stored since the start."""
+        queue = self.queue
+        hidden_bytes = 0 if queue.visible_end == queue.end_offset else queue.hidden_bytes()
+        return queue.message_bytes - hidden_bytes
 
     @property
     def depth(self) -> int:
