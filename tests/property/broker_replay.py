@@ -92,7 +92,8 @@ class ReplayRules(ConsumerRules):
         topic = self.parts()[pick % len(self.parts())]
         real = self.real_topic(topic)
         index = real.queue.index
-        rows = index.rows(index.find(real.queue.start_offset), index.end_row)
+        shown = index.find(real.queue.visible_end)
+        rows = index.rows(index.find(real.queue.start_offset), shown)
         if not rows:
             return
         time_ns = rows[(len(rows) - 1) * share // 100].stored_at_ns
