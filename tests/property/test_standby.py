@@ -91,7 +91,7 @@ class FailoverMachine(BrokerMachine):
         if checkpoint is not None:
             assert checkpoint.position <= self.copy.durable_position
             checkpoint.save(self.copy.storage)
-            self.recovery.saved(checkpoint, self.copy)
+            self.recovery.saved(checkpoint)
 
     @rule(power=st.booleans())
     def restart_standby(self, power: bool) -> None:

@@ -331,7 +331,7 @@ class BrokerCore:
     def stored(self, topic: Retained, first: int, deferred: bool) -> None:
         """Deliver a batch from offset `first` on, the last of its queue, once it is confirmed."""
         end = topic.queue.end_offset
-        # A hidden topic shows nothing: what is taken from it is behind it in the log.
+        # Clients do not read hidden topics. What the broker takes from one it stores behind it.
         if self.unconfirmed is None or topic.target is not topic:
             topic.stored(first, end, deferred)
         else:

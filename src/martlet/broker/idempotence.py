@@ -265,16 +265,16 @@ class ProducerState:
                 parts, size = [head], 0
         yield b"".join(parts)
 
-    def learn(self, entry: bytes, durable_position: int = 0) -> None:
+    def learn(self, entry: bytes, durable_position: int | None = 0) -> None:
         """Apply the sends of a journal entry that are certain to be stored.
 
         Args:
             entry: the entry.
             durable_position: up to where the log is known to have been durable, whatever the entry
-                says of that.
+                says of that; None if all sends are stored.
         """
         durable, forgotten_until_ns = _HEAD.unpack_from(entry)
-        durable = max(durable, durable_position)
+        durable = None if durable_position is None else max(durable, durable_position)
         self.forgotten_until_ns = max(self.forgotten_until_ns, forgotten_until_ns)
         at = _HEAD.size
         while at < len(entry):
@@ -287,7 +287,7 @@ class ProducerState:
             for row in _ROW.iter_unpack(memoryview(entry)[at:end]):
                 sequence, position, offset, topic, target, messages, _ = row
                 is_new = sequence > window.floor and sequence not in sends
-                if is_new and position <= durable:
+                if is_new and (durable is None or position <= durable):
                     receipt = Receipt()
                     receipt.position = position
                     sends[sequence] = ProducerSend(receipt, topic, offset, messages, target)

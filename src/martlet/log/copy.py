@@ -27,12 +27,10 @@ from martlet.log.record import (
     HEADER_BYTES,
     BadRecord,
     Header,
-    RecordFlag,
     RecordKind,
     read_header,
-    read_record,
 )
-from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.recovery import RecoveryReport, read_good, scan
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Segment, Storage
 
@@ -291,13 +289,7 @@ class CopiedLog(SegmentedLog):
             if header.next_position > self.received_position:
                 self._whole_at = header.next_position
                 return
-            header, _ = read_record(segment.view, at, self.position)
-            if header.flags & RecordFlag.BUNDLED:
-                raise BadRecord(f"position {self.position}: a batch without its bundle")
-            if header.epoch < self.epochs.last:
-                raise BadRecord(
-                    f"position {self.position}: epoch {header.epoch} behind {self.epochs.last}"
-                )
+            header, _ = read_good(segment, at, self.epochs.last)
             if header.kind == RecordKind.SEGMENT_END:
                 if header.next_position != self.received_position:
                     raise BadRecord(f"position {self.position}: bytes behind the segment's end")

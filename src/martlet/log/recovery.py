@@ -96,7 +96,7 @@ def scan(
         while at + HEADER_BYTES <= segment.capacity:
             position = segment.base + at
             try:
-                header, record = _read(segment, at, report.last_epoch)
+                header, record = read_good(segment, at, report.last_epoch)
             except BadRecord as error:
                 damage = damage or LogDamage(position, segment.base + segment.capacity, str(error))
                 behind = next_good(segment, at + 8, report.last_epoch)
@@ -138,7 +138,7 @@ def scan(
         report.cut = damage
 
 
-def _read(segment: Segment, at: int, last_epoch: int) -> tuple[Header, memoryview]:
+def read_good(segment: Segment, at: int, last_epoch: int) -> tuple[Header, memoryview]:
     """Read the record at byte `at` of a segment, behind records of an epoch. Raises BadRecord."""
     position = segment.base + at
     header, record = read_record(segment.view, at, position)
@@ -179,7 +179,7 @@ def next_good(segment: Segment, at: int, last_epoch: int = 0) -> int | None:
         for number in likely[positions == likely * 8 + segment.base].tolist():
             place = 8 * number
             try:
-                _read(segment, place, last_epoch)
+                read_good(segment, place, last_epoch)
             except BadRecord:
                 continue
             return int(place)

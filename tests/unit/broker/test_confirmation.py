@@ -28,6 +28,22 @@ def confirming() -> Core:
     return core
 
 
+def with_free_segments() -> tuple[Core, list[int]]:
+    """Return a core after a checkpoint that frees segments, and the bases there were before."""
+    core = confirming()
+    client = core.client("t").ready(1000)
+    core.fill("t", 3)
+    core.broker.confirm(core.broker.log.position)
+    client.finish()
+    bases = bases_of(core)
+    core.checkpoint()
+    return core, bases
+
+
+def bases_of(core: Core) -> list[int]:
+    return [segment.base for segment in core.storage.segments()]
+
+
 def test_a_batch_is_delivered_once_it_is_confirmed() -> None:
     core = confirming()
     client = core.client("t").ready(10)
@@ -87,16 +103,10 @@ def test_a_message_that_is_confirmed_while_its_topic_is_paused() -> None:
 
 
 def test_segments_go_once_it_is_confirmed_that_they_may() -> None:
-    core = confirming()
-    client = core.client("t").ready(1000)
-    core.fill("t", 3)
-    core.broker.confirm(core.broker.log.position)
-    client.finish()
-    bases = [segment.base for segment in core.storage.segments()]
-    core.checkpoint()
+    core, bases = with_free_segments()
     left = [segment.base for segment in core.broker.log.segments]
     assert len(left) < len(bases)
-    assert [segment.base for segment in core.storage.segments()] == bases
+    assert bases_of(core) == bases
     # A start finds them, and needs nothing of them.
     again, _ = restore(core.storage.crash(), core.clock, Random(3), segment_bytes=SEGMENT_BYTES)
     assert [segment.base for segment in again.log.segments][: len(bases)] == bases
@@ -104,13 +114,7 @@ def test_segments_go_once_it_is_confirmed_that_they_may() -> None:
 
 
 def test_what_frees_segments_is_in_the_log_before_they_go() -> None:
-    core = confirming()
-    client = core.client("t").ready(1000)
-    core.fill("t", 3)
-    core.broker.confirm(core.broker.log.position)
-    client.finish()
-    bases = [segment.base for segment in core.storage.segments()]
-    core.checkpoint()
+    core, bases = with_free_segments()
     core.broker.write_journal()
     records = list(scan(list(core.broker.log.segments), 0, RecoveryReport()))
     kinds = [header.kind for header, _ in records]
@@ -122,9 +126,9 @@ def test_what_frees_segments_is_in_the_log_before_they_go() -> None:
     assert retired == [base for base in bases if core.broker.log.find(base) is None]
     assert RecordKind.CURSOR in kinds[: kinds.index(RecordKind.RETIRED)]
     core.broker.confirm(core.broker.log.position - 8)
-    assert [segment.base for segment in core.storage.segments()] == bases
+    assert bases_of(core) == bases
     core.broker.confirm(core.broker.log.position)
-    assert [segment.base for segment in core.storage.segments()] == sorted(set(bases) - {*retired})
+    assert bases_of(core) == sorted(set(bases) - {*retired})
 
 
 async def test_the_log_is_served_as_far_as_it_is_confirmed() -> None:
@@ -144,7 +148,6 @@ async def test_the_log_is_served_as_far_as_it_is_confirmed() -> None:
         topic.stage([b"two"])
         core.commit()
         core.confirm(position)
-        core.log.flush_job()
 
         _, index = await ask("/log/index?topic=t&queue=0&start=0&end=10")
         assert len(index) == 40

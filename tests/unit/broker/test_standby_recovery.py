@@ -49,7 +49,7 @@ def test_a_checkpoint_is_saved_once_the_record_at_its_position_is_durable() -> N
     assert checkpoint.position == base
     assert recovery.take_checkpoint(copy.end_position) is None
     checkpoint.save(copy.storage)
-    recovery.saved(checkpoint, copy)
+    recovery.saved(checkpoint)
     again, _ = open_copy(copy.storage.crash())  # type: ignore[attr-defined]
     found = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
     assert (found.checkpoint_position, found.notes) == (base, [])

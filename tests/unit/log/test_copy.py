@@ -79,7 +79,7 @@ def test_what_does_not_continue_the_copy_is_refused(primary: CommitLog) -> None:
 def test_a_lower_epoch_is_refused(primary: CommitLog) -> None:
     copy = begun(primary, 640)
     copy.epochs.ranges[0].epoch = 2
-    with pytest.raises(CopyRefused, match="epoch 1 behind 2"):
+    with pytest.raises(CopyRefused, match="epoch 1 behind epoch 2"):
         copy.write(640, primary.segments[0].view[640:1280])
     assert copy.position == 640
 

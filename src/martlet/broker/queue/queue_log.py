@@ -87,8 +87,8 @@ class QueueLog:
         self.index = index
         self.end_offset = end_offset
         self.visible_end = end_offset
-        """Behind the last confirmed message: nobody is shown what lies between it and `end_offset`,
-        as a failover may cut that off and give its offsets to other messages.
+        """The offset behind the last confirmed message. Clients see no message from here on: a
+        failover may cut it off and give its offset to another one.
         """
         self.tally = NeedCounter(index)
         """The messages that channels need from the topic's floor on, as far as counted."""

@@ -41,9 +41,6 @@ from martlet.log.record import BadRecord, Header, RecordFlag, RecordKind, proper
 from martlet.log.storage import Storage
 from martlet.names import is_ephemeral
 
-_NO_POSITION = 1 << 64
-"""A position behind all others."""
-
 
 @dataclass
 class RecoveredTopic:
@@ -180,8 +177,7 @@ class RecoveredState:
         elif kind == RecordKind.TRANSACTION:
             self.transactions.apply(decode(RecordKind.TRANSACTION, entry))
         elif kind == RecordKind.PRODUCERS:
-            durable = self.durable_position
-            self.producers.learn(entry, _NO_POSITION if durable is None else durable)
+            self.producers.learn(entry, self.durable_position)
         elif kind == RecordKind.RETIRED:
             self.retired.update(decode_retired(entry))
 

@@ -99,7 +99,6 @@ class BrokerRecovery:
         first_base = segments[0].base if segments else 0
         self.position = first_base if self.checkpoint_position is None else self.checkpoint_position
         assert copied_to is None or self.position <= copied_to
-        self._is_copy = copy is not None
         self._copy = copy
         self._gap_count = 0 if copy is None else copy.gap_count
         self._segments = segments
@@ -108,13 +107,13 @@ class BrokerRecovery:
         self.checkpoint: StandbyCheckpoint | None = None
         """A checkpoint that waits to be saved."""
         transactions = self._state.transactions
-        transactions.durable_position = None if self._is_copy else self.position
+        transactions.durable_position = self.position if copy is None else None
         transactions.segments = segments
 
     def take_in(self, records: Iterable[tuple[Header, memoryview]]) -> None:
         """Apply records that follow those taken in so far."""
         for header, record in records:
-            if header.kind == RecordKind.TOPOLOGY and self._is_copy:
+            if header.kind == RecordKind.TOPOLOGY and self._copy is not None:
                 self._begin_checkpoint(header, record)
             self._apply(header, record)
             self.position = max(self.position, header.next_position)
@@ -144,10 +143,12 @@ class BrokerRecovery:
             with suppress(OSError):
                 self.checkpoint = at_head(header, record, state.topics.values(), state.marks)
 
-    def saved(self, checkpoint: StandbyCheckpoint, copy: CopiedLog) -> None:
+    def saved(self, checkpoint: StandbyCheckpoint) -> None:
         """Record that a checkpoint was saved, and retire what it does not need of the copied log:
         the segments before it of which the log says that no replica needs them.
         """
+        copy = self._copy
+        assert copy is not None
         position = self.checkpoint_position = checkpoint.position
         retired = self._state.retired
         for segment in list(copy.segments):
@@ -204,7 +205,7 @@ class BrokerRecovery:
         _settle(broker, self._state)
         _report_losses(broker)
         passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
-        if passed or self._is_copy:  # A copy may end in the middle of a head.
+        if passed or self._copy is not None:  # A copy may end in the middle of a head.
             log.distrust_heads()
         try:
             log.append_journal(

@@ -59,7 +59,7 @@ class TraceCalls:
         async with self._searching:
             with suppress(WritesRefused):
                 self._broker.write_journal()
-            # What is not confirmed is shown to nobody.
+            # A client sees confirmed messages only.
             end = self._broker.visible_position
             ends_s = time.monotonic() + limit_ms / 1000
             found = await asyncio.get_running_loop().run_in_executor(
