@@ -249,8 +249,7 @@ class CopiedLog(SegmentedLog):
             at = max(start, segment.base)
             stop = min(end, _end_of(segment))
             while at + HEADER_BYTES <= stop:
-                behind = next((end for first, end in self.damaged if first <= at < end), at)
-                if behind > at:
+                if self.damaged and (behind := self._behind_damage(at)) > at:
                     at = behind
                     continue
                 header = read_header(segment.view, at - segment.base, at)
@@ -261,6 +260,10 @@ class CopiedLog(SegmentedLog):
                 if header.kind == RecordKind.BUNDLE:
                     yield from batches_of(header, record)
                 at = header.next_position
+
+    def _behind_damage(self, position: int) -> int:
+        """Return the end of the damaged range that holds a position; else the position."""
+        return next((end for start, end in self.damaged if start <= position < end), position)
 
     def _check_open(self) -> None:
         if self.failed is not None:
