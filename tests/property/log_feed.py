@@ -5,10 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from martlet.log.commit_log import CommitLog
-from martlet.log.copy import CopiedLog
+from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import Epochs, common_position
 from martlet.log.record import BadRecord, RecordKind, read_header
 from martlet.log.storage import Segment
+from martlet.replica.frames import Frame, FrameKind
+from martlet.replica.shipping import piece
 
 
 def end_in(segment: Segment, start: int, position: int) -> int:
@@ -58,11 +60,27 @@ def feed(primary: CommitLog, copy: CopiedLog, random: Random, max_bytes: int = 1
         copy.begin_segment(following, sources[following].capacity)
 
 
-def join(epochs: Epochs, copy: CopiedLog, epoch: int) -> None:
-    """Cut a copy to what it shares with the log of the primary of an epoch."""
+def join(primary: CommitLog, epochs: Epochs, copy: CopiedLog, epoch: int) -> CopiedLog:
+    """Cut a copy to what it shares with the log of the primary of an epoch, and repair it. Returns
+    the copy, opened again where it was repaired.
+    """
     copy.restart()
     common = common_position(copy.epochs.ranges, epochs.ranges)
     if common is None:
         common = copy.segments[0].base if copy.segments else 0
     if common < copy.position:
         copy.cut(common, epoch)
+    return mend(primary, copy)
+
+
+def mend(primary: CommitLog, copy: CopiedLog) -> CopiedLog:
+    """Repair what a power cut damaged. Returns the copy, opened again."""
+    while copy.damaged:
+        start, end = copy.damaged[0]
+        damaged = copy.find(start)
+        if damaged is not None and primary.stored_at(start) is None:
+            copy.retire(damaged)
+            continue
+        copy.repair(start, bytes(piece(primary, Frame(FrameKind.REPAIR, 1, start, end)).body))
+        copy, _ = open_copy(copy.storage, epochs=copy.epochs.ranges)
+    return copy

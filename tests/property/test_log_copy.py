@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.property.log_feed import end_in, feed, join
+from tests.property.log_feed import end_in, feed, join, mend
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, CopyRefused, open_copy
@@ -83,9 +83,9 @@ class CopyMachine(RuleBasedStateMachine):
         """The copy hears of a flush, and may have got more meanwhile."""
         if self.flushes:
             copy, job = self.flushes.pop(0)
-            if copy in self.copies and job.position <= copy.position:
+            if copy in self.copies:
                 copy.flushed(job)
-                assert copy.durable_position >= job.position
+                assert copy.durable_position >= job.position or copy.cut_count != job.cut_count
 
     @rule()
     def flush_primary(self) -> None:
@@ -108,9 +108,8 @@ class CopyMachine(RuleBasedStateMachine):
         before = self.copies[number]
         end = min(before.end_position, before.durable_position) if power else before.end_position
         kept = {r for r in records_of(before.segments) if position_of(r) < end}
-        known = self.random.choice([0, before.durable_position]) if power else None
-        storage = self.storage(before).crash(power=power)
-        copy = self.copies[number] = open_copy(storage, durable_position=known)[0]
+        copy, _ = open_copy(self.storage(before).crash(power=power))
+        copy = self.copies[number] = mend(self.primary, copy)
         assert kept <= set(records_of(copy.segments))
 
     @rule(number=copies)
@@ -145,9 +144,7 @@ class CopyMachine(RuleBasedStateMachine):
         other = self.copies[1 - number]
         chosen.restart()
         self.epoch += 1
-        known = 0 if power else None
-        storage = self.storage(self.primary).crash(power=power)
-        former = open_copy(storage, durable_position=known)[0]
+        former = open_copy(self.storage(self.primary).crash(power=power))[0]
         self.primary = CommitLog(
             chosen.storage, chosen.segments, chosen.position, self.epoch, SEGMENT_BYTES
         )
@@ -160,15 +157,17 @@ class CopyMachine(RuleBasedStateMachine):
                 failure = self.random.choice(["write_error", "flush_error"])
                 setattr(storage, failure, error)
             try:
-                join(chosen.epochs, copy, self.epoch)
+                copy = join(self.primary, chosen.epochs, copy, self.epoch)
             except (OSError, CopyRefused):
                 assert failing
                 assert copy.failed is not None
                 with pytest.raises(CopyRefused):
                     copy.begin_segment(1 << 30, SEGMENT_BYTES)
                 storage = storage.crash(power=power)
-                copy = self.copies[place] = open_copy(storage, durable_position=known)[0]
-                join(chosen.epochs, copy, self.epoch)
+                storage.write_error = storage.flush_error = None
+                copy, _ = open_copy(storage)
+                copy = join(self.primary, chosen.epochs, copy, self.epoch)
+            self.copies[place] = copy
             storage.write_error = storage.flush_error = None
 
     @invariant()

@@ -95,7 +95,7 @@ class FailoverMachine(BrokerMachine):
 
     @rule(power=st.booleans())
     def restart_standby(self, power: bool) -> None:
-        self.follow(self.standby_storage.crash(power=power), power=power)
+        self.follow(self.standby_storage.crash(power=power))
 
     @rule()
     def replace_standby(self) -> None:
@@ -107,13 +107,13 @@ class FailoverMachine(BrokerMachine):
         assert isinstance(self.copy.storage, SimulatedStorage)
         return self.copy.storage
 
-    def follow(self, storage: SimulatedStorage, *, power: bool = False) -> None:
+    def follow(self, storage: SimulatedStorage) -> None:
         """Copy the log of the broker to a storage, as far as it is the same from now on."""
         storage.capacity_bytes = storage.write_error = storage.flush_error = None
         storage.keep_free_bytes = 0
-        self.copy, _ = open_copy(storage, durable_position=0 if power else None)
         self.recovery = None
-        join(epochs_of(self.broker), self.copy, self.broker.log.epoch)
+        log = self.broker.log
+        self.copy = join(log, epochs_of(self.broker), open_copy(storage)[0], log.epoch)
 
     @rule()
     def begin_checkpoint(self) -> None:
@@ -161,7 +161,7 @@ class FailoverMachine(BrokerMachine):
         self.promoting = False
         self.compare_after_restart(power=lost, durable=durable)
         self.run()
-        self.follow(former.crash(power=power), power=power)
+        self.follow(former.crash(power=power))
 
 
 class ConfirmingMachine(FailoverMachine):
@@ -186,7 +186,7 @@ class ConfirmingMachine(FailoverMachine):
     def make_broker(self, **options: Any) -> tuple[BrokerCore, RestoredBroker]:
         broker, restored = super().make_broker(**options)
         if self.confirms:
-            broker.await_confirmation()
+            broker.await_confirmation(broker.log.position)
         return broker, restored
 
     def published(

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     # Its HTTP server and its listening sockets are those of the broker.
     "lookup": {"layer", "protocol", "server"} | LOWER,
     "server": {"layer", "protocol"} | LOWER,
+    "replica": {"broker", "log"},
     "broker": {"log"},
     "layer": {"protocol"},
     "log": set(),
@@ -90,7 +91,7 @@ OUTSIDE = {
     "uuid",
     "uvloop",
 }
-SANS_IO = {"broker", "protocol"}
+SANS_IO = {"broker", "protocol", "replica"}
 # The type of a parameter may be named; the caller makes it, and opens files.
 ALLOWED_TYPES = {"random.Random"}
 BANNED_CALLS = {"Random", "open"}

@@ -337,12 +337,18 @@ class BrokerCore:
         else:
             self.unconfirmed.append(Unconfirmed(self.log.position, topic, first, end, deferred))
 
-    def await_confirmation(self) -> None:
-        """Show nothing that is stored from now on before `confirm` is called for it."""
+    def await_confirmation(self, confirmed_position: int) -> None:
+        """Show nothing that is stored from now on before `confirm` is called for it.
+
+        Args:
+            confirmed_position: what is confirmed now. Clients may come only when `confirm` is
+                called for the end of the log, which has what older epochs left.
+        """
         assert not self._staged and self.unconfirmed is None
+        assert confirmed_position <= self.log.position
         self.unconfirmed = deque()
         self.log.condemned = []
-        self.confirmed_position = self.log.position
+        self.confirmed_position = confirmed_position
 
     @property
     def visible_position(self) -> int:
@@ -360,7 +366,7 @@ class BrokerCore:
                 topic.stored(first, end, deferred)
         while self._retired and self._retired[0][0] <= position:
             for segment in self._retired.popleft()[1]:
-                self.log.storage.retire(segment)
+                self.log.remove(segment)
 
     def delayed_count(self, topic_number: int, /) -> int:
         """Return the number of messages waiting until all channels of a topic get them."""

@@ -11,6 +11,7 @@ thread that may block, and reports the outcome.
 from __future__ import annotations
 
 import errno
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -85,9 +86,11 @@ class CommitLog(SegmentedLog):
         self.retired_count = 0
         """The number of retired segments."""
         self.condemned: list[Segment] | None = None
-        """With replicas: retired segments of which no record says so yet; their files stay. None
-        without replicas, where a file goes at once.
+        """With replicas: retired segments of which no record says so yet. None without replicas,
+        where a file goes at once.
         """
+        self._kept: list[Segment] = []
+        """With replicas: retired segments whose files stay until `remove`, by base position."""
         self.segment_bytes = segment_bytes
         self._rolling = False
         self._copied_to = position
@@ -415,3 +418,28 @@ class CommitLog(SegmentedLog):
             self.storage.retire(segment)
         else:
             self.condemned.append(segment)
+            insort(self._kept, segment, key=lambda kept: kept.base)
+
+    def remove(self, segment: Segment) -> None:
+        """Remove the file of a retired segment: it is confirmed that nothing needs it."""
+        self._kept.remove(segment)
+        self.storage.retire(segment)
+
+    def stored_at(self, position: int) -> Segment | None:
+        """As `SegmentedLog.stored_at`, with retired segments whose files are kept."""
+        for kept in self._kept:
+            if kept.base <= position < kept.base + kept.capacity:
+                return kept
+        return super().stored_at(position)
+
+    def is_stored(self, segment: Segment) -> bool:
+        """Whether a segment's file is there, that of a retired one included."""
+        return segment in self._kept or super().is_stored(segment)
+
+    def following(self, position: int) -> Segment | None:
+        """As `SegmentedLog.following`, with retired segments whose files are kept."""
+        found = super().following(position)
+        kept = next((kept for kept in self._kept if kept.base >= position), None)
+        if kept is None or (found is not None and found.base < kept.base):
+            return found
+        return kept

@@ -22,13 +22,14 @@ from collections.abc import Iterable, Iterator
 from martlet.log import fsync_marker
 from martlet.log.atomic_batches import batches_of
 from martlet.log.cut import CutTail, cut_off, finish_cut
-from martlet.log.epochs import Epochs
+from martlet.log.epochs import EpochRange, Epochs
 from martlet.log.record import (
     HEADER_BYTES,
     BadRecord,
     Header,
     RecordKind,
     read_header,
+    read_record,
 )
 from martlet.log.recovery import RecoveryReport, read_good, scan
 from martlet.log.segmented import SegmentedLog
@@ -44,19 +45,20 @@ class CopyRefused(Exception):
 
 
 def open_copy(
-    storage: Storage, start: int = 0, *, durable_position: int | None = None
+    storage: Storage, start: int = 0, *, epochs: Iterable[EpochRange] = ()
 ) -> tuple[CopiedLog, RecoveryReport]:
     """Open the log of a replica that is to copy.
+
+    What is damaged, by the disk or by a power cut, is to be repaired by another replica's bytes;
+    the records behind it are kept.
 
     Args:
         storage: holds the log.
         start: the position to read it from, such as that of a checkpoint.
-        durable_position: after a power cut, up to where the log is known to have been durable.
-            Behind it records may be lost and later ones kept, and those are cut off too. None where
-            nothing can be lost: any damage is then the disk's, and the log behind it counts.
+        epochs: what is known of its epochs; segments of theirs may be retired.
 
     Raises:
-        OSError: a cut could not be made durable.
+        CopyRefused, OSError: the disk failed.
     """
     segments = storage.segments()
     finish_cut(storage, segments)
@@ -67,21 +69,16 @@ def open_copy(
     while segments and segments[-1].base > end:  # Begun, but without a good record.
         storage.retire(segments.pop())
     fsync_marker.settle_found(storage, segments, end)
-    ranges = [(damage.start, damage.end) for damage in report.damaged if damage.end <= end]
+    report.epochs.remember(epochs)
+    # Behind the last record, damage may lie before the end of the segment.
+    found = [(damage.start, damage.end) for damage in report.damaged if damage.end <= end]
+    ranges = _within(found, segments)
     copy = CopiedLog(storage, segments, end, report.epochs, damaged=ranges)
-    holes = [
-        damage.start
-        for damage in report.damaged
-        if damage.end > end or (durable_position is not None and damage.start >= durable_position)
-    ]
     if segments:
         # The end of a segment may be there, in which the primary may have gone on.
-        reached = min(report.end_position + HEADER_BYTES, _end_of(segments[-1]))
-        copy.received_position = max(end, reached)
-    if holes:
-        copy.cut(min(holes[0], end), report.last_epoch)
-    else:
-        copy.restart()
+        written = max([report.end_position, *(damage.end for damage in report.damaged)])
+        copy.received_position = max(end, min(written + HEADER_BYTES, _end_of(segments[-1])))
+    copy.restart()
     return copy, report
 
 
@@ -111,7 +108,7 @@ class CopiedLog(SegmentedLog):
         assert not segments or segments[-1].base <= position <= _end_of(segments[-1])
         assert not epochs.ranges or epochs.ranges[-1].end <= position
         self.epochs = epochs
-        self.damaged = list(damaged)
+        self.damaged.extend(damaged)
         self.received_position = position
         self.gap_count = 0
         """The segments that began behind missing positions."""
@@ -183,11 +180,41 @@ class CopiedLog(SegmentedLog):
         self.damaged.append((position, self.position))
         self._begin_at_position()
 
+    def repair(self, start: int, data: bytes) -> None:
+        """Write, durably, the undamaged bytes of a damaged range. Then open the copy again.
+
+        Raises:
+            CopyRefused: those are no good records, or the disk failed.
+            OSError: the disk failed.
+        """
+        self._check_open()
+        segment = self.find(start)
+        if segment is None or not any(first == start for first, _ in self.damaged):
+            raise CopyRefused(f"bytes at {start}, where nothing is to be repaired")
+        at = 0
+        while at + HEADER_BYTES <= len(data):
+            try:
+                header, _ = read_record(data, at, start + at)
+            except BadRecord as error:
+                raise CopyRefused(f"a bad record was received: {error}") from error
+            at += header.length
+            if header.kind == RecordKind.SEGMENT_END:
+                break
+        if start + at > _end_of(segment):
+            raise CopyRefused(f"bytes up to {start + at} behind {_end_of(segment)}")
+        self._put(segment, data[:at], start)
+        try:
+            segment.flush()
+        except OSError as error:
+            self.flush_failed(error)
+            raise
+
     def retire(self, segment: Segment) -> None:
         """Remove a segment that the primary has retired, the last one included."""
         if segment is self.segments[-1]:
             self._begin_at_position()
         self._drop(segment)
+        self.damaged = _within(self.damaged, self.segments)
         self._dirty = [dirty for dirty in self._dirty if dirty is not segment]
         self.storage.retire(segment)
 
@@ -199,6 +226,7 @@ class CopiedLog(SegmentedLog):
         """
         self._check_open()
         assert position <= self.position
+        self.cut_count += 1
         try:
             tail = cut_off(self.storage, self.segments, position, self.received_position, epoch)
         except OSError as error:
@@ -210,7 +238,9 @@ class CopiedLog(SegmentedLog):
         self.position = min(position, _end_of(self.segments[-1])) if self.segments else 0
         self.durable_position = min(self.durable_position, self.position)
         self.epochs.cut(self.position)
-        self.damaged = [(start, end) for start, end in self.damaged if end <= self.position]
+        self.damaged = [
+            (start, min(end, self.position)) for start, end in self.damaged if start < self.position
+        ]
         self._begin_at_position()
         return tail
 
@@ -305,3 +335,13 @@ class CopiedLog(SegmentedLog):
 
 def _end_of(segment: Segment) -> int:
     return segment.base + segment.capacity
+
+
+def _within(ranges: Iterable[tuple[int, int]], segments: list[Segment]) -> list[tuple[int, int]]:
+    """Return the parts of ranges that lie in segments."""
+    return [
+        (max(start, segment.base), min(end, _end_of(segment)))
+        for start, end in ranges
+        for segment in segments
+        if start < _end_of(segment) and segment.base < end
+    ]

@@ -16,8 +16,12 @@ point to which a replica's log is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+MAX_EPOCHS = 64
+"""The oldest epochs of a log are forgotten: a replica that lags by more copies the whole log."""
 
 
 @dataclass
@@ -50,6 +54,20 @@ class Epochs:
         ranges[-1].end = end
         return ranges[-1]
 
+    def remember(self, known: Iterable[EpochRange]) -> None:
+        """Add what was known of the epochs before the last one: their segments may be retired."""
+        if not self.ranges:
+            return
+        found = {each.epoch: each for each in self.ranges}
+        for each in known:
+            if each.epoch >= self.last:
+                continue  # What there is of the last epoch was found; later ones were cut off.
+            mine = found.setdefault(each.epoch, EpochRange(each.epoch, each.start, each.end))
+            mine.start, mine.end = min(mine.start, each.start), max(mine.end, each.end)
+        self.ranges = [found[epoch] for epoch in sorted(found)][-MAX_EPOCHS:]
+        for mine, following in pairwise(self.ranges):
+            mine.end = min(mine.end, following.start)
+
     def cut(self, position: int) -> None:
         """Forget what is behind a position."""
         while self.ranges and self.ranges[-1].start >= position:
@@ -61,16 +79,11 @@ class Epochs:
 def common_position(ours: Sequence[EpochRange], theirs: Sequence[EpochRange]) -> int | None:
     """Return the position up to which two logs are the same; None where no epoch is in both.
 
-    Both are given oldest first. Starts may differ: the first records of an epoch may be damaged in
-    one of the logs, or retired if it is the oldest.
+    Both are given oldest first. Whoever has a record of an epoch has the log of its primary up to
+    there. So only the ends matter: the first records of an epoch may be retired, or damaged.
     """
-    other = {found.epoch: found for found in theirs}
+    ends = {found.epoch: found.end for found in theirs}
     for mine in reversed(ours):
-        found = other.get(mine.epoch)
-        if found is None:
-            continue
-        end = min(mine.end, found.end)
-        is_oldest = mine is ours[0] or found is theirs[0]
-        if is_oldest or end > max(mine.start, found.start):
-            return end
+        if mine.epoch in ends:
+            return min(mine.end, ends[mine.epoch])
     return None

@@ -6,7 +6,7 @@ nor verified.  The caller must verify the records that it uses by `martlet.log.r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -68,6 +68,33 @@ def heads(
             if not count % _CLOCK_EVERY_RECORDS and is_over():
                 return
         forget_pages(view)
+
+
+def content_end(segment: Segment, start: int, damaged: Iterable[tuple[int, int]] = ()) -> int:
+    """Return the position behind the last record of a segment, a SEGMENT_END included, from the
+    record at `start` on.
+
+    Args:
+        segment: the segment.
+        start: where a record begins.
+        damaged: ranges that are known to hold no good records; they count, too.
+    """
+    unpack = HEADER_STRUCT.unpack_from
+    base, view, capacity = segment.base, segment.view, segment.capacity
+    behind = {first: stop for first, stop in damaged if base <= first < base + capacity}
+    at = start - base
+    while at + HEADER_BYTES <= capacity:
+        if base + at in behind:
+            at = behind[base + at] - base
+            continue
+        fields = unpack(view, at)
+        length = fields[_LENGTH]
+        if fields[0] != MAGIC or fields[_POSITION] != base + at or length < HEADER_BYTES:
+            break
+        at += length
+        if fields[_KIND] == _END:
+            break
+    return base + min(at, capacity)
 
 
 def _bundled(fields: tuple[Any, ...], view: memoryview, at: int) -> Iterator[Header]:

@@ -16,7 +16,7 @@ the second try (https://lwn.net/Articles/752063/). From then on the log refuses 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,6 +32,8 @@ class FlushJob:
 
     position: int
     segments: tuple[Segment, ...]
+    cut_count: int = 0
+    """How often the log had been cut when the job was made."""
 
     def run(self) -> None:
         """Flush each segment that was written to."""
@@ -72,6 +74,10 @@ class SegmentedLog:
         self.durable_position = durable_position
         self.failed: str | None = None
         """The reason why the log takes no writes until the next start; None while it takes them."""
+        self.cut_count = 0
+        """How often an end was cut off, so that other bytes may be there now."""
+        self.damaged: list[tuple[int, int]] = []
+        """With replicas: the ranges that no replica has undamaged, in order."""
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
 
@@ -93,12 +99,29 @@ class SegmentedLog:
         at = position - segment.base
         return segment.view[at : at + length]
 
+    def stored_at(self, position: int) -> Segment | None:
+        """Return the segment that holds a position, if its file is there."""
+        return self.find(position)
+
+    def is_stored(self, segment: Segment) -> bool:
+        """Whether a segment's file is there."""
+        return self.find(segment.base) is segment
+
+    def following(self, position: int) -> Segment | None:
+        """Return the first segment, of those whose files are there, that begins at a position or
+        behind it.
+        """
+        number = bisect_left(self._bases, position)
+        return self.segments[number] if number < len(self.segments) else None
+
     def flush_job(self) -> FlushJob:
         """Return a job that makes everything written so far durable."""
-        return FlushJob(self.position, tuple(self._dirty))
+        return FlushJob(self.position, tuple(self._dirty), self.cut_count)
 
     def flushed(self, job: FlushJob) -> None:
         """Record that a flush job succeeded. Until then later jobs flush its segments too."""
+        if job.cut_count != self.cut_count:
+            return  # It flushed other bytes than those that are there now.
         assert job.position <= self.position
         # A flush makes durable what was written before it began: a segment that was written to
         # since stays dirty.

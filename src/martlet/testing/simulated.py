@@ -314,6 +314,10 @@ class SimulatedStorage:
         """The bytes of the segment at a base, for a test to damage them unnoticed."""
         return self._segments[base].content
 
+    def segment_files(self) -> dict[int, bytearray]:
+        """Return the bytes of each segment, by base position; those of one that is removed stay."""
+        return {base: segment.content for base, segment in self._segments.items()}
+
     @property
     def used_bytes(self) -> int:
         """The used bytes of the disk."""

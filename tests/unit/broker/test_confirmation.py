@@ -24,7 +24,7 @@ from martlet.testing import Broker, SimulatedClock
 def confirming() -> Core:
     core = Core()
     core.channel("t")
-    core.broker.await_confirmation()
+    core.broker.await_confirmation(core.broker.log.position)
     return core
 
 
@@ -140,7 +140,7 @@ async def test_the_log_is_served_as_far_as_it_is_confirmed() -> None:
                 return answer.status, await answer.read()
 
         core.topic("t")
-        core.await_confirmation()
+        core.await_confirmation(core.log.position)
         topic = core.topic("t")
         topic.stage([b"one"])
         core.commit()
@@ -171,7 +171,7 @@ def test_no_trace_is_found_of_a_message_that_is_not_confirmed(tmp_path: Path) ->
     storage = DiskStorage(tmp_path)
     broker, _ = restore(storage, SimulatedClock(), Random(2), segment_bytes=1 << 16)
     topic = broker.topic("t")
-    broker.await_confirmation()
+    broker.await_confirmation(broker.log.position)
     broker.append(topic, b"one")
     id = topic.queue.message_id(0).decode()
     with pytest.raises(TraceNotFound):

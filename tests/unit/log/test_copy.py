@@ -20,6 +20,10 @@ SEGMENT_BYTES = 4096
 
 @pytest.fixture
 def primary() -> CommitLog:
+    return make_primary()
+
+
+def make_primary() -> CommitLog:
     log = CommitLog(SimulatedStorage(Random(1)), [], 0, 1, SEGMENT_BYTES)
     for number in range(9):
         log.append_journal(RecordKind.TOPOLOGY, b"%d" % number * 560, topic=1, stored_at_ns=1)
@@ -106,9 +110,7 @@ def test_a_copy_whose_disk_has_failed_takes_nothing_more(primary: CommitLog) -> 
 
 
 def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: CommitLog) -> None:
-    """A flush under way took the segment for flushed; a power cut left a hole behind which all
-    was cut off.
-    """
+    """A flush under way took the segment for flushed, and a power cut left a hole."""
     for seed in range(20):
         copy = begun(primary, 3840)
         storage = copy.storage
@@ -125,33 +127,71 @@ def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: Co
         job = copy.flush_job()
         job.run()
         copy.flushed(job)
-        again, report = open_copy(storage.crash(power=True), durable_position=0)
+        again, report = open_copy(storage.crash(power=True))
         assert not report.damaged
         assert again.position == copy.durable_position == primary.position
 
 
-def test_damage_cuts_nothing_that_was_durable(primary: CommitLog) -> None:
+def test_what_is_damaged_is_kept_apart_and_repaired(primary: CommitLog) -> None:
+    copy = begun(primary, 3200)
+    storage = copy.storage
+    assert isinstance(storage, SimulatedStorage)
+    good = bytes(primary.segments[0].view[640:1280])
+    storage.segment_bytes_of(0)[1000] ^= 1
+    found, _ = open_copy(storage.crash())
+    assert (found.position, found.damaged) == (3200, [(640, 1280)])
+    assert [bytes(payload(*each))[:1] for each in found.records(0, 3200)] == [
+        b"0",
+        b"2",
+        b"3",
+        b"4",
+    ]
+
+    with pytest.raises(CopyRefused, match="nothing is to be repaired"):
+        found.repair(0, good)
+    with pytest.raises(CopyRefused, match="a bad record was received"):
+        found.repair(640, good[:-8])
+    assert found.segments[0].view[640:1280] != good
+    found.repair(640, good)
+    again, _ = open_copy(found.storage.crash(power=True))  # type: ignore[attr-defined]
+    assert again.damaged == []
+    assert len(list(again.records(0, 3200))) == 5
+
+
+def test_damage_at_a_cut_is_still_damage(primary: CommitLog) -> None:
     copy = begun(primary, 3200)
     storage = copy.storage
     assert isinstance(storage, SimulatedStorage)
     storage.segment_bytes_of(0)[1000] ^= 1
-    # A bit has flipped: what is behind it counts, and the place is to be repaired.
-    for options in ({}, {"durable_position": 1280}):
-        found, _ = open_copy(storage.crash(), **options)
-        storage = found.storage
-        assert isinstance(storage, SimulatedStorage)
-        assert found.position == 3200
-        assert found.damaged == [(640, 1280)]
-        assert [bytes(payload(*each))[:1] for each in found.records(0, 3200)] == [
-            b"0",
-            b"2",
-            b"3",
-            b"4",
-        ]
-    # A power cut may have lost it.
-    found, _ = open_copy(storage.crash(), durable_position=640)
-    assert found.position == 640
-    assert found.damaged == []
+    storage.segment_bytes_of(0)[1400] ^= 1
+    found, _ = open_copy(storage.crash())
+    assert found.damaged == [(640, 1920)]
+    found.cut(1280, 2)
+    assert (found.position, found.damaged) == (1280, [(640, 1280)])
+
+
+def test_a_segment_that_is_cut_off_is_not_used_again() -> None:
+    """In the same place its records would be good again."""
+    primary = make_primary()
+    copy = begun(primary, 3840 + HEADER_BYTES)
+    storage = copy.storage
+    assert isinstance(storage, SimulatedStorage)
+    second = primary.segments[1]
+    copy.begin_segment(second.base, second.capacity)
+    spares = storage.spare_count
+    copy.cut(640, 2)
+    assert [segment.base for segment in copy.segments] == [0]
+    assert storage.spare_count == spares
+
+
+def test_a_flush_does_not_count_for_what_replaced_a_cut(primary: CommitLog) -> None:
+    copy = begun(primary, 3200)
+    job = copy.flush_job()
+    job.run()
+    copy.cut(640, 2)
+    copy.write(640, primary.segments[0].view[640:3200])
+    copy.flushed(job)
+    assert copy.durable_position == 0
 
 
 def test_a_record_is_not_waited_for_beyond_its_segment(primary: CommitLog) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.log.epochs import EpochRange, Epochs, common_position
+from martlet.log.epochs import MAX_EPOCHS, EpochRange, Epochs, common_position
 
 
 def epochs(*ranges: tuple[int, int, int]) -> list[EpochRange]:
@@ -28,8 +28,8 @@ def epochs(*ranges: tuple[int, int, int]) -> list[EpochRange]:
         ([(2, 4096, 4800)], [(1, 0, 800), (2, 1024, 5000)], 4800),
         # The first record of an epoch is damaged in one of them.
         ([(1, 0, 80), (2, 1024, 9000)], [(1, 0, 80), (2, 1208, 5000)], 5000),
-        # One epoch in two places was not written by one process.
-        ([(1, 0, 80), (2, 1024, 1104)], [(1, 0, 80), (2, 2048, 2128)], 80),
+        # The epoch's first segments were retired at one of them.
+        ([(1, 0, 80), (2, 1024, 1104)], [(1, 0, 80), (2, 2048, 2128)], 1104),
         ([(1, 0, 80)], [(2, 1024, 1104)], None),
         ([], [(1, 0, 80)], None),
     ],
@@ -53,3 +53,22 @@ def test_a_cut_forgets_what_is_behind_it() -> None:
     assert found.last == 1
     found.cut(0)
     assert found.last == 0
+
+
+def test_epochs_outlive_their_segments() -> None:
+    found = Epochs()
+    found.add(3, 4096, 4200)
+    found.add(5, 8192, 8300)
+    # 2 and 4 were retired, the end of 3 too; 5 and 6 were cut, or lost with the power.
+    found.remember(
+        epochs((2, 0, 4000), (3, 4040, 5000), (4, 5200, 9000), (5, 8192, 9000), (6, 9000, 9080))
+    )
+    assert found.ranges == epochs((2, 0, 4000), (3, 4040, 5000), (4, 5200, 8192), (5, 8192, 8300))
+
+
+def test_as_many_epochs_are_remembered_as_fit() -> None:
+    found = Epochs()
+    found.add(1000, 10_000, 10_080)
+    found.remember([EpochRange(epoch, epoch * 8, epoch * 8 + 8) for epoch in range(1, 100)])
+    assert len(found.ranges) == MAX_EPOCHS
+    assert found.last == 1000

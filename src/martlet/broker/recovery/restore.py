@@ -60,6 +60,8 @@ class RestoredBroker:
     report: RecoveryReport
     checkpoint_position: int | None
     notes: list[str] = field(default_factory=list)
+    has_begun: bool = True
+    """Whether the log has a record of the new epoch: it lacks one while nothing can be written."""
 
 
 class BrokerRecovery:
@@ -207,16 +209,18 @@ class BrokerRecovery:
         passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
         if passed or self._copy is not None:  # A copy may end in the middle of a head.
             log.distrust_heads()
+        has_begun = False
         try:
             log.append_journal(
                 RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=clock()
             )
+            has_begun = True
             if self.checkpoint_position is None:
                 broker.begin_segment()
         except WritesRefused as error:
             # Stored messages can still be consumed, which frees space.
             self.notes.append(f"nothing can be written yet: {error}")
-        return broker, RestoredBroker(report, self.checkpoint_position, self.notes)
+        return broker, RestoredBroker(report, self.checkpoint_position, self.notes, has_begun)
 
 
 def restore(
@@ -282,6 +286,7 @@ def promote(
     )
     checkpointed = recovery.checkpoint_position or 0
     log = CommitLog(copy.storage, copy.segments, copy.position, epoch, segment_bytes, checkpointed)
+    log.damaged = copy.damaged
     return recovery.begin(log, report, clock, random, options)
 
 

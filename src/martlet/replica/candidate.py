@@ -1,0 +1,177 @@
+"""A candidate: the replica that the document names, before it begins its epoch.
+
+::
+
+    COLLECTING   enough HELLOs of replicas in sync, or those of all replicas
+        |        its own log is the greatest --------------------------.
+        |        another one has the greatest: cut, FETCH              v
+    FETCHING     the log has all of it ------------------------------> REPAIRING
+    REPAIRING    ask the others for what is damaged; none has more ----->  DONE
+
+Where the replica that sends is gone, it is COLLECTING again.
+
+Each replica that answers has pledged to take nothing of older epochs. What is confirmed is in one
+of the answers at least, and so it is in the greatest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from martlet.log.copy import CopiedLog
+from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
+from martlet.replica.replica_set import ReplicaSet
+from martlet.replica.shipping import BRINGS, Link, greeting, join, take
+
+
+class CandidateState(Enum):
+    """Where an election stands."""
+
+    COLLECTING = "collecting"
+    FETCHING = "fetching"
+    REPAIRING = "repairing"
+    DONE = "done"
+
+
+@dataclass
+class Candidate:
+    """A candidate.
+
+    Args:
+        name: of this replica.
+        broker: the id of the broker.
+        replica_set, version: the document that names this replica.
+        copy: its log.
+        reopen: closes the log and opens it anew.
+        is_whole: whether this replica may be counted.
+        floor: what it knows as confirmed.
+        since_ns: when it became candidate.
+    """
+
+    name: str
+    broker: str
+    replica_set: ReplicaSet
+    version: int
+    copy: CopiedLog
+    reopen: Callable[[], CopiedLog]
+    is_whole: bool
+    floor: int
+    since_ns: int
+    state: CandidateState = CandidateState.COLLECTING
+    answers: dict[str, tuple[Link, ReplicaGreeting]] = field(default_factory=dict)
+    """Those of the other replicas."""
+    _best: str = ""
+    """The replica whose log counts."""
+    _asked: set[tuple[int, str]] = field(default_factory=set)
+    """The damaged ranges, by start, and who was asked for each."""
+    _asking: str = ""
+    """Who is asked now."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is to begin."""
+        return self.replica_set.epoch
+
+    def _own(self) -> ReplicaGreeting:
+        ranges = self.copy.epochs.ranges
+        return greeting(self.broker, self.name, self.copy, ranges, is_whole=self.is_whole)
+
+    def greeted(self, link: Link, hello: ReplicaGreeting) -> None:
+        """Take in an answer. Raises LogsDiverged, CopyRefused and OSError."""
+        name = hello.replica
+        if name == self.name or name not in self.replica_set.replicas:
+            link.close()
+            return
+        before = self.answers.pop(name, None)
+        if before is not None:
+            before[0].close()
+        self.answers[name] = (link, hello)
+        if name in (self._best, self._asking) and self.state is not CandidateState.DONE:
+            self.state = CandidateState.COLLECTING
+            self._asked.clear()
+        self.decide()
+
+    def decide(self) -> None:
+        """Choose the log that counts, where enough answers are there. Raises as `greeted`."""
+        if self.state is not CandidateState.COLLECTING:
+            return
+        greetings = {name: hello for name, (_, hello) in self.answers.items()}
+        greetings[self.name] = self._own()
+        counted = {
+            name: hello
+            for name, hello in greetings.items()
+            if name in self.replica_set.in_sync and hello.is_whole
+        }
+        if len(counted) < self.replica_set.quorum.answers_needed:
+            if len(greetings) < len(self.replica_set.replicas):
+                return
+            counted = greetings  # Nobody is left who could know more.
+        # Of equal logs, its own needs no sending.
+        self._best = max(counted, key=lambda name: (counted[name].rank, name == self.name))
+        if self._best == self.name:
+            self._ask_for_repairs()
+            return
+        self.state = CandidateState.FETCHING
+        link, hello = self.answers[self._best]
+        link.send(join(self.copy, hello, self.epoch, self.floor))
+        self._end_fetching()
+
+    def received(self, link: Link, frame: Frame) -> None:
+        """Handle a frame of a replica that answered.
+
+        Raises FrameRefused, CopyRefused and OSError: the connection is to be closed.
+        """
+        asked = self._asking if self.state is CandidateState.REPAIRING else self._best
+        found = self.answers.get(asked)
+        if found is None or found[0] is not link:
+            raise FrameRefused(f"{frame.kind.name} of a replica that was not asked")
+        if self.state is CandidateState.FETCHING and frame.kind in BRINGS:
+            take(self.copy, frame)
+            self._end_fetching()
+        elif self.state is CandidateState.REPAIRING and frame.kind == FrameKind.PIECE:
+            if frame.body:
+                self.copy.repair(frame.position, bytes(frame.body))
+                self.copy = self.reopen()
+                # Damage at the end is no part of the log any more: some is to be fetched again.
+                self.state = CandidateState.COLLECTING
+                self.decide()
+            else:
+                self._ask_for_repairs()
+        elif self.state is CandidateState.DONE or frame.kind not in BRINGS:
+            raise FrameRefused(f"{frame.kind.name} to a candidate")
+
+    def _end_fetching(self) -> None:
+        if self.copy.end_position >= self.answers[self._best][1].rank[1]:
+            self._ask_for_repairs()
+
+    def _ask_for_repairs(self) -> None:
+        """Ask the next replica for what is damaged here; without one, the election is over."""
+        self.state = CandidateState.REPAIRING
+        for start, end in self.copy.damaged:
+            for name, (link, hello) in self.answers.items():
+                has_it = hello.rank[1] > start and not any(
+                    first < end and start < stop for first, stop in hello.damaged
+                )
+                if has_it and (start, name) not in self._asked:
+                    self._asked.add((start, name))
+                    self._asking = name
+                    link.send(Frame(FrameKind.REPAIR, self.epoch, start, end))
+                    return
+        self.state = CandidateState.DONE
+
+    def disconnected(self, link: Link) -> None:
+        """A connection ended. Raises as `greeted`."""
+        for name, (known, _) in list(self.answers.items()):
+            if known is link:
+                del self.answers[name]
+                is_asked = (
+                    name == self._best
+                    if self.state is CandidateState.FETCHING
+                    else name == self._asking and self.state is CandidateState.REPAIRING
+                )
+                if is_asked:
+                    self.state = CandidateState.COLLECTING
+                    self._asked.clear()
+                    self.decide()

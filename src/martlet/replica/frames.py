@@ -1,0 +1,207 @@
+"""The frames between replicas.
+
+A standby connects to the primary; all frames of a connection are of one epoch::
+
+     0 magic "MTLR" | 4 crc32c of bytes 8..40, and of the body but DATA's | 8 body length u32
+    12 kind u8 | 13 flags u8 | 14 version u16
+    16 epoch u64 | 24 position u64 | 32 second position u64 | 40 body
+
+    standby -> primary                          primary -> standby
+    HELLO   its epochs, its segments            WELCOME  the primary's epochs and segments
+    FETCH   from position on, in segment        SEGMENT  at position, of this capacity
+    ACK     written up to, durable up to        DATA     bytes at position; confirmed up to
+    REPAIR  bytes from position up to           DAMAGED  the same, but no replica has them good
+                                                BEAT     end of the log; confirmed up to
+                                                PIECE    the bytes that REPAIR asked for
+                          FENCED: the epoch is over, or another one
+
+A candidate asks with FETCH, too: the standby with the longest log sends it SEGMENT and DATA.
+DATA has no checksum, since each record has its own. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from martlet.log.epochs import EpochRange
+
+VERSION = 1
+MAGIC = 0x524C544D
+HEADER = struct.Struct("<III BBH QQQ")
+MAX_BODY_BYTES = 64 << 20
+"""The maximum of one frame's body, in bytes."""
+_FENCED_BYTES = slice(8, HEADER.size)
+"""What the checksum covers of the header."""
+
+
+class FrameRefused(Exception):
+    """Bytes that are no frame; the connection is closed. The text says what is wrong."""
+
+
+class FrameKind(IntEnum):
+    """What a frame is for."""
+
+    HELLO = 1
+    WELCOME = 2
+    FETCH = 3
+    SEGMENT = 4
+    DATA = 5
+    DAMAGED = 6
+    ACK = 7
+    BEAT = 8
+    REPAIR = 9
+    PIECE = 10
+    FENCED = 11
+
+
+class Frame(NamedTuple):
+    """A frame; what its positions mean depends on the kind.
+
+    Attributes:
+        position: the first position: of the data, of the segment, behind what is written.
+        second: the second one: confirmed, durable, the end of a range, or the capacity.
+        is_whole: of an ACK: the replica may be counted.
+    """
+
+    kind: FrameKind
+    epoch: int
+    position: int = 0
+    second: int = 0
+    body: bytes | memoryview = b""
+    is_whole: bool = True
+
+    def pack_header(self) -> bytes:
+        """Return the header, which the body follows."""
+        header = bytearray(HEADER.size)
+        HEADER.pack_into(
+            header, 0, MAGIC, 0, len(self.body), self.kind, self.is_whole, VERSION,
+            self.epoch, self.position, self.second,
+        )  # fmt: skip
+        checksum = crc32c(header[_FENCED_BYTES])
+        if self.kind != FrameKind.DATA:
+            checksum = crc32c(self.body, checksum)
+        struct.pack_into("<I", header, 4, checksum)
+        return bytes(header)
+
+
+class FrameReader:
+    """Splits what a connection receives into frames."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> list[Frame]:
+        """Take in bytes in pieces of any length. Returns the frames that are whole.
+
+        Raises FrameRefused; the frames before the bad one are lost with it.
+        """
+        self._received += data
+        frames: list[Frame] = []
+        at = 0
+        while len(self._received) - at >= HEADER.size:
+            frame = self._read(at)
+            if frame is None:
+                break
+            frames.append(frame)
+            at += HEADER.size + len(frame.body)
+        del self._received[:at]
+        return frames
+
+    def _read(self, at: int) -> Frame | None:
+        received = self._received
+        magic, checksum, length, kind, flags, version, epoch, position, second = HEADER.unpack_from(
+            received, at
+        )
+        if magic != MAGIC:
+            raise FrameRefused("what was received is no frame of a Martlet replica")
+        if version != VERSION:
+            raise FrameRefused(f"a frame of version {version}, where this replica speaks {VERSION}")
+        if length > MAX_BODY_BYTES:
+            raise FrameRefused(f"a body of {length} bytes; the maximum is {MAX_BODY_BYTES}")
+        if len(received) - at < HEADER.size + length:
+            return None
+        body = bytes(received[at + HEADER.size : at + HEADER.size + length])
+        found = crc32c(received[at + 8 : at + HEADER.size])
+        if kind != FrameKind.DATA:
+            found = crc32c(body, found)
+        if found != checksum:
+            raise FrameRefused(f"a frame of kind {kind} with a wrong checksum")
+        try:
+            return Frame(FrameKind(kind), epoch, position, second, body, bool(flags & 1))
+        except ValueError:
+            raise FrameRefused(f"a frame of an unknown kind, {kind}") from None
+
+
+@dataclass(frozen=True)
+class ReplicaGreeting:
+    """What a replica says of its log in HELLO and WELCOME.
+
+    Attributes:
+        broker: the id of the broker whose log it is.
+        replica: its name.
+        epochs: the epochs of the log, oldest first.
+        segments: (base, capacity) of each segment.
+        is_whole: it has all that it ever acknowledged.
+        damaged: (start, end) of the ranges that it has not good.
+    """
+
+    broker: str
+    replica: str
+    epochs: Sequence[EpochRange]
+    segments: Sequence[tuple[int, int]]
+    is_whole: bool = True
+    damaged: Sequence[tuple[int, int]] = ()
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The epoch and the end of the last record: the greatest log wins an election."""
+        if not self.epochs:
+            return 0, 0
+        return self.epochs[-1].epoch, self.epochs[-1].end
+
+    def pack(self) -> bytes:
+        """Return the body of a frame."""
+        return json.dumps(
+            {
+                "broker": self.broker,
+                "replica": self.replica,
+                "epochs": [(each.epoch, each.start, each.end) for each in self.epochs],
+                "segments": list(self.segments),
+                "is_whole": self.is_whole,
+                "damaged": list(self.damaged),
+            }
+        ).encode()
+
+    @classmethod
+    def unpack(cls, body: bytes | memoryview) -> ReplicaGreeting:
+        """Read the body of a frame. Raises FrameRefused."""
+        try:
+            fields: dict[str, Any] = json.loads(bytes(body))
+            return cls(
+                str(fields["broker"]),
+                str(fields["replica"]),
+                [EpochRange(*_numbers(each, 3)) for each in fields["epochs"]],
+                [(base, capacity) for base, capacity in map(_pair, fields["segments"])],
+                fields["is_whole"] is True,
+                [(start, end) for start, end in map(_pair, fields["damaged"])],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise FrameRefused(f"a greeting that cannot be read: {error!r}") from error
+
+
+def _numbers(values: Sequence[Any], count: int) -> list[int]:
+    if len(values) != count or any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"{values!r} where {count} numbers belong")
+    return list(values)
+
+
+def _pair(values: Sequence[Any]) -> tuple[int, int]:
+    first, second = _numbers(values, 2)
+    return first, second

@@ -1,0 +1,55 @@
+"""What a replica must never forget: a small durable file beside its log.
+
+`pledged` is the highest epoch whose primary it has greeted. It writes this down before it says
+HELLO, and takes nothing of a lower epoch ever after. `is_whole` is False where it may lack records
+that it acknowledged: it lost power, and acknowledged before they were on the disk. `epochs` are
+those of the log, whose segments may be retired.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from martlet.log.storage import Storage
+
+NAME = "replica.json"
+
+
+class BadNote(Exception):
+    """The note cannot be read: a replica that does not know its pledges must not take part."""
+
+
+@dataclass(frozen=True)
+class ReplicaNote:
+    """The note.
+
+    Attributes:
+        pledged: see above.
+        is_whole: see above.
+        epochs: (epoch, start, end) of each, oldest first.
+    """
+
+    pledged: int = 0
+    is_whole: bool = True
+    epochs: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def load(cls, storage: Storage) -> ReplicaNote:
+        """Read the note; a new one where there is none. Raises BadNote."""
+        data = storage.read(NAME)
+        if data is None:
+            return cls()
+        try:
+            fields = json.loads(data)
+            epochs = tuple((int(a), int(b), int(c)) for a, b, c in fields["epochs"])
+            return cls(int(fields["pledged"]), fields["is_whole"] is True, epochs)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadNote(
+                f"{NAME} cannot be read ({error!r}); replace this replica by an empty one"
+            ) from error
+
+    def save(self, storage: Storage) -> None:
+        """Write the note, durably. Raises OSError."""
+        fields = {"pledged": self.pledged, "is_whole": self.is_whole, "epochs": self.epochs}
+        storage.replace(NAME, json.dumps(fields).encode())

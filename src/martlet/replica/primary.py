@@ -1,0 +1,370 @@
+"""The primary of an epoch: it sends its log, counts acknowledgements and keeps `in_sync` honest.
+
+::
+
+    in sync       a standby that falls silent, or behind, leaves -> swap
+    not in sync   a standby that has caught up joins             -> swap
+    swap sent     both quorums count ---- won: the new one counts
+                                     |--- lost: look, and count by what the document says
+                                     '--- unclear: look; where nothing changed, swap again with
+                                          `touch` raised, so that the first can never be applied
+
+Whoever changes the set waits first until the new quorum alone has all that is confirmed, and the
+epoch's first record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from martlet.log.commit_log import CommitLog
+from martlet.log.epochs import EpochRange
+from martlet.replica.confirmation import Confirmation
+from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
+from martlet.replica.replica_set import ReplicaSet, Seen
+from martlet.replica.settings import ReplicaSettings
+from martlet.replica.shipping import Link, LogSender, SegmentRemoved, greeting, piece
+
+
+class SwapState(Enum):
+    """What a primary knows of its last swap."""
+
+    SETTLED = "settled"
+    SENT = "sent"
+    UNCLEAR = "unclear"
+
+
+class PrimaryHost(Protocol):
+    """What a primary asks of its process."""
+
+    def swap(self, replica_set: ReplicaSet, version: int) -> None:
+        """Begin a compare-and-swap of the document; the outcome is reported by a call."""
+
+    def confirmed(self, position: int) -> None:
+        """Every record before a position is confirmed."""
+
+
+@dataclass
+class StandbyProgress:
+    """How far a standby is.
+
+    Attributes:
+        link: its connection.
+        heard_ns: when it last said something.
+        well_ns: when it last acknowledged more, or had nothing more to acknowledge.
+        sender: None until it asks for the log.
+        written, durable: what it acknowledged.
+        is_whole: whether its acknowledgements count.
+    """
+
+    link: Link
+    heard_ns: int
+    well_ns: int
+    sender: LogSender | None = None
+    written: int = 0
+    durable: int = 0
+    is_whole: bool = False
+
+
+@dataclass
+class Primary:
+    """A primary, from the first record of its epoch on.
+
+    Args:
+        name: of this replica.
+        broker: the id of the broker.
+        epoch: that of the document.
+        log: where the broker appends; it ends behind the epoch's first record.
+        older: the epochs before, oldest first.
+        begun_at: the position of the epoch's first record.
+        replica_set, version: the document.
+        settings: of all replicas.
+        host: does what is asked.
+        now_ns: the time.
+    """
+
+    name: str
+    broker: str
+    epoch: int
+    log: CommitLog
+    older: list[EpochRange]
+    begun_at: int
+    replica_set: ReplicaSet
+    version: int
+    settings: ReplicaSettings
+    host: PrimaryHost
+    now_ns: int
+    standbys: dict[str, StandbyProgress] = field(default_factory=dict)
+    swap_state: SwapState = SwapState.SETTLED
+    stalled_since_ns: int | None = None
+    """Since when too few replicas in sync are heard; None while there are enough."""
+    handing_over_to: str | None = None
+    """The replica that is to be the next primary; nothing may be appended meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.confirmation = Confirmation(
+            self.replica_set.quorum, self.replica_set.min_in_sync, self.log.position
+        )
+        self._beat_at_ns = self.now_ns
+        self._gone_since_ns = dict.fromkeys(self.replica_set.replicas, self.now_ns)
+        self._wanted: ReplicaSet | None = None
+        """The document that a swap under way is to write."""
+        self._count()
+
+    # standbys
+
+    def greeted(self, link: Link, hello: ReplicaGreeting, now_ns: int) -> None:
+        """Welcome a standby of this epoch."""
+        name = hello.replica
+        if name == self.name or name not in self.replica_set.replicas:
+            link.close()
+            return
+        before = self.standbys.get(name)
+        if before is not None and before.link is not link:
+            before.link.close()
+        self.confirmation.forget(name)
+        self.standbys[name] = StandbyProgress(link, now_ns, now_ns)
+        body = greeting(self.broker, self.name, self.log, self.epochs, is_whole=True).pack()
+        link.send(
+            Frame(
+                FrameKind.WELCOME, self.epoch, self.log.position, self.confirmation.position, body
+            )
+        )
+
+    @property
+    def epochs(self) -> list[EpochRange]:
+        """The epochs of the log, oldest first."""
+        return [*self.older, EpochRange(self.epoch, self.begun_at, self.log.position)]
+
+    def received(self, link: Link, frame: Frame, now_ns: int) -> None:
+        """Handle a frame of a standby.
+
+        Raises FrameRefused, and SegmentRemoved: it must greet anew.
+        """
+        found = next((item for item in self.standbys.items() if item[1].link is link), None)
+        if found is None:
+            raise FrameRefused(f"{frame.kind.name} of a replica that was not welcomed")
+        name, standby = found
+        standby.heard_ns = now_ns
+        if frame.kind == FrameKind.FETCH:
+            if frame.position > self.log.position:
+                raise FrameRefused(f"{name} asks for {frame.position}, behind the end of the log")
+            standby.sender = LogSender(self.log, frame.position, frame.second)
+        elif frame.kind == FrameKind.ACK:
+            self._acknowledged(name, standby, frame, now_ns)
+        elif frame.kind == FrameKind.REPAIR:
+            link.send(piece(self.log, frame))
+        else:
+            raise FrameRefused(f"{frame.kind.name} of a standby")
+
+    def _acknowledged(self, name: str, standby: StandbyProgress, frame: Frame, now_ns: int) -> None:
+        sender = standby.sender
+        if sender is None or not frame.second <= frame.position <= sender.position:
+            raise FrameRefused(f"{name} acknowledges {frame.position}, which it was not sent")
+        if frame.position < standby.written or frame.second < standby.durable:
+            raise FrameRefused(f"{name} takes back what it acknowledged")
+        if frame.position > standby.written or frame.second > standby.durable:
+            standby.well_ns = now_ns
+        standby.written, standby.durable = frame.position, frame.second
+        standby.is_whole = frame.is_whole
+        sender.acknowledged(frame.position)
+        if frame.is_whole:
+            reached = frame.second if self.settings.flush_sync else frame.position
+            self.confirmation.acknowledge(name, reached)
+            self._count()
+
+    def disconnected(self, link: Link, now_ns: int) -> None:
+        """A connection ended."""
+        for name, standby in list(self.standbys.items()):
+            if standby.link is link:
+                del self.standbys[name]
+                self._gone_since_ns[name] = now_ns
+                self.confirmation.forget(name)
+
+    def send(self, now_ns: int) -> None:
+        """Send what was appended; call this at the end of a turn."""
+        if not self.settings.flush_sync:
+            self._count()
+        for standby in list(self.standbys.values()):
+            sender = standby.sender
+            if sender is None:
+                continue
+            room = self.settings.max_unacknowledged_bytes - sender.unacknowledged_bytes
+            try:
+                sender.pump(standby.link, self.epoch, self.confirmation.position, room)
+            except SegmentRemoved:
+                self.disconnected(standby.link, now_ns)
+                standby.link.close()
+
+    def flushed(self) -> None:
+        """The log's `durable_position` rose."""
+        self._count()
+
+    def _count(self) -> None:
+        """Take in this replica's own log, and tell the host of what is confirmed by now."""
+        log = self.log
+        own = log.durable_position if self.settings.flush_sync else log.position
+        if own >= self.confirmation.acknowledged(self.name):
+            self.confirmation.acknowledge(self.name, own)
+        if self.confirmation.update():
+            assert self.confirmation.position <= log.position
+            self.host.confirmed(self.confirmation.position)
+
+    # time
+
+    def tick(self, now_ns: int) -> None:
+        """Beat, and change the set where it must be."""
+        if now_ns >= self._beat_at_ns:
+            self._beat_at_ns = now_ns + self.settings.beat_ns
+            beat = Frame(FrameKind.BEAT, self.epoch, self.log.position, self.confirmation.position)
+            for standby in self.standbys.values():
+                standby.link.send(beat)
+        self._see_who_is_heard(now_ns)
+        if self.swap_state is SwapState.SETTLED and not self._hand_over():
+            self._change_set(now_ns)
+
+    def _see_who_is_heard(self, now_ns: int) -> None:
+        heard = 1 + sum(
+            name in self.replica_set.in_sync
+            and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
+            for name, standby in self.standbys.items()
+        )
+        if heard >= self.replica_set.copies:
+            self.stalled_since_ns = None
+        elif self.stalled_since_ns is None:
+            self.stalled_since_ns = now_ns
+
+    def yields(self, now_ns: int) -> bool:
+        """Whether another replica should be primary: too few are heard for too long, or nothing can
+        be written here any more.
+        """
+        since = self.stalled_since_ns
+        is_cut_off = since is not None and now_ns - since >= self.settings.replica_timeout_ns
+        return is_cut_off or self.log.failed is not None
+
+    def _change_set(self, now_ns: int) -> None:
+        """Take one replica out of the set, or into it."""
+        current = self.replica_set
+        missing = [n for n in sorted(current.in_sync - {self.name}) if self._is_missing(n, now_ns)]
+        if len(current.in_sync) <= current.min_in_sync:
+            missing.clear()
+        others = sorted(set(current.replicas) - current.in_sync)
+        caught_up = [name for name in others if self._has_caught_up(name, now_ns)]
+        for name in missing + caught_up:
+            if self._swap_if_allowed(current.with_in_sync(current.in_sync ^ {name})):
+                return
+
+    def _swap_if_allowed(self, wanted: ReplicaSet) -> bool:
+        if not self.confirmation.allows(wanted.quorum):
+            return False
+        self.confirmation.begin_change(wanted.quorum)
+        self._swap(wanted)
+        return True
+
+    def _swap(self, wanted: ReplicaSet) -> None:
+        self._wanted = wanted
+        self.swap_state = SwapState.SENT
+        self.host.swap(wanted, self.version)
+
+    def _is_missing(self, name: str, now_ns: int) -> bool:
+        timeout_ns = self.settings.replica_timeout_ns
+        standby = self.standbys.get(name)
+        if standby is None:
+            # A connection that was reset is not waited for while publishers wait.
+            gone_ns = now_ns - self._gone_since_ns.setdefault(name, now_ns)
+            return gone_ns > timeout_ns or self.stalled_since_ns is not None
+        reached = standby.durable if self.settings.flush_sync else standby.written
+        if standby.is_whole and reached >= self.log.position:
+            standby.well_ns = now_ns
+        return (
+            now_ns - min(standby.heard_ns, standby.well_ns) > timeout_ns
+            or self.log.position - standby.written > self.settings.max_lag_bytes
+        )
+
+    def _has_caught_up(self, name: str, now_ns: int) -> bool:
+        standby = self.standbys.get(name)
+        return (
+            standby is not None
+            and standby.is_whole
+            and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
+            and self.log.position - standby.written <= self.settings.joining_lag_bytes
+        )
+
+    # the document
+
+    def looked(self, seen: Seen) -> None:
+        """Take in a look at the document of this epoch."""
+        found = seen.replica_set
+        assert found is not None and found.epoch == self.epoch
+        if self.swap_state is SwapState.SENT or seen.version < self.version:
+            return  # It was seen before the swap.
+        if seen.version > self.version:
+            # The version that a swap named is gone: it was applied, or never will be.
+            self._settled(found, seen.version)
+        elif self.swap_state is SwapState.UNCLEAR:
+            self._swap(found.touched())
+
+    def swapped(self, asked: ReplicaSet, version: int | None) -> None:
+        """A swap gave the document a version; None where another change came first, so that a look
+        is due.
+        """
+        if asked is not self._wanted:
+            return
+        assert self.swap_state is SwapState.SENT
+        if version is None:
+            # That change may be an earlier swap of this replica, whose outcome was unclear.
+            self.swap_state = SwapState.UNCLEAR
+        else:
+            self._settled(asked, version)
+
+    def swap_unclear(self, asked: ReplicaSet) -> None:
+        """The outcome of a swap is not known: it may be applied later."""
+        if asked is self._wanted:
+            assert self.swap_state is SwapState.SENT
+            self.swap_state = SwapState.UNCLEAR
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether a look is needed to settle a swap."""
+        return self.swap_state is SwapState.UNCLEAR
+
+    def _settled(self, found: ReplicaSet, version: int) -> None:
+        self.swap_state = SwapState.SETTLED
+        self._wanted = None
+        self.replica_set, self.version = found, version
+        self.confirmation.min_in_sync = found.min_in_sync
+        self.confirmation.end_change(found.quorum)
+        self._count()
+
+    # handing over
+
+    def hand_over(self, name: str) -> None:
+        """Make another replica the primary as soon as it has the whole log. Nothing may be
+        appended from now on.
+        """
+        assert name in self.replica_set.in_sync and name != self.name
+        self.handing_over_to = name
+
+    def _hand_over(self) -> bool:
+        """Name the next primary, where one is ready. Returns whether that is under way."""
+        if self.log.failed is not None:
+            # Nothing can be written here: whoever has most of the log.
+            ready = [name for name in self.standbys if self._is_ready(name)]
+            if ready:
+                best = max(ready, key=lambda name: self.standbys[name].written)
+                self._swap(self.replica_set.elected(best))
+            return bool(ready)
+        name = self.handing_over_to
+        if name is None or name not in self.replica_set.in_sync:
+            self.handing_over_to = None
+            return False
+        if name not in self.standbys:
+            return True
+        if self._is_ready(name) and self.standbys[name].written == self.log.position:
+            self._swap(self.replica_set.elected(name))
+        return True
+
+    def _is_ready(self, name: str) -> bool:
+        return name in self.replica_set.in_sync and self.standbys[name].is_whole

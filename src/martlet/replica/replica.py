@@ -1,0 +1,509 @@
+"""A replica of a broker's log: a standby, a candidate or the primary, as the document says.
+
+::
+
+                    the document names it                 enough answers
+       STANDBY  ------------------------->  CANDIDATE  -------------------->  PRIMARY
+          ^                                    |                                 |
+          '------------------------------------'---------------------------------'
+                   the document, or any replica, has a higher epoch
+
+Before a replica greets the primary of an epoch it writes down that it has pledged to it. It never
+resumes an epoch: a process that starts as the primary of the document runs for the next one.
+
+The replica does no I/O but on its log. Its process tells it the time, frames, looks at the metadata
+store and the outcome of swaps; it asks its process, the host, for connections and swaps. Any call
+may raise ReplicaFailed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Protocol
+
+from martlet.broker.recovery.restore import BrokerRecovery
+from martlet.log.commit_log import CommitLog, WritesRefused
+from martlet.log.copy import CopiedLog, CopyRefused
+from martlet.log.epochs import EpochRange
+from martlet.log.storage import Storage
+from martlet.replica.candidate import Candidate, CandidateState
+from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
+from martlet.replica.note import ReplicaNote
+from martlet.replica.primary import Primary, PrimaryHost
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.replica.settings import ReplicaSettings
+from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
+from martlet.replica.standby import ConnectAgain, Standby, StandbyState
+
+
+class ReplicaFailed(Exception):
+    """The replica's disk failed, so that it must not go on; the process ends, and starts anew."""
+
+
+class ReplicaHost(PrimaryHost, Protocol):
+    """What a replica asks of its process."""
+
+    def connect(self, name: str, address: str) -> None:
+        """Begin a connection to a replica; `connected` or `connect_failed` follows."""
+
+    def look(self) -> None:
+        """Begin to read the document and the presences; `looked` or `look_failed` follows."""
+
+    def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
+        """Close the log, and the broker on it, and open it as a copy.
+
+        Args:
+            epochs: what is known of the log's epochs.
+
+        Raises:
+            CopyRefused, OSError: the disk failed.
+        """
+
+    def recover(self, copy: CopiedLog) -> BrokerRecovery:
+        """Begin the state of a broker from a copied log."""
+
+    def promote(
+        self, copy: CopiedLog, recovery: BrokerRecovery, epoch: int, confirmed: int
+    ) -> CommitLog:
+        """Begin an epoch: make a broker of the log, which shows nothing before it is confirmed.
+
+        Raises OSError and WritesRefused: it could not begin.
+        """
+
+
+class Replica:
+    """One replica.
+
+    Args:
+        name: its name in the replica set.
+        broker: the id of the broker, the same for all replicas.
+        storage: holds its log and its note.
+        host: does what is asked.
+        random: for the wait before a candidacy.
+        settings: those of all replicas.
+        now_ns: the time, which never goes back.
+        may_be_incomplete: it may have acknowledged records that a power cut took.
+
+    Raises:
+        BadNote: its note cannot be read.
+        ReplicaFailed: its log or its note cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        broker: str,
+        storage: Storage,
+        host: ReplicaHost,
+        random: Random,
+        settings: ReplicaSettings,
+        now_ns: int,
+        *,
+        may_be_incomplete: bool = False,
+    ) -> None:
+        self.name = name
+        self.broker = broker
+        self.host = host
+        self.settings = settings
+        self._storage = storage
+        self._random = random
+        self.note = ReplicaNote.load(storage)
+        if may_be_incomplete:
+            self._note(replace(self.note, is_whole=False))
+        self.problem = ""
+        """Why this replica does not follow; empty while it does."""
+        self.seen: Seen | None = None
+        """The newest look at the metadata store."""
+        self._floor = 0
+        self.role: Standby | Candidate | Primary = self._standby(self._open_copy(), now_ns)
+        self._look_at_ns = now_ns
+        self._is_looking = False
+        self._candidacy: ReplicaSet | None = None
+        """The document that a swap under way is to write."""
+        self._is_stale = True
+        """Whether the document may have changed since the newest look, by this replica's doing."""
+        self._recovery: BrokerRecovery | None = None
+        """The state that a candidate had built as a standby."""
+        self._rest_until_ns = now_ns
+        """Until then it does not run again: it was elected, and could not begin."""
+        self._stuck_since_ns = now_ns
+        """When the log of this primary last took writes."""
+        self._connect_at_ns = now_ns
+        self._run_at_ns: int | None = None
+        """When to become a candidate; None while there is no reason to."""
+
+    def _note(self, new: ReplicaNote) -> None:
+        assert new.pledged >= self.note.pledged
+        if new == self.note:
+            return
+        try:
+            new.save(self._storage)
+        except OSError as error:
+            raise ReplicaFailed(f"the replica's note could not be written: {error}") from error
+        self.note = new
+
+    def _note_epochs(self, epochs: Iterable[EpochRange]) -> None:
+        """Write down the epochs of the log, before the segments of one can be retired."""
+        ranges = tuple((each.epoch, each.start, each.end) for each in epochs)
+        self._note(replace(self.note, epochs=ranges))
+
+    def _open_copy(self) -> CopiedLog:
+        try:
+            copy = self.host.open_copy([EpochRange(*each) for each in self.note.epochs])
+        except (OSError, CopyRefused) as error:
+            raise ReplicaFailed(f"the log could not be opened: {error}") from error
+        if copy.damaged:
+            # A later start may not see it: a cut can make the end of the log of it.
+            self._note(replace(self.note, is_whole=False))
+        return copy
+
+    def _standby(
+        self, copy: CopiedLog, now_ns: int, recovery: BrokerRecovery | None = None
+    ) -> Standby:
+        return Standby(
+            self.name,
+            self.broker,
+            self.note.pledged,
+            copy,
+            recovery,
+            self.note.is_whole,
+            self._floor,
+            self.host.recover,
+            self._open_copy,
+            lambda: self._note(replace(self.note, is_whole=True)),
+            self._note_epochs,
+            now_ns,
+        )
+
+    # what others see
+
+    @property
+    def primary(self) -> Primary | None:
+        """The primary's role, where this replica has it."""
+        return self.role if isinstance(self.role, Primary) else None
+
+    def presence(self, now_ns: int) -> Presence:
+        """Return what the replica says of itself in the metadata store; addresses are left out."""
+        role = self.role
+        if isinstance(role, Primary):
+            return Presence(role.epoch, role.log.position, True, role.yields(now_ns))
+        late_ns = self.settings.election_timeout_ns
+        gives_up = isinstance(role, Candidate) and now_ns - role.since_ns > late_ns
+        gives_up = gives_up or now_ns < self._rest_until_ns
+        is_whole = self.note.is_whole and role.copy.failed is None
+        return Presence(self.note.pledged, role.copy.end_position, is_whole, gives_up)
+
+    # connections
+
+    def connected(self, link: Link, now_ns: int) -> None:
+        """The connection that `connect` began is there."""
+        role = self.role
+        if isinstance(role, Standby) and role.state is StandbyState.CONNECTING:
+            role.connected(link)
+        else:
+            link.close()
+
+    def connect_failed(self, *, is_refused: bool, now_ns: int) -> None:
+        """The connection that `connect` began did not come about.
+
+        Args:
+            is_refused: nothing listens there, so the process is dead.
+            now_ns: the time.
+        """
+        role = self.role
+        if isinstance(role, Standby) and role.state is StandbyState.CONNECTING:
+            role.connect_failed(is_refused=is_refused)
+            self._connect_at_ns = now_ns + self.settings.hasty_look_ns
+
+    def disconnected(self, link: Link, now_ns: int) -> None:
+        """A connection ended, not by this replica."""
+        role = self.role
+        try:
+            if isinstance(role, Primary):
+                role.disconnected(link, now_ns)
+            elif isinstance(role, Candidate):
+                role.disconnected(link)
+                self._begin_epoch_if_elected(now_ns)
+            elif link is role.link:
+                role.disconnected()
+                self._connect_at_ns = now_ns
+                self._look_soon(now_ns)
+        except (LogsDiverged, CopyRefused, OSError) as error:
+            self.problem = str(error)
+
+    def received(self, link: Link, frame: Frame, now_ns: int) -> None:
+        """A frame arrived."""
+        try:
+            if frame.kind == FrameKind.FENCED or frame.epoch > self.note.pledged:
+                self._look_soon(now_ns)
+                if frame.epoch > self.note.pledged:
+                    # An epoch began of which this replica has not heard.
+                    self._step_down(now_ns)
+                    self._close(link, now_ns)
+            elif frame.kind == FrameKind.HELLO:
+                self._greeted(link, frame, now_ns)
+            elif frame.epoch < self.note.pledged:
+                link.send(Frame(FrameKind.FENCED, self.note.pledged))
+                self._close(link, now_ns)
+            elif isinstance(self.role, Standby):
+                if link is self.role.link:
+                    self.role.received(frame, now_ns)
+            elif isinstance(self.role, Candidate):
+                self.role.received(link, frame)
+                self._begin_epoch_if_elected(now_ns)
+            else:
+                self.role.received(link, frame, now_ns)
+        except (ConnectAgain, SegmentRemoved):
+            self._close(link, now_ns)
+        except (FrameRefused, LogsDiverged, CopyRefused, OSError) as error:
+            self.problem = str(error)
+            self._close(link, now_ns, wait_ns=self.settings.look_ns)
+
+    def _greeted(self, link: Link, frame: Frame, now_ns: int) -> None:
+        hello = ReplicaGreeting.unpack(frame.body)
+        if hello.broker != self.broker:
+            raise FrameRefused(f"a replica of broker {hello.broker}; this one is {self.broker}")
+        role = self.role
+        if isinstance(role, Standby) or frame.epoch < role.epoch:
+            # It takes this replica for the primary: the document says who is.
+            link.send(Frame(FrameKind.FENCED, self.note.pledged))
+            link.close()
+        elif isinstance(role, Candidate):
+            role.greeted(link, hello)
+            self._begin_epoch_if_elected(now_ns)
+        else:
+            role.greeted(link, hello, now_ns)
+
+    def _close(self, link: Link, now_ns: int, wait_ns: int = 0) -> None:
+        """End a connection, and greet anew after a wait, if it is the one to the primary."""
+        link.close()
+        self.disconnected(link, now_ns)
+        self._connect_at_ns = now_ns + wait_ns
+
+    # time
+
+    def tick(self, now_ns: int) -> None:
+        """Do what is due; call this at least once in `beat_ns`."""
+        if now_ns >= self._look_at_ns and not self._is_looking:
+            self._is_looking = True
+            self.host.look()
+        role = self.role
+        if isinstance(role, Primary):
+            role.tick(now_ns)
+            self._fail_if_stuck(role, now_ns)
+        elif isinstance(role, Standby):
+            self._lose_silent(role, now_ns)
+            self._connect_if_due(role, now_ns)
+            self._run_if_due(role, now_ns)
+
+    def _fail_if_stuck(self, role: Primary, now_ns: int) -> None:
+        """End the process where nothing can be written any more, and nobody else can be primary."""
+        if role.log.failed is None:
+            self._stuck_since_ns = now_ns
+        elif now_ns - self._stuck_since_ns > self.settings.election_timeout_ns:
+            raise ReplicaFailed(role.log.failed)
+
+    def end_turn(self, now_ns: int) -> None:
+        """Send what is to be sent: data, or acknowledgements."""
+        role = self.role
+        if isinstance(role, Primary):
+            role.send(now_ns)
+        elif isinstance(role, Standby):
+            try:
+                role.end_turn()
+                self._floor = max(self._floor, role.floor)
+            except (ConnectAgain, OSError) as error:
+                self.problem = str(error)
+                if role.link is not None:
+                    self._close(role.link, now_ns)
+
+    def _lose_silent(self, role: Standby, now_ns: int) -> None:
+        """End the connection to a primary that says nothing."""
+        timeout_ns = self.settings.replica_timeout_ns
+        if role.state is StandbyState.GREETED:
+            timeout_ns = self.settings.election_timeout_ns
+        if role.link is not None and now_ns - max(role.heard_ns, self._connect_at_ns) > timeout_ns:
+            self._close(role.link, now_ns)
+
+    def _connect_if_due(self, role: Standby, now_ns: int) -> None:
+        known = self.seen.replica_set if self.seen is not None else None
+        if (
+            role.state is not StandbyState.LOST
+            or now_ns < self._connect_at_ns
+            or known is None
+            or known.epoch != role.epoch
+            or known.primary in (None, self.name)
+            or role.copy.failed is not None
+        ):
+            return
+        assert known.primary is not None
+        role.state = StandbyState.CONNECTING
+        self.host.connect(known.primary, known.replicas[known.primary])
+
+    # the document
+
+    def _look_soon(self, now_ns: int) -> None:
+        self._look_at_ns = min(self._look_at_ns, now_ns)
+
+    def look_failed(self, now_ns: int) -> None:
+        """The metadata store did not answer."""
+        self._is_looking = False
+        self._look_at_ns = now_ns + self._look_interval_ns()
+
+    def looked(self, seen: Seen, now_ns: int) -> None:
+        """The metadata store answered."""
+        self._is_looking = self._is_stale = False
+        self.seen = seen
+        found = seen.replica_set
+        if found is None or self.name not in found.replicas:
+            self.problem = "the replica set does not have this replica"
+        elif found.epoch < self.note.pledged:
+            self.problem = (
+                f"the metadata store is at epoch {found.epoch}, and this replica has pledged to"
+                f" {self.note.pledged}: it is an old state of the store; use `martlet replicas"
+                " recreate`"
+            )
+        elif found.epoch > self.note.pledged:
+            self._begin_following(seen, now_ns)
+        elif isinstance(self.role, Primary):
+            self.role.looked(seen)
+        self._look_at_ns = now_ns + self._look_interval_ns()
+
+    def _look_interval_ns(self) -> int:
+        role = self.role
+        is_well = (
+            role.state is StandbyState.FOLLOWING
+            if isinstance(role, Standby)
+            else isinstance(role, Primary) and not role.is_unclear
+        )
+        return self.settings.look_ns if is_well else self.settings.hasty_look_ns
+
+    def _begin_following(self, seen: Seen, now_ns: int) -> None:
+        """Pledge to an epoch, and be what its document says."""
+        found = seen.replica_set
+        assert found is not None and found.epoch > self.note.pledged
+        self._step_down(now_ns)
+        role = self.role
+        assert isinstance(role, Standby)
+        self._note(replace(self.note, pledged=found.epoch))
+        if role.link is not None:
+            role.link.send(Frame(FrameKind.FENCED, found.epoch))
+            role.link.close()
+        self._run_at_ns = None
+        self._connect_at_ns = now_ns
+        if found.primary == self.name and role.copy.failed is None:
+            self.role = Candidate(
+                self.name, self.broker, found, seen.version, role.copy, self._open_copy,
+                self.note.is_whole, role.floor, now_ns,
+            )  # fmt: skip
+            self._recovery = role.recovery
+            try:
+                self.role.decide()
+                self._begin_epoch_if_elected(now_ns)
+            except (LogsDiverged, CopyRefused, OSError) as error:
+                self.problem = str(error)
+        else:
+            self.role = self._standby(role.copy, now_ns, role.recovery)
+
+    def _step_down(self, now_ns: int) -> None:
+        """Be a standby: the epoch of this primary or candidate is over."""
+        role = self.role
+        if isinstance(role, Standby):
+            return
+        if isinstance(role, Primary):
+            links = [standby.link for standby in role.standbys.values()]
+            self._floor = max(self._floor, role.confirmation.position)
+        else:
+            links = [link for link, _ in role.answers.values()]
+        for link in links:
+            link.close()
+        self.role = self._standby(self._open_copy(), now_ns)
+
+    def _begin_epoch_if_elected(self, now_ns: int) -> None:
+        role = self.role
+        if not isinstance(role, Candidate) or role.state is not CandidateState.DONE:
+            return
+        copy = role.copy
+        recovery = self._recovery
+        if recovery is None or not recovery.is_usable or recovery.position > copy.end_position:
+            recovery = self.host.recover(copy)
+        self._recovery = None
+        self._note(replace(self.note, is_whole=True))
+        self._note_epochs(copy.epochs.ranges)
+        older = [EpochRange(each.epoch, each.start, each.end) for each in copy.epochs.ranges]
+        begun_at = copy.position
+        try:
+            log = self.host.promote(copy, recovery, role.epoch, self._floor)
+        except (OSError, CopyRefused, WritesRefused) as error:
+            self.problem = f"epoch {role.epoch} could not begin: {error}"
+            self._rest_until_ns = now_ns + self.settings.election_timeout_ns
+            self._step_down(now_ns)
+            return
+        self.role = primary = Primary(
+            self.name, self.broker, role.epoch, log, older, begun_at, role.replica_set,
+            role.version, self.settings, self.host, now_ns,
+        )  # fmt: skip
+        for link, hello in role.answers.values():
+            primary.greeted(link, hello, now_ns)
+
+    # candidacies
+
+    def _run_if_due(self, role: Standby, now_ns: int) -> None:
+        """Run for the next epoch, where there is a reason and the random wait is over."""
+        if not self._has_reason_to_run(role, now_ns):
+            self._run_at_ns = None
+            return
+        if self._run_at_ns is None:
+            self._run_at_ns = now_ns + self._random.randrange(self.settings.max_delay_ns)
+            self._look_soon(now_ns)
+        seen = self.seen
+        if now_ns < self._run_at_ns or self._candidacy is not None or seen is None:
+            return
+        assert seen.replica_set is not None
+        self._candidacy = seen.replica_set.elected(self.name)
+        self._run_at_ns = None
+        self._is_stale = True
+        self.host.swap(self._candidacy, seen.version)
+
+    def _has_reason_to_run(self, role: Standby, now_ns: int) -> bool:
+        known = self.seen.replica_set if self.seen is not None else None
+        if (
+            known is None
+            or self._is_stale
+            or now_ns < self._rest_until_ns
+            or known.epoch != self.note.pledged
+            or self.name not in known.in_sync
+            or role.copy.failed is not None
+            or role.state is StandbyState.FOLLOWING
+        ):
+            return False
+        if known.primary is None or known.primary == self.name:
+            return True
+        if role.is_refused:
+            return True
+        silent_ns = now_ns - role.heard_ns
+        wait_ns = self.settings.replica_timeout_ns
+        if not self.note.is_whole:
+            wait_ns *= 2  # Another one is elected with fewer answers.
+        assert self.seen is not None
+        other = self.seen.presences.get(known.primary)
+        return silent_ns > wait_ns and (other is None or other.yields)
+
+    def swapped(self, asked: ReplicaSet, version: int | None, now_ns: int) -> None:
+        """A swap gave the document a version; None where another change came first."""
+        if isinstance(self.role, Primary):
+            self.role.swapped(asked, version)
+        self._swap_ended(asked, now_ns)
+
+    def swap_unclear(self, asked: ReplicaSet, now_ns: int) -> None:
+        """The outcome of a swap is not known: it may be applied later."""
+        if isinstance(self.role, Primary):
+            self.role.swap_unclear(asked)
+        self._swap_ended(asked, now_ns)
+
+    def _swap_ended(self, asked: ReplicaSet, now_ns: int) -> None:
+        if asked is self._candidacy:
+            self._candidacy = None
+        self._look_soon(now_ns)

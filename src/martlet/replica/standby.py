@@ -1,0 +1,237 @@
+"""A standby: it follows the primary of an epoch, or waits for one.
+
+::
+
+    LOST         no connection
+    CONNECTING   connected: HELLO --------------------> GREETED
+    GREETED      WELCOME: cut, FETCH -----------------> FOLLOWING
+                 FETCH of a candidate: send it the log
+    FOLLOWING    SEGMENT, DATA: write, ACK; BEAT: take in what is confirmed
+
+Bytes are written as they come, and acknowledged once they are verified. The state of the broker
+follows behind, as far as the primary says that the log is confirmed: so it is never taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from martlet.broker.recovery.restore import BrokerRecovery
+from martlet.log.copy import CopiedLog
+from martlet.log.epochs import EpochRange
+from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
+from martlet.replica.shipping import (
+    BRINGS,
+    Link,
+    LogSender,
+    SegmentRemoved,
+    greeting,
+    join,
+    piece,
+    take,
+)
+
+MAX_PUMP_BYTES = 8 << 20
+"""Sent to a candidate in one turn."""
+
+
+class ConnectAgain(Exception):
+    """The standby must greet its primary anew; the text says why."""
+
+
+class StandbyState(Enum):
+    """Where a standby stands with its primary."""
+
+    LOST = "lost"
+    CONNECTING = "connecting"
+    GREETED = "greeted"
+    FOLLOWING = "following"
+
+
+@dataclass
+class Standby:
+    """A standby in one epoch.
+
+    Args:
+        name: of this replica.
+        broker: the id of the broker.
+        epoch: the epoch that it has pledged to.
+        copy: its log.
+        recovery: the state of the broker, where that was built.
+        is_whole: whether it may be counted.
+        floor: what it knows as confirmed.
+        recover: begins a state from a log.
+        reopen: closes the log and opens it anew.
+        became_whole: makes it durable that the replica is whole.
+        joined: makes the epochs of the log durable.
+        heard_ns: when the primary was last heard, or when the epoch was first seen.
+    """
+
+    name: str
+    broker: str
+    epoch: int
+    copy: CopiedLog
+    recovery: BrokerRecovery | None
+    is_whole: bool
+    floor: int
+    recover: Callable[[CopiedLog], BrokerRecovery]
+    reopen: Callable[[], CopiedLog]
+    became_whole: Callable[[], None]
+    joined: Callable[[Sequence[EpochRange]], None]
+    heard_ns: int
+    state: StandbyState = StandbyState.LOST
+    is_refused: bool = False
+    """Whether the primary's address refused the last connection: its process is not there."""
+    link: Link | None = None
+    """The connection to the primary."""
+    _complete_at: int | None = None
+    """Once the log reaches this, it is what the primary's was. Before, batches may be missing that
+    were moved out of segments which this log lacks. None: the next BEAT says it.
+    """
+    _confirmed: int = 0
+    _acknowledged: tuple[int, int, bool] | None = None
+    _sender: LogSender | None = None
+    _damaged_there: Sequence[tuple[int, int]] = ()
+    """The ranges that no replica has good, the primary said."""
+    _asked_count: int = 0
+    """How often a repair was asked for."""
+
+    def connected(self, link: Link) -> None:
+        """Greet the primary."""
+        assert self.state is StandbyState.CONNECTING
+        self.is_refused = False
+        self.link = link
+        self.state = StandbyState.GREETED
+        ranges = self.copy.epochs.ranges
+        own = greeting(self.broker, self.name, self.copy, ranges, is_whole=self.is_whole)
+        link.send(Frame(FrameKind.HELLO, self.epoch, self.copy.end_position, 0, own.pack()))
+
+    def connect_failed(self, *, is_refused: bool) -> None:
+        """No connection came about."""
+        assert self.state is StandbyState.CONNECTING
+        self.is_refused = is_refused
+        self.state = StandbyState.LOST
+
+    def disconnected(self) -> None:
+        """The connection ended."""
+        self.link = self._sender = self._acknowledged = None
+        self.state = StandbyState.LOST
+
+    def received(self, frame: Frame, now_ns: int) -> None:
+        """Handle a frame of the primary.
+
+        Raises ConnectAgain, FrameRefused, LogsDiverged, CopyRefused and OSError: the connection is
+        to be closed.
+        """
+        if self.state is StandbyState.FOLLOWING:
+            self.heard_ns = now_ns
+            self._followed(frame)
+        elif frame.kind == FrameKind.WELCOME:
+            self.heard_ns = now_ns
+            self._welcomed(frame)
+        elif frame.kind == FrameKind.FETCH:
+            try:
+                self._sender = LogSender(self.copy, frame.position, frame.second)
+            except SegmentRemoved as error:
+                raise ConnectAgain(str(error)) from error
+        elif frame.kind == FrameKind.REPAIR:
+            try:
+                self._send(piece(self.copy, frame))
+            except SegmentRemoved as error:
+                raise ConnectAgain(str(error)) from error
+        else:
+            raise FrameRefused(f"{frame.kind.name} before WELCOME")
+
+    def _welcomed(self, frame: Frame) -> None:
+        theirs = ReplicaGreeting.unpack(frame.body)
+        self._sender = None
+        before = self.copy.end_position
+        fetch = join(self.copy, theirs, self.epoch, self.floor)
+        if self.recovery is not None and self.copy.end_position < before:
+            self.recovery = None  # Its indexes may know what was cut off.
+        self.joined(self.copy.epochs.ranges)
+        self._complete_at = frame.position
+        self._damaged_there = theirs.damaged
+        self._confirmed = frame.second
+        self.state = StandbyState.FOLLOWING
+        self._send(fetch)
+        self._ask_for_repair()
+
+    def _followed(self, frame: Frame) -> None:
+        if frame.kind in BRINGS:
+            gap_count = self.copy.gap_count
+            take(self.copy, frame)
+            if self.copy.gap_count > gap_count:
+                self._complete_at = None
+        elif frame.kind == FrameKind.PIECE:
+            if frame.body:
+                self.copy.repair(frame.position, bytes(frame.body))
+                self.copy, self.recovery = self.reopen(), None
+                raise ConnectAgain("a damaged range was repaired")
+        elif frame.kind != FrameKind.BEAT:
+            raise FrameRefused(f"{frame.kind.name} to a standby")
+        if frame.kind == FrameKind.BEAT:
+            self._acknowledged = None  # The answer says that this replica is alive.
+            self._ask_for_repair()
+            if self._complete_at is None:
+                self._complete_at = frame.position
+        if frame.kind in (FrameKind.DATA, FrameKind.DAMAGED, FrameKind.BEAT):
+            self._confirmed = max(self._confirmed, frame.second)
+
+    def _ask_for_repair(self) -> None:
+        if damaged := self._damaged_here:
+            self._asked_count += 1
+            start, end = damaged[self._asked_count % len(damaged)]
+            self._send(Frame(FrameKind.REPAIR, self.epoch, start, end))
+
+    def _send(self, frame: Frame) -> None:
+        assert self.link is not None
+        self.link.send(frame)
+
+    def end_turn(self) -> None:
+        """Acknowledge, and take in what is confirmed. Raises ConnectAgain and OSError."""
+        if self.state is StandbyState.GREETED and self._sender is not None:
+            assert self.link is not None
+            try:
+                self._sender.pump(self.link, self.epoch, 0, MAX_PUMP_BYTES)
+            except SegmentRemoved as error:
+                raise ConnectAgain(str(error)) from error
+        if self.state is not StandbyState.FOLLOWING or self.copy.failed is not None:
+            return
+        if not self.is_whole and self._is_complete:
+            self.became_whole()
+            self.is_whole = True
+        copy = self.copy
+        ack = (copy.end_position, min(copy.durable_position, copy.end_position), self.is_whole)
+        if ack != self._acknowledged:
+            self._acknowledged = ack
+            written, durable, is_whole = ack
+            self._send(Frame(FrameKind.ACK, self.epoch, written, durable, is_whole=is_whole))
+        self._follow()
+
+    @property
+    def _damaged_here(self) -> list[tuple[int, int]]:
+        """The damaged ranges that the primary's log has undamaged."""
+        return [
+            (start, end)
+            for start, end in self.copy.damaged
+            if not any(first <= start and end <= stop for first, stop in self._damaged_there)
+        ]
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the log is what the primary's was at a time."""
+        is_there = self._complete_at is not None and self.copy.end_position >= self._complete_at
+        return is_there and not self._damaged_here
+
+    def _follow(self) -> None:
+        """Take in what is confirmed."""
+        confirmed = min(self._confirmed, self.copy.end_position)
+        self.floor = max(self.floor, confirmed)
+        recovery = self.recovery
+        if recovery is None or not recovery.is_usable:
+            self.recovery = recovery = self.recover(self.copy) if self._is_complete else None
+        if recovery is not None and confirmed > recovery.position:
+            recovery.follow(confirmed)

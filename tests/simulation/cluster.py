@@ -1,0 +1,375 @@
+"""A simulated cluster: replicas with real logs and brokers on a simulated clock, disk and network.
+
+One seed decides everything: what clients do, how long each step takes and what breaks when. The
+first part of a run has faults; then all is mended, and the cluster must be well within seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from random import Random
+
+from tests.simulation.metadata_store import MetadataStore
+from tests.simulation.network import MILLISECOND_NS, End
+from tests.simulation.node import SEGMENT_BYTES, Node
+from tests.simulation.oracle import Broken, Oracle
+
+from martlet.replica.primary import Primary
+from martlet.replica.replica_set import ReplicaSet
+from martlet.replica.settings import ReplicaSettings
+
+SECOND_NS = 1000 * MILLISECOND_NS
+RECOVERY_NS = 20 * SECOND_NS
+"""Within this all must be well after the last fault."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often things break: weights of the faults, and chances of a single event.
+
+    Attributes:
+        kill, power, pause, one_way, isolate, store_away, store_cut, disk_full, flush_error, reset,
+        hand_over, power_all, slow: weights.
+        lost_answers, lost_swaps, slow_looks: chances of a request to the metadata store; a swap
+            has both of the first two.
+        flips: the chance that a bit of a stopped node's log flips.
+        corrupt: the chance that a bit of a DATA frame flips on the way.
+        interval_ms: a fault happens this often, on average.
+    """
+
+    kill: float = 5
+    power: float = 3
+    pause: float = 2
+    one_way: float = 2
+    isolate: float = 2
+    store_away: float = 1
+    store_cut: float = 2
+    disk_full: float = 1
+    flush_error: float = 1
+    reset: float = 3
+    hand_over: float = 1
+    power_all: float = 1
+    slow: float = 1
+    lost_answers: float = 0.05
+    lost_swaps: float = 0.05
+    slow_looks: float = 0.05
+    flips: float = 0.1
+    corrupt: float = 0.002
+    interval_ms: int = 700
+
+
+_CHANCES = ("lost_answers", "lost_swaps", "slow_looks", "flips", "corrupt", "interval_ms")
+_WEIGHTS = [field.name for field in fields(Faults) if field.name not in _CHANCES]
+
+
+class Cluster:
+    """A cluster and what happens to it."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        size: int | None = None,
+        flush_sync: bool | None = None,
+        min_in_sync: int | None = None,
+        faults: Faults | None = None,
+        duration_ns: int = 12 * SECOND_NS,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.random = Random(seed)
+        shape = Random(seed)
+        self.size = size or shape.choice([2, 3, 3, 3, 3, 5])
+        self.settings = ReplicaSettings(
+            flush_sync=shape.random() < 0.5 if flush_sync is None else flush_sync,
+            joining_lag_bytes=2000,
+            max_lag_bytes=20_000,
+            max_unacknowledged_bytes=5000,
+        )
+        self.packs_frames = shape.random() < 0.2
+        self.faults = faults or Faults()
+        self.duration_ns = duration_ns
+        self.now_ns = 0
+        self.oracle = Oracle()
+        names = "abcde"[: self.size]
+        if min_in_sync is None:
+            # With one copy in the memory of one machine, a power cut loses it.
+            least = [1, None] if self.settings.flush_sync else [None]
+            min_in_sync = shape.choice(least)
+        self.store = MetadataStore(
+            self,
+            ReplicaSet.first("a", dict.fromkeys(names, "simulated"), min_in_sync=min_in_sync),
+        )
+        self.nodes = {name: Node(self, name) for name in names}
+        self.ends: list[End] = []
+        self.is_calm = False
+        self._cuts: set[tuple[str, str]] = set()
+        self._store_cuts: set[str] = set()
+        self._slow_nodes: set[str] = set()
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._event_count = 0
+        self._made = 0
+        self._trace = trace
+        for node in self.nodes.values():
+            node.start()
+
+    # time and chance
+
+    def after(self, delay_ns: int, step: Callable[[], object]) -> None:
+        """Do something later."""
+        self._event_count += 1
+        heapq.heappush(self._events, (self.now_ns + delay_ns, self._event_count, step))  # type: ignore[misc]
+
+    def chance(self, probability: float) -> bool:
+        """Whether something happens; nothing does once all is mended."""
+        return self.random.random() < probability and (probability > 0.5 or not self.is_calm)
+
+    def network_delay_ns(self, *nodes: Node) -> int:
+        """How long a frame takes between two nodes."""
+        if any(node.name in self._slow_nodes for node in nodes):
+            return self.random.randrange(100, 600) * MILLISECOND_NS
+        if self.chance(0.02):
+            return self.random.randrange(300 * MILLISECOND_NS)
+        return self.random.randrange(1, 2 * MILLISECOND_NS)
+
+    def say(self, text: str) -> None:
+        """Note what happens, for the trace of a run that fails."""
+        if self._trace is not None:
+            self._trace(f"{self.now_ns / SECOND_NS:7.3f} {text}")
+
+    def run(self) -> None:
+        """Let everything happen. Raises Broken."""
+        self._run_until(self.duration_ns, with_faults=True)
+        self._mend()
+        end_ns = self.now_ns + RECOVERY_NS
+        while not self._is_well():
+            if self.now_ns > end_ns:
+                raise Broken(f"not well {RECOVERY_NS // SECOND_NS} s after the last fault: {self}")
+            self._run_until(self.now_ns + 200 * MILLISECOND_NS, with_faults=False)
+        self._run_until(self.now_ns + 5 * SECOND_NS, with_faults=False)
+        self.oracle.end()
+
+    def _run_until(self, end_ns: int, *, with_faults: bool) -> None:
+        publish_ns = fault_ns = self.now_ns
+        if with_faults:
+            fault_ns = self.now_ns + SECOND_NS
+        while self.now_ns < end_ns:
+            next_ns = min(publish_ns, self._events[0][0] if self._events else end_ns, end_ns)
+            if next_ns == publish_ns:
+                self.now_ns = max(self.now_ns, publish_ns)
+                publish_ns += self.random.randrange(1, 40 * MILLISECOND_NS)
+                for node in self.nodes.values():
+                    if self.random.random() < 0.7 and not self.is_calm:
+                        node.publish()
+                    node.consume()
+                continue
+            if with_faults and next_ns >= fault_ns:
+                self.now_ns = max(self.now_ns, fault_ns)
+                fault_ns += self.random.randrange(2 * self.faults.interval_ms) * MILLISECOND_NS
+                self._break_something()
+                continue
+            if not self._events:
+                break
+            self.now_ns, _, step = heapq.heappop(self._events)
+            step()
+        self.now_ns = max(self.now_ns, end_ns)
+
+    def some_bodies(self) -> list[bytes]:
+        """Bodies that no other message has."""
+        bodies = []
+        for _ in range(self.random.choice([1, 1, 2, 5])):
+            self._made += 1
+            bodies.append((b"%d " % self._made).ljust(self.random.randrange(300), b"."))
+        return bodies
+
+    # the network
+
+    def is_cut(self, sender: Node, receiver: Node) -> bool:
+        """Whether nothing gets from one node to another."""
+        return (sender.name, receiver.name) in self._cuts
+
+    def is_store_cut(self, node: Node) -> bool:
+        """Whether a node does not reach the metadata store."""
+        return node.name in self._store_cuts
+
+    # what breaks
+
+    def _break_something(self) -> None:
+        fault = self.random.choices(_WEIGHTS, [getattr(self.faults, name) for name in _WEIGHTS])[0]
+        node = self.random.choice(list(self.nodes.values()))
+        length_ns = self.random.choice([100, 700, 2500, 5000]) * MILLISECOND_NS
+        self.say(f"{fault} {node.name} for {length_ns // MILLISECOND_NS} ms")
+        getattr(self, f"_{fault}")(node, self.random.randrange(1, length_ns))
+
+    def _kill(self, node: Node, length_ns: int) -> None:
+        if node.life is not None:
+            self.kill(node)
+            self._flip(node)
+            self.after(length_ns, node.start)
+
+    def kill(self, node: Node, *, power: bool = False) -> None:
+        """End a node's process; its peers hear of it unless its machine is gone."""
+        node.kill(power=power)
+        if not power:
+            for end in self.ends:
+                if end.node is node and end.is_open:
+                    end.is_open = False
+                    self.after(self.network_delay_ns(), end.other.reset)
+        self.ends = [end for end in self.ends if end.is_open and end.life is end.node.life]
+
+    def _power(self, node: Node, length_ns: int) -> None:
+        if not node.has_power or not self._may_lose(node):
+            return
+        self.kill(node, power=True)
+        self.after(length_ns, lambda: self._power_back(node))
+
+    def _may_lose(self, node: Node) -> bool:
+        """Whether what is only in this node's memory is on enough others: with asynchronous flush
+        one machine at a time may lose power.
+        """
+        if self.settings.flush_sync:
+            return True
+        for other in self.nodes.values():
+            is_whole = other.life is not None and other.replica.note.is_whole
+            if other is not node and not is_whole:
+                return False
+        return True
+
+    def _power_back(self, node: Node) -> None:
+        node.has_power = True
+        self._flip(node)
+        for end in self.ends:
+            # The machine does not know the connections that its peers still have.
+            if end.peer is node and end.is_open and end.other.life is not node.life:
+                self.after(self.random.randrange(SECOND_NS), end.reset)
+        node.start()
+
+    def _power_all(self, node: Node, length_ns: int) -> None:
+        if self.settings.flush_sync:
+            for each in self.nodes.values():
+                if each.has_power:
+                    self.kill(each, power=True)
+                    self.after(self.random.randrange(length_ns), partial(self._power_back, each))
+
+    def _pause(self, node: Node, length_ns: int) -> None:
+        if node.life is not None and not node.is_paused:
+            node.is_paused = True
+            life = node.life
+            self.after(length_ns, lambda: node.resume() if node.life is life else None)
+
+    def _one_way(self, node: Node, length_ns: int) -> None:
+        other = self.random.choice([each for each in self.nodes.values() if each is not node])
+        self._cut({(node.name, other.name)}, length_ns)
+
+    def _isolate(self, node: Node, length_ns: int) -> None:
+        others = [name for name in self.nodes if name != node.name]
+        cuts = {(node.name, name) for name in others} | {(name, node.name) for name in others}
+        self._cut(cuts, length_ns)
+        if self.random.randrange(2):
+            self._store_cut(node, length_ns)
+
+    def _cut(self, cuts: set[tuple[str, str]], length_ns: int) -> None:
+        self._cuts |= cuts
+        self.after(length_ns, lambda: self._cuts.difference_update(cuts))
+
+    def _reset(self, node: Node, length_ns: int) -> None:
+        ends = [end for end in self.ends if end.is_open]
+        if ends:
+            end = self.random.choice(ends)
+            end.other.reset()
+            end.reset()
+
+    def _store_away(self, node: Node, length_ns: int) -> None:
+        self.store.is_away = True
+        self.after(length_ns, lambda: setattr(self.store, "is_away", False))
+
+    def _store_cut(self, node: Node, length_ns: int) -> None:
+        self._store_cuts.add(node.name)
+        self.after(length_ns, lambda: self._store_cuts.discard(node.name))
+
+    def _slow(self, node: Node, length_ns: int) -> None:
+        self._slow_nodes.add(node.name)
+        self.after(length_ns, lambda: self._slow_nodes.discard(node.name))
+
+    def _disk_full(self, node: Node, length_ns: int) -> None:
+        free = self.random.randrange(3 * SEGMENT_BYTES)
+        node.storage.capacity_bytes = node.storage.used_bytes + free
+
+        def freed() -> None:
+            node.storage.capacity_bytes = None
+
+        self.after(length_ns, freed)
+
+    def _flush_error(self, node: Node, length_ns: int) -> None:
+        node.storage.flush_error = OSError(errno.EIO, "Input/output error")
+        self.after(length_ns // 4 + 1, lambda: setattr(node.storage, "flush_error", None))
+
+    def _hand_over(self, node: Node, length_ns: int) -> None:
+        for each in self.nodes.values():
+            if each.life is not None and isinstance(each.replica.role, Primary):
+                primary = each.replica.role
+                if node.name in primary.replica_set.in_sync and node is not each:
+                    primary.hand_over(node.name)
+
+    def _flip(self, node: Node) -> None:
+        """A bit of a stopped node's log flips, if no other node's log is damaged."""
+        if not self.chance(self.faults.flips) or self.damaged_node not in (None, node):
+            return
+        # What flips in the last records looks like a write that was not finished.
+        for segment in node.storage.segments()[:-2]:
+            data = node.storage.segment_bytes_of(segment.base)
+            if self.chance(0.3) and any(
+                other is not node and other.has_same_segment(segment.base, data)
+                for other in self.nodes.values()
+            ):
+                self.say(f"a bit of {node.name} flips in the segment at {segment.base}")
+                self.damaged_node = node
+                data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
+                return
+
+    damaged_node: Node | None = None
+
+    # the end
+
+    def _mend(self) -> None:
+        self.say("all is mended")
+        self.is_calm = True
+        self._cuts.clear()
+        self._store_cuts.clear()
+        self._slow_nodes.clear()
+        self.store.is_away = False
+        for node in self.nodes.values():
+            node.storage.capacity_bytes = None
+            node.storage.flush_error = None
+            node.has_power = True
+            if node.is_paused:
+                node.resume()
+            node.start()
+
+    def _is_well(self) -> bool:
+        known = self.store.replica_set
+        if known.in_sync != set(self.nodes) or any(n.life is None for n in self.nodes.values()):
+            return False
+        primary = self.nodes[known.primary].replica.role if known.primary else None
+        if not isinstance(primary, Primary) or primary.epoch != known.epoch:
+            return False
+        return primary.confirmation.position == primary.log.position
+
+    def __str__(self) -> str:
+        lines = [f"{self.store.replica_set}, version {self.store.version}"]
+        for node in self.nodes.values():
+            if node.life is None:
+                lines.append(f"{node.name}: no process")
+                continue
+            role = node.replica.role
+            log = role.log if isinstance(role, Primary) else role.copy
+            state = "" if isinstance(role, Primary) else role.state.value
+            lines.append(
+                f"{node.name}: {type(role).__name__} {state} epoch {role.epoch}, log"
+                f" {log.position}, {node.replica.note}, failed {log.failed}, {log.damaged},"
+                f" problem {node.replica.problem!r}"
+            )
+        return "\n".join(lines)

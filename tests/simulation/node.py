@@ -1,0 +1,404 @@
+"""A machine of a simulated cluster: a replica, its disk, and while it is primary, its broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.simulation.network import MILLISECOND_NS, connect
+from tests.unit.broker.core import Client
+
+from martlet.broker.broker import BrokerCore
+from martlet.broker.errors import NotInFlight, WritesRefused
+from martlet.broker.recovery.restore import BrokerRecovery, promote
+from martlet.broker.retention.checkpoint import CheckpointJob, begin_checkpoint, end_checkpoint
+from martlet.log.commit_log import CommitLog
+from martlet.log.copy import CopiedLog, open_copy
+from martlet.log.epochs import EpochRange
+from martlet.log.segmented import SegmentedLog
+from martlet.replica.frames import Frame
+from martlet.replica.primary import Primary
+from martlet.replica.replica import Replica, ReplicaFailed
+from martlet.replica.replica_set import ReplicaSet, Seen
+from martlet.replica.shipping import Link
+from martlet.replica.standby import Standby
+from martlet.testing import SimulatedStorage
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+SEGMENT_BYTES = 4096
+TOPICS = ("a", "b")
+TICK_NS = 20 * MILLISECOND_NS
+UPKEEP_NS = 300 * MILLISECOND_NS
+
+
+class Life:
+    """One process on a machine, from its start to its end."""
+
+
+class Node:
+    """A machine: `martlet.replica.replica.ReplicaHost`."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.storage = SimulatedStorage(cluster.random)
+        self.life: Life | None = None
+        self.has_power = True
+        self.is_paused = False
+        self.skew_ns = cluster.random.randrange(-(10**9), 10**9)
+        self.replica: Replica
+        self.broker: BrokerCore | None = None
+        self.clients: list[Client] = []
+        self.checked_position = 0
+        """The oracle has compared the log up to here."""
+        self.was_cut_off_power = False
+        self._files: tuple[Life | None, dict[int, bytearray]] = (None, {})
+        """The segments that were there, and in whose time."""
+        self._waiting: list[Callable[[], None]] = []
+        """What happened while the process was paused."""
+
+    # the process
+
+    def start(self) -> None:
+        """Start a process, as a script would that starts it again whenever it ends."""
+        if self.life is not None or not self.has_power:
+            return
+        lost_power, self.was_cut_off_power = self.was_cut_off_power, False
+        self.checked_position = 0
+        self.broker = None
+        try:
+            self.replica = Replica(
+                self.name,
+                "broker-1",
+                self.storage,
+                self,
+                self.cluster.random,
+                self.cluster.settings,
+                self.cluster.now_ns,
+                may_be_incomplete=lost_power and not self.cluster.settings.flush_sync,
+            )
+        except ReplicaFailed:
+            self.was_cut_off_power = lost_power
+            self.storage = self.storage.crash()
+            self.cluster.after(500 * MILLISECOND_NS, self.start)
+            return
+        self.life = Life()
+        self._every(TICK_NS, self.tick)
+        self._every(1000 * MILLISECOND_NS, self._announce)
+        self._every(UPKEEP_NS, self._keep_up)
+
+    def kill(self, *, power: bool = False) -> None:
+        """End the process; with `power`, the machine too."""
+        self.storage = self.storage.crash(power=power)
+        self.life = None
+        self.is_paused = False
+        self._waiting.clear()
+        self.broker = None
+        self.was_cut_off_power |= power
+        self.has_power = not power
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.is_paused = False
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            step()
+
+    def _do(self, life: Life | None, step: Callable[[], None]) -> None:
+        """Do something unless the process has ended; after a pause where it is paused."""
+        if life is None or life is not self.life:
+            return
+        if self.is_paused:
+            self._waiting.append(lambda: self._do(life, step))
+            return
+        try:
+            step()
+        except ReplicaFailed:
+            self._fail()
+
+    def _fail(self) -> None:
+        """The disk failed: the process ends, and is started again."""
+        self.cluster.kill(self)
+        self.cluster.after(500 * MILLISECOND_NS, self.start)
+
+    def _later(self, delay_ns: int, step: Callable[[], None]) -> None:
+        life = self.life
+        self.cluster.after(delay_ns, lambda: self._do(life, step))
+
+    def _every(self, interval_ns: int, step: Callable[[], None]) -> None:
+        def again() -> None:
+            step()
+            self._later(interval_ns, again)
+
+        self._later(self.cluster.random.randrange(interval_ns), again)
+
+    @property
+    def now_ns(self) -> int:
+        """The time."""
+        return self.cluster.now_ns
+
+    def wall_clock_ns(self) -> int:
+        """The time of day on this machine."""
+        return self.cluster.now_ns + self.skew_ns + 10**18
+
+    def has_same_segment(self, base: int, data: bytearray) -> bool:
+        """Whether this machine has the same bytes on its disk."""
+        if not any(segment.base == base for segment in self.storage.segments()):
+            return False
+        return self.storage.segment_bytes_of(base) == data
+
+    # what a process tells its replica
+
+    def tick(self) -> None:
+        """Let time pass."""
+        self.replica.tick(self.now_ns)
+        self.end_turn()
+        role = self.replica.role
+        if not isinstance(role, Primary) and role.copy.failed is not None:
+            raise ReplicaFailed(role.copy.failed)
+
+    def end_turn(self) -> None:
+        """End a turn of the loop."""
+        if self.broker is not None:
+            self.broker.commit()
+        self.replica.end_turn(self.now_ns)
+        self._check_standby()
+        self._check_segments()
+        if self.cluster.settings.flush_sync:
+            self.flush()
+
+    def received(self, link: Link, frame: Frame) -> None:
+        """A frame came."""
+        self._do(self.life, lambda: self.replica.received(link, frame, self.now_ns))
+
+    def disconnected(self, link: Link) -> None:
+        """A connection ended."""
+        self._do(self.life, lambda: self.replica.disconnected(link, self.now_ns))
+
+    def connected(self, link: Link) -> None:
+        """A connection is there."""
+        self._do(self.life, lambda: self.replica.connected(link, self.now_ns))
+
+    def connect_failed(self, *, is_refused: bool) -> None:
+        """A connection is not there."""
+        now_ns = self.now_ns
+        self._do(
+            self.life, lambda: self.replica.connect_failed(is_refused=is_refused, now_ns=now_ns)
+        )
+
+    def turn(self) -> None:
+        """End a turn that something outside began."""
+        self._do(self.life, self.end_turn)
+
+    def _announce(self) -> None:
+        self.cluster.store.announce(self.name, self.replica.presence(self.now_ns))
+
+    # what the replica asks of its process
+
+    def connect(self, name: str, address: str) -> None:
+        """Begin a connection."""
+        connect(self.cluster, self, self.cluster.nodes[name])
+
+    def look(self) -> None:
+        """Begin a look at the document."""
+        if self.cluster.is_store_cut(self):
+            self._later(1000 * MILLISECOND_NS, lambda: self.replica.look_failed(self.now_ns))
+            return
+
+        life = self.life
+
+        def answered(seen: Seen | None) -> None:
+            def tell() -> None:
+                if seen is None:
+                    self.replica.look_failed(self.now_ns)
+                else:
+                    self.replica.looked(seen, self.now_ns)
+                self.end_turn()
+
+            self._do(life, tell)
+
+        self.cluster.store.look(answered)
+
+    def swap(self, replica_set: ReplicaSet, version: int) -> None:
+        """Begin a swap."""
+        life = self.life
+        if self.cluster.is_store_cut(self):
+            self._later(
+                1000 * MILLISECOND_NS,
+                lambda: self.replica.swap_unclear(replica_set, self.now_ns),
+            )
+            return
+        self.cluster.store.swap(
+            replica_set,
+            version,
+            lambda outcome: self._do(
+                life, lambda: self.replica.swapped(replica_set, outcome, self.now_ns)
+            ),
+            lambda: self._do(life, lambda: self.replica.swap_unclear(replica_set, self.now_ns)),
+        )
+
+    def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
+        """Open the log as a copy."""
+        self.broker = None
+        self.clients = []
+        return open_copy(self.storage, epochs=epochs)[0]
+
+    def recover(self, copy: CopiedLog) -> BrokerRecovery:
+        """Begin a state."""
+        return BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+
+    def promote(
+        self, copy: CopiedLog, recovery: BrokerRecovery, epoch: int, confirmed: int
+    ) -> CommitLog:
+        """Begin an epoch."""
+        self.cluster.oracle.elected(self, copy, epoch)
+        broker, restored = promote(
+            copy,
+            recovery,
+            epoch,
+            self.wall_clock_ns,
+            Random(self.cluster.random.random()),
+            segment_bytes=SEGMENT_BYTES,
+        )
+        if not restored.has_begun:
+            raise WritesRefused("; ".join(restored.notes))
+        broker.await_confirmation(confirmed)
+        self.broker = broker
+        self.is_serving = False
+        self.checkpoint_job: CheckpointJob | None = None
+        return broker.log
+
+    def confirmed(self, position: int) -> None:
+        """A part of the log is confirmed."""
+        broker = self.broker
+        assert broker is not None
+        self.cluster.oracle.confirmed(self, broker.log, position)
+        broker.confirm(position)
+        if not self.is_serving:
+            self.is_serving = True
+            self._serve(broker)
+
+    # the broker of a primary
+
+    def _serve(self, broker: BrokerCore) -> None:
+        for name in TOPICS:
+            try:
+                channel = broker.topic(name).channel("c")
+            except WritesRefused:
+                self.is_serving = False  # With the next confirmation, then.
+                return
+            client = Client(channel, 2 * 10**9)
+            self.clients.append(client)
+            client.ready(20)
+
+    def publish(self) -> None:
+        """A publisher sends some messages."""
+        broker = self.broker
+        if broker is None or not self.is_serving or self.is_paused:
+            return
+        primary = self.replica.primary
+        if primary is not None and primary.handing_over_to is not None:
+            return
+        name = self.cluster.random.choice(TOPICS)
+        bodies = self.cluster.some_bodies()
+        try:
+            receipt = broker.topic(name).stage(bodies, 0)
+            broker.commit()
+        except WritesRefused:
+            return
+        if receipt.error is None:
+            self.cluster.oracle.published(self, broker, name, bodies, receipt.position)
+        self.turn()
+
+    def consume(self) -> None:
+        """The consumers finish what they have, but for some."""
+        if self.broker is None or self.is_paused:
+            return
+        for client in list(self.clients):
+            got, client.got = client.got, []
+            for message in got:
+                offset = client.channel.cursor.queue.offset_of(message.id)
+                self.cluster.oracle.delivered(client.channel.topic, offset, message.body)
+                if self.cluster.chance(0.9):
+                    with suppress(NotInFlight):  # It timed out while the process was paused.
+                        client.channel.finish(client.consumer, offset)
+        self.turn()
+
+    def _keep_up(self) -> None:
+        """Journal, flush, make a checkpoint."""
+        broker = self.broker
+        try:
+            if broker is not None:
+                if broker.log.failed is None:
+                    broker.run()
+                    broker.write_journal()
+                    self.checkpoint(broker)
+            else:
+                self._checkpoint_standby()
+        except (WritesRefused, OSError):
+            pass  # A full or a failing disk: it is tried again.
+        if not self.cluster.settings.flush_sync:
+            self.flush()
+        self.end_turn()
+
+    def checkpoint(self, broker: BrokerCore) -> None:
+        """Begin a checkpoint, or end the one that was begun, once it is confirmed."""
+        job = self.checkpoint_job
+        if job is None:
+            self.checkpoint_job = begin_checkpoint(broker)
+        elif broker.confirmed_position >= job.flush.position:
+            self.checkpoint_job = None
+            job.flush.run()
+            broker.log.flushed(job.flush)
+            job.save()
+            end_checkpoint(broker, job)
+
+    def _checkpoint_standby(self) -> None:
+        role = self.replica.role
+        if isinstance(role, Standby) and role.recovery is not None and role.recovery.is_usable:
+            found = role.recovery.take_checkpoint(role.copy.durable_position)
+            if found is not None:
+                found.save(self.storage)
+                role.recovery.saved(found)
+
+    def flush(self) -> None:
+        """Flush the log, in a thread; the process hears of it later."""
+        role = self.replica.role
+        log: SegmentedLog = role.log if isinstance(role, Primary) else role.copy
+        if log.failed is not None or log.durable_position == log.position:
+            return
+        job = log.flush_job()
+        try:
+            job.run()
+        except OSError as error:
+            log.flush_failed(error)
+            return
+
+        def flushed() -> None:
+            now = self.replica.role
+            if (now.log if isinstance(now, Primary) else now.copy) is not log:
+                return
+            log.flushed(job)
+            if isinstance(now, Primary):
+                now.flushed()
+            self.replica.end_turn(self.now_ns)
+
+        self._later(self.cluster.random.randrange(20 * MILLISECOND_NS), flushed)
+
+    def _check_standby(self) -> None:
+        """What a standby has taken in is what the primary had confirmed."""
+        role = self.replica.role
+        if isinstance(role, Standby) and role.recovery is not None and role.recovery.is_usable:
+            self.cluster.oracle.followed(self, role.copy, role.recovery.position)
+
+    def _check_segments(self) -> None:
+        """No segment goes before the confirmed log says so."""
+        files = self.storage.segment_files()
+        before, self._files = self._files, (self.life, files)
+        if before[0] is self.life:
+            gone = before[1].keys() - files.keys()
+            self.cluster.oracle.removed(self, {base: before[1][base] for base in gone})

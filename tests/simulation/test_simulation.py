@@ -1,0 +1,39 @@
+"""Clusters of replicas on a simulated clock, disk and network; `./run simulate` runs more."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.cluster import Cluster
+from tests.simulation.planted_bugs import PLANTED_BUGS, PlantedBug
+
+SEEDS = 60
+"""Enough for each planted bug; most are found by the first few."""
+
+
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_nothing_confirmed_is_lost(first: int) -> None:
+    """A seed that fails is run again by `./run simulate --seed=N`."""
+    elections = 0
+    for seed in range(first, first + 20):
+        cluster = Cluster(seed)
+        cluster.run()
+        elections += cluster.oracle.elections
+        assert cluster.oracle.answered
+    assert elections > 20
+
+
+@pytest.mark.parametrize("name", PLANTED_BUGS)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = PLANTED_BUGS[name]
+    bug.plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        find(bug)
+
+
+def find(bug: PlantedBug) -> None:
+    """Run what finds a bug: it raises AssertionError."""
+    if bug.test is not None:
+        bug.test()
+        return
+    for seed in range(SEEDS):
+        Cluster(seed, faults=bug.faults, **bug.options).run()

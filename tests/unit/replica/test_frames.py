@@ -1,0 +1,106 @@
+"""The frames between replicas."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from martlet.log.epochs import EpochRange
+from martlet.replica.frames import (
+    HEADER,
+    MAX_BODY_BYTES,
+    Frame,
+    FrameKind,
+    FrameReader,
+    FrameRefused,
+    ReplicaGreeting,
+)
+
+numbers = st.integers(0, (1 << 64) - 1)
+frames = st.builds(
+    Frame,
+    st.sampled_from(FrameKind),
+    numbers,
+    numbers,
+    numbers,
+    st.binary(max_size=100),
+    st.booleans(),
+)
+
+
+def pack(frame: Frame) -> bytes:
+    return frame.pack_header() + bytes(frame.body)
+
+
+@given(sent=st.lists(frames, max_size=4), data=st.data())
+def test_frames_come_out_as_they_went_in(sent: list[Frame], data: st.DataObject) -> None:
+    stream = b"".join(map(pack, sent))
+    reader = FrameReader()
+    got = []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        got += reader.feed(stream[:cut])
+        stream = stream[cut:]
+    assert got == sent
+
+
+@given(frame=frames, at=st.integers(0, 1 << 20), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_noticed(frame: Frame, at: int, bit: int) -> None:
+    """Only in the body of DATA the records' own checksums must notice it."""
+    sent = bytearray(pack(frame))
+    end = HEADER.size if frame.kind == FrameKind.DATA else len(sent)
+    sent[at % end] ^= 1 << bit
+    try:
+        got = FrameReader().feed(bytes(sent) + bytes(200))
+    except FrameRefused:
+        return
+    assert got == []  # A length that waits for more.
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(FrameRefused, match="no frame of a Martlet replica"):
+        FrameReader().feed(b"GET / HTTP/1.1\r\nHost: 10.0.0.1:4153\r\nAccept: */*\r\n\r\n")
+
+
+def test_limits_and_versions_are_named() -> None:
+    header = bytearray(Frame(FrameKind.BEAT, 1).pack_header())
+    struct.pack_into("<I", header, 8, MAX_BODY_BYTES + 1)
+    with pytest.raises(FrameRefused, match=f"the maximum is {MAX_BODY_BYTES}"):
+        FrameReader().feed(bytes(header))
+    header = bytearray(Frame(FrameKind.BEAT, 1).pack_header())
+    struct.pack_into("<H", header, 14, 2)
+    with pytest.raises(FrameRefused, match="version 2, where this replica speaks 1"):
+        FrameReader().feed(bytes(header))
+    header = bytearray(Frame(FrameKind.BEAT, 1).pack_header())
+    header[12] = 99
+    struct.pack_into("<I", header, 4, crc32c(b"", crc32c(bytes(header[8:]))))
+    with pytest.raises(FrameRefused, match="an unknown kind, 99"):
+        FrameReader().feed(bytes(header))
+
+
+def test_a_greeting_is_read_as_it_was_written() -> None:
+    sent = ReplicaGreeting("id", "b", [EpochRange(3, 0, 80)], [(0, 4096)], False, [(8, 16)])
+    assert ReplicaGreeting.unpack(sent.pack()) == sent
+    assert sent.rank == (3, 80)
+    assert ReplicaGreeting("id", "b", [], []).rank == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"broker": "", "replica": "", "epochs": [[1, 2]], "segments": [], "is_whole": 1,'
+        b' "damaged": []}',
+        b'{"broker": "", "replica": "", "epochs": [], "segments": [[0, -8]], "is_whole": 1,'
+        b' "damaged": []}',
+    ],
+)
+def test_a_wrong_greeting_is_refused(body: bytes) -> None:
+    with pytest.raises(FrameRefused, match="a greeting that cannot be read"):
+        ReplicaGreeting.unpack(body)

@@ -1,0 +1,237 @@
+"""A primary: whom it counts, while the set changes and otherwise."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from martlet.log.commit_log import CommitLog
+from martlet.log.epochs import EpochRange
+from martlet.log.record import RecordKind
+from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
+from martlet.replica.primary import Primary, SwapState
+from martlet.replica.replica_set import ReplicaSet, Seen
+from martlet.replica.settings import SECOND_NS, ReplicaSettings
+from martlet.testing import SimulatedStorage
+
+ADDRESSES = dict.fromkeys("abc", "10.0.0.1:4153")
+
+
+class FakeLink:
+    """A connection that remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+        self.is_closed = False
+
+    def send(self, frame: Frame) -> None:
+        self.sent.append(frame)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    @property
+    def kinds(self) -> list[FrameKind]:
+        return [frame.kind for frame in self.sent]
+
+
+class Host:
+    """A process that remembers what it was asked for."""
+
+    def __init__(self, names: str, in_sync: str, min_in_sync: int) -> None:
+        self.swaps: list[tuple[ReplicaSet, int]] = []
+        self.confirmed_position = 0
+        storage = SimulatedStorage(Random(1))
+        self.log = CommitLog(storage, [], 0, 5, 4096)
+        self.append()
+        replicas = {name: ADDRESSES[name] for name in names}
+        found = ReplicaSet.first("a", replicas, epoch=4, min_in_sync=min_in_sync)
+        found = found.elected("a").with_in_sync(frozenset(in_sync))
+        self.now_ns = 0
+        self.primary = Primary(
+            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, found, 7, ReplicaSettings(), self, 0
+        )
+        self.links: dict[str, FakeLink] = {}
+
+    def append(self) -> int:
+        self.log.append_journal(RecordKind.EPOCH, b"", topic=0, stored_at_ns=0)
+        return self.log.position
+
+    def swap(self, replica_set: ReplicaSet, version: int) -> None:
+        self.swaps.append((replica_set, version))
+
+    def confirmed(self, position: int) -> None:
+        self.confirmed_position = position
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            link = self.links[name] = FakeLink()
+            self.primary.greeted(link, ReplicaGreeting("id", name, [], []), self.now_ns)
+            base = (1 << 64) - 1
+            self.primary.received(link, Frame(FrameKind.FETCH, 5, 0, base), self.now_ns)
+        self.primary.send(self.now_ns)
+
+    def acknowledge(self, name: str, position: int, *, is_whole: bool = True) -> None:
+        frame = Frame(FrameKind.ACK, 5, position, 0, is_whole=is_whole)
+        self.primary.received(self.links[name], frame, self.now_ns)
+
+    def wait(self, seconds: float) -> None:
+        self.now_ns += int(seconds * SECOND_NS)
+        self.primary.send(self.now_ns)
+        self.primary.tick(self.now_ns)
+
+
+def test_both_sets_count_until_the_swaps_outcome_is_known() -> None:
+    host = Host("ab", "ab", min_in_sync=1)
+    assert host.confirmed_position == 0
+    host.wait(0)
+    host.wait(3)
+    ((wanted, version),) = host.swaps
+    assert (wanted.in_sync, wanted.copies, version) == (frozenset("a"), 1, 7)
+    host.primary.send(host.now_ns)
+    assert host.confirmed_position == 0
+    host.primary.swapped(wanted, 8)
+    assert host.confirmed_position == host.log.position
+
+
+def test_an_unclear_swap_counts_until_another_settles_it() -> None:
+    host = Host("ab", "a", min_in_sync=1)
+    before = host.confirmed_position
+    assert before == host.log.position
+    host.join("b")
+    host.acknowledge("b", before)
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == frozenset("ab")
+    host.primary.swap_unclear(wanted)
+    host.append()
+    host.primary.send(host.now_ns)
+    assert host.confirmed_position == before
+    # Nothing has changed yet, but it may: so the version that the swap named is used up.
+    host.primary.looked(Seen(host.primary.replica_set, 7, {}))
+    touched, version = host.swaps[-1]
+    assert (touched.touch, touched.in_sync, version) == (1, frozenset("a"), 7)
+    host.primary.swap_unclear(touched)
+    assert host.confirmed_position == before
+    # One of the two was applied.
+    host.primary.looked(Seen(wanted, 8, {}))
+    assert host.primary.swap_state is SwapState.SETTLED
+    assert host.primary.replica_set == wanted
+    assert host.confirmed_position == before
+    host.acknowledge("b", host.log.position)
+    assert host.confirmed_position == host.log.position
+
+
+def test_a_look_from_before_a_swap_changes_nothing() -> None:
+    host = Host("ab", "a", min_in_sync=1)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    old = host.primary.replica_set
+    host.primary.looked(Seen(old, 7, {}))
+    host.primary.swapped(wanted, 8)
+    host.primary.looked(Seen(old, 7, {}))
+    assert host.primary.replica_set == wanted
+    assert len(host.swaps) == 1
+
+
+def test_a_swap_that_came_second_is_looked_into() -> None:
+    host = Host("ab", "a", min_in_sync=1)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    host.primary.swapped(wanted, None)
+    assert host.primary.is_unclear
+    other = host.primary.replica_set.touched()
+    host.primary.looked(Seen(other, 9, {}))
+    assert (host.primary.replica_set, host.primary.version) == (other, 9)
+
+
+def test_a_replica_that_may_lack_records_does_not_count() -> None:
+    host = Host("ab", "ab", min_in_sync=2)
+    host.join("b")
+    host.acknowledge("b", host.log.position, is_whole=False)
+    assert host.confirmed_position == 0
+    host.acknowledge("b", host.log.position)
+    assert host.confirmed_position == host.log.position
+
+
+def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
+    """RocketMQ counted any number (#1155, #3015)."""
+    host = Host("ab", "ab", min_in_sync=2)
+    host.join("b")
+    with pytest.raises(FrameRefused, match="b acknowledges 4000, which it was not sent"):
+        host.acknowledge("b", 4000)
+    host.acknowledge("b", host.log.position)
+    with pytest.raises(FrameRefused, match="b takes back what it acknowledged"):
+        host.acknowledge("b", 0)
+    with pytest.raises(FrameRefused, match="of a replica that was not welcomed"):
+        host.primary.received(FakeLink(), Frame(FrameKind.ACK, 5), 0)
+
+
+def test_a_silent_standby_leaves_the_set_and_comes_back() -> None:
+    host = Host("abc", "abc", min_in_sync=2)
+    host.join("b", "c")
+    for _ in range(5):
+        host.acknowledge("b", host.log.position)
+        host.wait(0.5)
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == frozenset("ab")
+    host.primary.swapped(wanted, 8)
+    host.acknowledge("c", host.log.position)
+    host.wait(0)
+    assert host.swaps[-1][0].in_sync == frozenset("abc")
+
+
+def test_the_set_is_not_made_smaller_than_its_minimum() -> None:
+    host = Host("ab", "ab", min_in_sync=2)
+    host.wait(10)
+    host.wait(10)
+    assert host.swaps == []
+    assert host.primary.yields(host.now_ns)
+
+
+def test_a_standby_gets_only_so_much_unacknowledged() -> None:
+    host = Host("ab", "a", min_in_sync=1)
+    host.primary.settings = ReplicaSettings(max_unacknowledged_bytes=200)
+    for _ in range(10):
+        host.append()
+    host.join("b")
+    host.primary.send(0)
+
+    def sent() -> int:
+        return sum(len(f.body) for f in host.links["b"].sent if f.kind == FrameKind.DATA)
+
+    assert sent() == 200
+    host.acknowledge("b", 160)
+    host.primary.send(0)
+    assert sent() == 200
+    host.primary.received(host.links["b"], Frame(FrameKind.ACK, 5, 200), 0)
+    host.primary.send(0)
+    assert sent() == 400
+
+
+def test_a_hand_over_waits_for_the_whole_log() -> None:
+    host = Host("ab", "ab", min_in_sync=1)
+    host.join("b")
+    host.acknowledge("b", 0)
+    host.primary.hand_over("b")
+    host.wait(0)
+    assert host.swaps == []
+    host.acknowledge("b", host.log.position)
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert (wanted.primary, wanted.epoch) == ("b", 6)
+
+
+def test_a_primary_whose_disk_failed_hands_over() -> None:
+    host = Host("ab", "ab", min_in_sync=1)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    host.log.flush_failed(OSError("Input/output error"))
+    assert host.primary.yields(0)
+    host.wait(0)
+    assert host.swaps[0][0].primary == "b"
