@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "supervisor": set(),
     # Its HTTP server and its listening sockets are those of the broker.
     "lookup": {"layer", "protocol", "server"} | LOWER,
-    "server": {"layer", "protocol"} | LOWER,
+    "server": {"layer", "protocol", "replica"} | LOWER,
     "replica": {"broker", "log"},
     "broker": {"log"},
     "layer": {"protocol"},

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 FORMAT = 1
@@ -181,6 +181,25 @@ class Presence:
     yields: bool = False
     tcp_address: str = ""
     http_address: str = ""
+
+    def pack(self) -> bytes:
+        """Return it as stored."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpack(cls, document: bytes) -> Presence:
+        """Read one. What another version says besides is ignored. Raises BadReplicaSet."""
+        try:
+            fields: dict[str, Any] = json.loads(document)
+            defaults = asdict(cls())
+            known = {name: fields[name] for name in fields.keys() & defaults.keys()}
+            if any(type(value) is not type(defaults[name]) for name, value in known.items()):
+                raise BadReplicaSet(f"a presence with a field of another type: {known}")
+            return cls(**known)
+        except (ValueError, AttributeError) as error:
+            if isinstance(error, BadReplicaSet):
+                raise
+            raise BadReplicaSet(f"no presence: {error!r}") from error
 
 
 class Seen(NamedTuple):

@@ -1,0 +1,160 @@
+"""The metadata store in a file of SQLite: for replicas on one machine.
+
+Its failure is theirs, as all are on that machine. A presence lasts by the machine's monotonic
+clock, and for one boot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear
+
+_T = TypeVar("_T")
+_BUSY_S = 1.0
+"""How long a call waits for another process, in seconds."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS replica_set (
+    broker TEXT PRIMARY KEY, version INTEGER NOT NULL, document BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS presence (
+    broker TEXT NOT NULL, replica TEXT NOT NULL, boot TEXT NOT NULL, until_ns INTEGER NOT NULL,
+    document BLOB NOT NULL, PRIMARY KEY (broker, replica));
+"""
+
+
+class SqliteStore:
+    """A metadata store in a file: `martlet.server.metadata.store.MetadataStore`.
+
+    Args:
+        path: the file; it is made where it is not there.
+        broker: the id of the broker.
+        clock_ns: the machine's monotonic clock.
+        boot_id: of this boot of the machine.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        broker: str,
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        boot_id: str | None = None,
+    ) -> None:
+        self._path = path
+        self._broker = broker
+        self._clock_ns = clock_ns
+        self._boot_id = read_boot_id() if boot_id is None else boot_id
+        self._connection: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+
+    async def look(self) -> Seen:
+        """As `MetadataStore.look`."""
+
+        def read(found: sqlite3.Connection) -> Seen:
+            row = found.execute(
+                "SELECT version, document FROM replica_set WHERE broker = ?", (self._broker,)
+            ).fetchone()
+            presences = found.execute(
+                "SELECT replica, document FROM presence"
+                " WHERE broker = ? AND boot = ? AND until_ns > ?",
+                (self._broker, self._boot_id, self._clock_ns()),
+            ).fetchall()
+            alive = {name: Presence.unpack(document) for name, document in presences}
+            if row is None:
+                return Seen(None, 0, alive)
+            version, document = row
+            return Seen(ReplicaSet.unpack(document), version, alive)
+
+        try:
+            return await asyncio.to_thread(self._transact, read)
+        except (sqlite3.Error, OSError) as error:
+            raise self._unreachable(error) from error
+
+    async def swap(self, replica_set: ReplicaSet, version: int) -> int | None:
+        """As `MetadataStore.swap`."""
+
+        def write(found: sqlite3.Connection) -> int | None:
+            row = found.execute(
+                "SELECT version FROM replica_set WHERE broker = ?", (self._broker,)
+            ).fetchone()
+            if (row[0] if row else 0) != version:
+                return None
+            found.execute(
+                "INSERT OR REPLACE INTO replica_set VALUES (?, ?, ?)",
+                (self._broker, version + 1, replica_set.pack()),
+            )
+            return version + 1
+
+        try:
+            return await asyncio.to_thread(self._transact, write)
+        except (sqlite3.Error, OSError) as error:
+            raise SwapUnclear(f"the metadata store {self._path}: {error}") from error
+
+    async def announce(self, name: str, presence: Presence) -> None:
+        """As `MetadataStore.announce`."""
+
+        def write(found: sqlite3.Connection) -> None:
+            until_ns = self._clock_ns() + PRESENCE_S * 1_000_000_000
+            found.execute(
+                "INSERT OR REPLACE INTO presence VALUES (?, ?, ?, ?, ?)",
+                (self._broker, name, self._boot_id, until_ns, presence.pack()),
+            )
+
+        try:
+            await asyncio.to_thread(self._transact, write)
+        except (sqlite3.Error, OSError) as error:
+            raise self._unreachable(error) from error
+
+    async def close(self) -> None:
+        """As `MetadataStore.close`."""
+        await asyncio.to_thread(self._close)
+
+    def _unreachable(self, error: Exception) -> StoreUnreachable:
+        return StoreUnreachable(f"the metadata store {self._path}: {error}")
+
+    def _transact(self, step: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a step in a transaction of its own, durably."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect()
+            found = self._connection
+            try:
+                found.execute("BEGIN IMMEDIATE")
+                try:
+                    outcome = step(found)
+                except BaseException:
+                    found.execute("ROLLBACK")
+                    raise
+                found.execute("COMMIT")
+            except sqlite3.Error:
+                self._connection = None
+                found.close()
+                raise
+            return outcome
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        found = sqlite3.connect(
+            self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        found.execute("PRAGMA synchronous = FULL")
+        found.executescript(_SCHEMA)
+        return found
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+def read_boot_id() -> str:
+    """Return what changes with each boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -1,0 +1,177 @@
+"""What every metadata store keeps: a SQLite file, and a real etcd where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet
+from martlet.server.metadata.etcd_store import EtcdStore
+from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
+from martlet.testing.ports import free_port
+
+FIRST = ReplicaSet.first("a", {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153"})
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A member of etcd, of Debian's etcd-server or any other; its address."""
+    program = os.environ.get("MARTLET_ETCD") or shutil.which("etcd")
+    if program is None:
+        pytest.skip("no etcd on PATH, and MARTLET_ETCD names none")
+    folder = tmp_path_factory.mktemp("etcd")
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--data-dir={folder / 'data'}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield client.removeprefix("http://")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(params=["sqlite", "etcd"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    made: MetadataStore
+    if request.param == "sqlite":
+        made = SqliteStore(tmp_path / "replicas.db", "broker-1")
+    else:
+        address = request.getfixturevalue("etcd")
+        # One member of the list does not answer, and each test has a broker of its own.
+        made = EtcdStore([f"127.0.0.1:{free_port()}", address], f"broker-{tmp_path.name}")
+        await answers(made)
+    yield made
+    await made.close()
+
+
+async def answers(store: MetadataStore) -> None:
+    """Wait until etcd has elected its leader."""
+    for _ in range(200):
+        try:
+            await store.look()
+        except StoreUnreachable:
+            await asyncio.sleep(0.05)  # Another process starts; nothing tells when.
+            continue
+        return
+    raise TimeoutError("etcd did not start within 10 s")
+
+
+async def test_a_swap_needs_the_version_that_is_there(store: MetadataStore) -> None:
+    assert await store.look() == (None, 0, {})
+    version = await store.swap(FIRST, 0)
+    assert version
+    assert await store.swap(FIRST.elected("a"), 0) is None
+    assert await store.look() == (FIRST, version, {})
+    later = await store.swap(FIRST.elected("a"), version)
+    assert later is not None
+    assert later > version
+    assert await store.swap(FIRST.touched(), version) is None
+    assert await store.look() == (FIRST.elected("a"), later, {})
+
+
+async def test_of_many_swaps_of_one_version_one_succeeds(store: MetadataStore) -> None:
+    version = await store.swap(FIRST, 0)
+    assert version
+    swaps = [store.swap(replace(FIRST, touch=number), version) for number in range(10)]
+    outcomes = await asyncio.gather(*swaps)
+    assert len([outcome for outcome in outcomes if outcome is not None]) == 1
+    seen = await store.look()
+    assert seen.replica_set is not None
+    assert outcomes[seen.replica_set.touch] == seen.version
+
+
+async def test_a_presence_is_seen_until_it_expires(store: MetadataStore) -> None:
+    await store.announce("a", Presence(epoch=3, end_position=80))
+    await store.announce("a", Presence(epoch=4, end_position=160, yields=True))
+    seen = await store.look()
+    assert seen.presences == {"a": Presence(epoch=4, end_position=160, yields=True)}
+    for _ in range(200):
+        if not (await store.look()).presences:
+            break
+        await asyncio.sleep(0.1)  # It expires by itself.
+    else:
+        pytest.fail("the presence did not expire within 20 s")
+    await store.announce("a", Presence(epoch=5))
+    assert (await store.look()).presences == {"a": Presence(epoch=5)}
+
+
+async def test_brokers_do_not_see_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "replicas.db"
+    one, other = SqliteStore(path, "1"), SqliteStore(path, "2")
+    await one.swap(FIRST, 0)
+    await one.announce("a", Presence())
+    assert await other.look() == (None, 0, {})
+    await one.close()
+    await other.close()
+
+
+async def test_a_presence_ends_with_the_boot(tmp_path: Path) -> None:
+    """The monotonic clock begins anew."""
+    path = tmp_path / "replicas.db"
+    before = SqliteStore(path, "1", boot_id="one")
+    await before.announce("a", Presence())
+    after = SqliteStore(path, "1", boot_id="two", clock_ns=lambda: 0)
+    assert (await after.look()).presences == {}
+    await before.close()
+    await after.close()
+
+
+async def test_what_a_store_cannot_do_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "replicas.db"
+    path.mkdir()
+    store = SqliteStore(path, "1")
+    with pytest.raises(StoreUnreachable, match=r"replicas\.db: unable to open database file"):
+        await store.look()
+    with pytest.raises(StoreUnreachable, match=r"replicas\.db"):
+        await store.announce("a", Presence())
+    with pytest.raises(SwapUnclear, match=r"replicas\.db"):
+        await store.swap(FIRST, 0)
+    port = free_port()
+    nowhere = EtcdStore([f"127.0.0.1:{port}"], "1")
+    with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \(127.0.0.1:{port}"):
+        await nowhere.look()
+    with pytest.raises(SwapUnclear, match="etcd did not answer"):
+        await nowhere.swap(FIRST, 0)
+    await nowhere.close()
+
+
+async def test_a_store_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "replicas.db"
+    store = SqliteStore(path, "1")
+    await store.swap(FIRST, 0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(SwapUnclear, match="database is locked"):
+            await store.swap(FIRST.touched(), 1)
+        other.execute("ROLLBACK")
+    assert await store.swap(FIRST.touched(), 1) == 2
+    await store.close()
+
+
+def test_a_presence_of_a_later_version_is_read() -> None:
+    assert Presence.unpack(b'{"epoch": 3, "colour": "red"}') == Presence(epoch=3)
+    for wrong in (b"[]", b"7", b"", b'{"epoch": "3"}'):
+        with pytest.raises(BadReplicaSet):
+            Presence.unpack(wrong)
