@@ -111,7 +111,7 @@ class EtcdStore:
                         return answer
                     reasons.append(f"{endpoint}: {answer.get('error', response.status)}")
             except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-                reasons.append(f"{endpoint}: {error or type(error).__name__}")
+                reasons.append(f"{endpoint}: {str(error) or type(error).__name__}")
             # The next call begins with another member.
             self._endpoints.append(self._endpoints.pop(0))
         raise StoreUnreachable(f"etcd did not answer ({'; '.join(reasons)})")
