@@ -76,6 +76,7 @@ def test_a_package_of_the_core_documents_its_imports_and_its_start() -> None:
         "lookup",
         "options",
         "protocol",
+        "replica",
         "server",
         "spark",
     ):

@@ -1,4 +1,5 @@
 """Replicas of a broker's log: who is primary, and how the others follow. No sockets and no clock.
 
-`replica` is the whole of one process; `simulate` in the tests runs several with real logs.
+May import: `martlet.broker` and `martlet.log`. Start with `replica`, which is all of one process;
+`tests/simulation` runs several of them with real logs.
 """

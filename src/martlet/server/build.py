@@ -8,7 +8,7 @@ import resource
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.eviction import Eviction
@@ -82,13 +82,13 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
         undo.callback(folder.storage.close)
         clock = Clock()
         broker = _restore(folder, clock, options, log)
-        options = _with_ports(options, listeners)
-        server = _assemble(options, tls, listeners, folder, broker, clock, log)
+        options = with_ports(options, listeners)
+        server = assemble_server(options, tls, listeners, folder, broker, clock, log)
         undo.pop_all()
     return server
 
 
-def _with_ports(options: BrokerOptions, listeners: Listeners) -> BrokerOptions:
+def with_ports(options: BrokerOptions, listeners: Listeners) -> BrokerOptions:
     """Return the options with the actual ports."""
     http_port = options.broadcast_http_port or max(0, listeners.http_port)
     return options.replace(
@@ -118,31 +118,39 @@ def _restore(
             clock,
             random.SystemRandom(),
             segment_bytes=options.segment_bytes,
-            max_consumers=options.max_channel_consumers,
-            prefers_near=options.prefers_near,
-            max_topics=options.max_topics,
-            max_channels=options.max_channels_per_topic,
-            max_timeout_ns=options.max_msg_timeout_ns,
-            latency_window_ns=options.latency_window_ns,
-            retention=Retention.asked(options.retention_ns, options.retention_bytes),
-            transactions=transaction_limits(options),
-            watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
-            max_delayed=options.max_delayed_messages,
-            max_ephemeral=options.mem_queue_size,
-            traces=options.trace,
-            on_lost=partial(_log_lost, log),
-            on_put_off=partial(_log_put_off, log),
+            **broker_settings(options, log),
         )
     except OSError as error:
         raise refusal(folder.path, error) from error
     broker.log.refuse_percent = options.disk_refuse_percent
-    _log_recovery(folder.path, broker, restored, log)
+    log_recovery(folder.path, broker, restored, log)
     return broker
 
 
-def _log_recovery(
+def broker_settings(options: BrokerOptions, log: logging.Logger) -> dict[str, Any]:
+    """Return the fields of `BrokerSettings` that follow from the options."""
+    return {
+        "max_consumers": options.max_channel_consumers,
+        "prefers_near": options.prefers_near,
+        "max_topics": options.max_topics,
+        "max_channels": options.max_channels_per_topic,
+        "max_timeout_ns": options.max_msg_timeout_ns,
+        "latency_window_ns": options.latency_window_ns,
+        "retention": Retention.asked(options.retention_ns, options.retention_bytes),
+        "transactions": transaction_limits(options),
+        "watermarks": Watermarks(options.disk_clean_percent, options.disk_force_percent),
+        "max_delayed": options.max_delayed_messages,
+        "max_ephemeral": options.mem_queue_size,
+        "traces": options.trace,
+        "on_lost": partial(_log_lost, log),
+        "on_put_off": partial(_log_put_off, log),
+    }
+
+
+def log_recovery(
     path: Path, broker: BrokerCore, restored: RestoredBroker, log: logging.Logger
 ) -> None:
+    """Log what a start has found."""
     report = restored.report
     for note in restored.notes:
         log.warning("LOG: %s", note)
@@ -178,7 +186,7 @@ def _log_put_off(log: logging.Logger, topic: str, channel: str, error: OSError) 
 # the parts
 
 
-def _assemble(
+def assemble_server(
     options: BrokerOptions,
     tls: ssl.SSLContext | None,
     listeners: Listeners,
@@ -186,15 +194,20 @@ def _assemble(
     broker: BrokerCore,
     clock: Clock,
     log: logging.Logger,
+    *,
+    answers_confirmed: bool = False,
 ) -> Server:
-    commits = GroupCommit(broker, options, log)
+    """Make a server of its parts; the options have the actual ports, and say whether answers wait
+    until replicas have confirmed what they are about.
+    """
+    commits = GroupCommit(broker, options, log, answers_confirmed=answers_confirmed)
     events = EventLog(broker, log)
     lookups = LookupPeers(broker, options, listeners.tcp_port, listeners.http_port)
     reclaimer = HistoryReclaimer(broker)
     if options.drops_oldest:
         reclaimer = Eviction(broker, commits.flusher.flush_now, events.evicted)
     _observe(broker, events, lookups)
-    broker.transfers.waits_for_flush = not commits.answers_at_once
+    broker.transfers.waits_for_flush = options.flush == "sync"
     broker.transfers.on_written = commits.flusher.flush
     clients: Clients[ClientConnection] = Clients(options.max_connections, events, log)
     calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log))

@@ -49,8 +49,16 @@ class DataFolder:
     broker_id: str
 
 
-def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> DataFolder:
+def open_folder(
+    path: Path, options: BrokerOptions, log: logging.Logger, broker_id: str = ""
+) -> DataFolder:
     """Open a folder; create it if it is missing.
+
+    Args:
+        path: absolute.
+        options: those of the storage.
+        log: the destination of log lines.
+        broker_id: the id of a new folder; a random one where it is empty.
 
     Raises:
         FolderInUse: another broker runs on it. NsqdData: it has nsqd's files, and no Martlet broker
@@ -68,7 +76,9 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> Data
         if is_new:
             log.info("LOG: the data folder %s is made; there was none", path)
         try:
-            return DataFolder(path, storage, broker_identity(storage, uuid.uuid4().hex))
+            return DataFolder(
+                path, storage, broker_identity(storage, broker_id or uuid.uuid4().hex)
+            )
         except BaseException:
             storage.close()
             raise

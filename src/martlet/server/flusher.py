@@ -58,6 +58,7 @@ class Flusher:
         """The durations of successful jobs."""
         self._began = 0.0
         self._rested_at = 0.0
+        self._confirmed = asyncio.Event()
         self._failure: OSError | None = None
         """The error of the first failed flush."""
 
@@ -147,6 +148,19 @@ class Flusher:
         if not known:
             self._log.critical("%s", log.failed)
 
+    def confirmed(self) -> None:
+        """With replicas: more of the log is confirmed."""
+        self._confirmed.set()
+
+    async def _until_confirmed(self, position: int) -> None:
+        """Wait until replicas have the log up to a position: a checkpoint behind it would have to
+        be undone by a failover.
+        """
+        broker = self._broker
+        while broker.unconfirmed is not None and broker.confirmed_position < position:
+            self._confirmed.clear()
+            await self._confirmed.wait()
+
     async def find_room(self) -> bool:
         """Return whether a checkpoint would release history, since its retention is over or the
         disk has filled up, though it would record no other change.
@@ -206,6 +220,7 @@ class Flusher:
         # them.
         self._broker.log.flushed(job.flush)
         self._on_durable()
+        await self._until_confirmed(job.flush.position)
         await self._loop.run_in_executor(self._thread, job.save)
         self.checkpoint_position = job.flush.position
         if job.forced:

@@ -1,13 +1,15 @@
 """Group commit: commit and answer at once all that connections stage in one tick.
 
 At the end of a tick each queue gets one batch in one write, and each connection one write of
-replies. With ``--flush=sync`` the answers wait for a flush, which covers all earlier commits.
+replies. With ``--flush=sync`` the answers wait for a flush, which covers all earlier commits; with
+replicas they may wait until enough of them have what was committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,21 +43,32 @@ class GroupCommit:
         broker: holds the staged messages.
         options: the flush mode and its intervals.
         log: takes the errors.
+        answers_confirmed: whether answers wait until replicas have what they are about.
 
     Attributes:
-        answers_at_once: whether a reply need not wait for a flush once its message is written.
+        answers_at_once: whether a reply need not wait once its message is written.
         flusher: flushes the log and makes its checkpoints.
         ticks: a connection that has received bytes reports it here.
     """
 
-    def __init__(self, broker: BrokerCore, options: BrokerOptions, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        broker: BrokerCore,
+        options: BrokerOptions,
+        log: logging.Logger,
+        *,
+        answers_confirmed: bool = False,
+    ) -> None:
         self._broker = broker
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._sync = options.flush == "sync"
         self._sync_every = options.sync_every or 1
-        self.answers_at_once = not self._sync
-        self.flusher = Flusher(broker, log, self._answer_durable)
+        self._answers_confirmed = answers_confirmed
+        self.answers_at_once = not self._sync and not answers_confirmed
+        self.flusher = Flusher(broker, log, self._became_durable)
+        self.on_log_moved: Callable[[], None] = lambda: None
+        """Called when the log has grown in a tick, or has become durable."""
         self.ticks = LoopTicks(self._loop.call_soon, self.end_tick)
         self._journal = JournalWriter(broker, options.journal_interval_ns)
         self._staged: dict[StagingConnection, None] = {}
@@ -78,7 +91,9 @@ class GroupCommit:
 
     @property
     def durable_position(self) -> int | None:
-        """The position up to which the log is durable; None in the modes that answer on write."""
+        """The position up to which answers may be given; None in the modes that answer on write."""
+        if self._answers_confirmed:
+            return self._broker.confirmed_position
         return self._broker.log.durable_position if self._sync else None
 
     # callers
@@ -123,9 +138,9 @@ class GroupCommit:
         self._commit()
         if self._staged:
             staged, self._staged = self._staged, {}
-            if self._sync:
+            if not self.answers_at_once:
                 self._awaiting.update(staged)
-                self._answer_durable()  # Refusals need no flush.
+                self.answer()  # Refusals need not wait.
             else:
                 for connection in staged:
                     connection.settle(None)
@@ -135,9 +150,10 @@ class GroupCommit:
             if unflushed >= self._sync_every and self.flusher.rested:
                 self.flush_if_idle()
         if self._waiting:
-            self._answer_durable()
+            self.answer()
         if self._sync and self._awaiting:
             self.flusher.flush()
+        self.on_log_moved()
         try:
             self._journal.turn_ended()
         except WritesRefused:  # Each publish is refused with it; the cursors are written later.
@@ -152,8 +168,12 @@ class GroupCommit:
                 # Publishers to the other topics must get their answers all the same.
                 self._log.exception("a topic's messages could not be stored or delivered")
 
-    def _answer_durable(self) -> None:
-        """Answer publishes that have become durable, or have failed to."""
+    def _became_durable(self) -> None:
+        self.on_log_moved()
+        self.answer()
+
+    def answer(self) -> None:
+        """Answer publishes that have become durable or confirmed, or have failed to."""
         log = self._broker.log
         if self._broker.transfers:
             self._broker.transfers.settle()

@@ -85,18 +85,9 @@ class Server:
 
     async def stop(self) -> None:
         """Close the listeners, save the broker's state, and release the data folder."""
-        await self.lookups.close()
-        self.listeners.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.listeners.close_http()
+        await self._stop_listening()
         self.commits.close()
-        await self.clients.stop()
-        if self.auth_servers is not None:
-            await self.auth_servers.close()
-        self.timer.close()
-        self.flush_timeouts.close()
+        await self._stop_clients()
         self.log.info("NSQ: closing topics")
         with suppress(WritesRefused):
             self.broker.write_journal()
@@ -104,6 +95,29 @@ class Server:
         self.log.info("NSQ: stopping subsystems")
         self.flusher.close()
         self.folder.storage.close()
+
+    async def abandon(self) -> None:
+        """Close all connections and save nothing: with replicas, another broker has begun, and the
+        log is no longer this one's. The caller releases the data folder.
+        """
+        await self._stop_listening()
+        await self._stop_clients()
+        self.flusher.close()
+
+    async def _stop_listening(self) -> None:
+        await self.lookups.close()
+        self.listeners.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.listeners.close_http()
+
+    async def _stop_clients(self) -> None:
+        await self.clients.stop()
+        if self.auth_servers is not None:
+            await self.auth_servers.close()
+        self.timer.close()
+        self.flush_timeouts.close()
 
     @property
     def tcp_address(self) -> str:

@@ -1,4 +1,4 @@
 """Where replicas agree on who is primary: etcd for several machines, SQLite for one.
 
-`store` has the interface that both keep.
+May import: `martlet.replica`. Start with `store`, the interface that both keep.
 """

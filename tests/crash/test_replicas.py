@@ -1,0 +1,209 @@
+"""Replicas as processes: the primary is killed again and again, and nothing answered OK is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.wire import GONE, Refused, Wire, mpub
+
+from martlet.log.record import RecordKind
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.storage import DiskStorage
+from martlet.replica.replica_set import ReplicaSet
+from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.testing.ports import free_port
+
+pytestmark = pytest.mark.crash
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 30
+TOPIC = "t"
+
+
+class Cluster:
+    """Replicas on one machine, and the store that they share."""
+
+    def __init__(self, folder: Path, names: str, flush: str) -> None:
+        self.folder = folder
+        self.flush = flush
+        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.store = SqliteStore(folder / "replicas.db", "broker-1")
+
+    async def start(self) -> None:
+        assert await self.store.swap(ReplicaSet.first("a", self.addresses), 0)
+        for name in self.addresses:
+            self.start_one(name)
+
+    def start_one(self, name: str) -> None:
+        given = {
+            "name": name,
+            "address": self.addresses[name],
+            "tcp": self.tcp[name],
+            "http": "",
+            "folder": str(self.folder / name),
+            "flush": self.flush,
+            "store": str(self.folder / "replicas.db"),
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "tests.crash.replica_process", json.dumps(given)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    async def primary(self) -> str | None:
+        """The name of the primary, whoever is that now."""
+        found = (await self.store.look()).replica_set
+        return found.primary if found is not None else None
+
+    async def in_sync(self, count: int) -> ReplicaSet:
+        """Wait until so many replicas are in sync."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                found = (await self.store.look()).replica_set
+                assert found is not None
+                if len(found.in_sync) == count and found.primary is not None:
+                    return found
+                await asyncio.sleep(0.02)  # The store tells nobody when it changes.
+
+    async def alike(self) -> None:
+        """Wait until all replicas say that they have the same log."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                seen = await self.store.look()
+                assert seen.replica_set is not None
+                found = {(one.epoch, one.end_position) for one in seen.presences.values()}
+                if len(seen.presences) == len(self.addresses) and len(found) == 1:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def connect(self) -> Wire:
+        """Connect to the primary, as soon as it takes clients."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                name = await self.primary()
+                try:
+                    if name is not None:
+                        return await Wire.open(self.tcp[name])
+                except OSError:
+                    pass  # It is not there any more, or does not listen yet.
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for name, process in self.processes.items():
+            status = process.wait(LIMIT_S)
+            # Or it was killed while it started.
+            assert status in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
+        await self.store.close()
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[list[Cluster]]:
+    made: list[Cluster] = []
+    yield made
+    for cluster in made:
+        for process in cluster.processes.values():
+            process.kill()
+            process.wait()
+
+
+class Publisher:
+    """Publishes batch after batch, to whoever is primary, and remembers what was answered OK."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.made = 0
+        self.answered: set[bytes] = set()
+        self.answer_count = 0
+
+    async def run(self) -> None:
+        while True:
+            wire = await self.cluster.connect()
+            try:
+                while True:
+                    bodies = [b"%d" % (self.made + number) for number in range(10)]
+                    self.made += len(bodies)
+                    wire.send(mpub(TOPIC, bodies))
+                    await wire.ok()
+                    self.answered.update(bodies)
+                    self.answer_count += 1
+            except (*GONE, Refused):
+                pass  # It publishes others to the next primary.
+            finally:
+                wire.writer.close()
+
+    async def answered_again(self) -> None:
+        """Wait until something that is published from now on was answered."""
+        count = self.answer_count
+        async with asyncio.timeout(LIMIT_S):
+            while self.answer_count < count + 20:  # noqa: ASYNC110, a task appends to it
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("names", "flush"), [("abc", "async"), ("abc", "sync"), ("ab", "async")])
+async def test_nothing_answered_is_lost_when_primaries_are_killed(
+    tmp_path: Path, clusters: list[Cluster], names: str, flush: str
+) -> None:
+    cluster = Cluster(tmp_path, names, flush)
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(len(names))
+    publisher = Publisher(cluster)
+    publishing = asyncio.create_task(publisher.run())
+    for _ in range(3):
+        await publisher.answered_again()
+        victim = await cluster.primary()
+        assert victim is not None
+        cluster.kill(victim)
+        if len(names) == 2:
+            cluster.start_one(victim)  # One alone confirms nothing.
+        await publisher.answered_again()
+        if len(names) > 2:
+            cluster.start_one(victim)
+        await cluster.in_sync(len(names))
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+
+    received: set[bytes] = set()
+    wire = await cluster.connect()
+    wire.send(f"SUB {TOPIC} c\n".encode())
+    await wire.ok()
+    wire.send(b"RDY 100\n")
+    while publisher.answered - received:
+        message = await wire.message()
+        received.add(message.body)
+        wire.send(b"FIN " + message.id + b"\n")
+    wire.writer.close()
+    await cluster.alike()
+    await cluster.stop()
+    logs = [records_of(tmp_path / name) for name in names]
+    # One that stops as the primary writes some more.
+    shortest = min(map(len, logs))
+    assert shortest > 100
+    is_same = all(log[:shortest] == logs[0][:shortest] for log in logs)
+    assert is_same
+
+
+def records_of(folder: Path) -> list[bytes]:
+    storage = DiskStorage(folder)
+    try:
+        found = scan(storage.segments(), 0, RecoveryReport())
+        return [bytes(r) for header, r in found if header.kind != RecordKind.SEGMENT_END]
+    finally:
+        storage.close()
