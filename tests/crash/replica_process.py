@@ -1,4 +1,4 @@
-"""A replica as a process of its own, on SQLite: `python -m tests.crash.replica_process JSON`."""
+"""A replica as a process of its own: `python -m tests.crash.replica_process JSON`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import json
 import logging
 import signal
 import sys
-from pathlib import Path
 
 import uvloop
 
 from martlet.options import BrokerOptions
 from martlet.replica.settings import ReplicaSettings
-from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.server.metadata.address import open_store
 from martlet.server.replication.node import NodeOptions, ReplicaNode, SteppedDown
 
 
@@ -31,7 +30,7 @@ async def run(given: dict[str, str]) -> None:
     node_options = NodeOptions(given["name"], "broker-1", given["address"], settings=settings)
     stopped = asyncio.Event()
     while not stopped.is_set():
-        store = SqliteStore(Path(given["store"]), "broker-1")
+        store = open_store(given["store"], "broker-1")
         node = ReplicaNode(options, node_options, store, log)
 
         def stop(node: ReplicaNode = node) -> None:

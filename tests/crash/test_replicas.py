@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from tests.crash.wire import GONE, Refused, Wire, mpub
+from tests.etcd import running_etcd
 
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
 from martlet.replica.replica_set import ReplicaSet
-from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.server.metadata.address import open_store
+from martlet.server.metadata.store import StoreUnreachable
 from martlet.testing.ports import free_port
 
 pytestmark = pytest.mark.crash
@@ -30,15 +32,23 @@ TOPIC = "t"
 class Cluster:
     """Replicas on one machine, and the store that they share."""
 
-    def __init__(self, folder: Path, names: str, flush: str) -> None:
+    def __init__(self, folder: Path, names: str, flush: str, store: str = "") -> None:
         self.folder = folder
+        self.store_address = store or f"sqlite:{folder / 'replicas.db'}"
         self.flush = flush
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.store = SqliteStore(folder / "replicas.db", "broker-1")
+        self.store = open_store(self.store_address, "broker-1")
 
     async def start(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    await self.store.look()
+                    break
+                except StoreUnreachable:
+                    await asyncio.sleep(0.05)  # It starts, and calls nobody.
         assert await self.store.swap(ReplicaSet.first("a", self.addresses), 0)
         for name in self.addresses:
             self.start_one(name)
@@ -51,7 +61,7 @@ class Cluster:
             "http": "",
             "folder": str(self.folder / name),
             "flush": self.flush,
-            "store": str(self.folder / "replicas.db"),
+            "store": self.store_address,
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
@@ -80,14 +90,16 @@ class Cluster:
                     return found
                 await asyncio.sleep(0.02)  # The store tells nobody when it changes.
 
-    async def alike(self) -> None:
-        """Wait until all replicas say that they have the same log."""
+    async def alike(self, but_for_bytes: int = 0) -> None:
+        """Wait until all replicas say that they have the same log, up to some bytes."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 seen = await self.store.look()
                 assert seen.replica_set is not None
-                found = {(one.epoch, one.end_position) for one in seen.presences.values()}
-                if len(seen.presences) == len(self.addresses) and len(found) == 1:
+                epochs = {one.epoch for one in seen.presences.values()}
+                ends = [one.end_position for one in seen.presences.values()]
+                is_one = epochs == {seen.replica_set.epoch} and len(ends) == len(self.addresses)
+                if is_one and max(ends) - min(ends) <= but_for_bytes:
                     return
                 await asyncio.sleep(0.05)
 
@@ -229,16 +241,72 @@ async def test_a_primary_that_was_paused_finds_another_one(
     assert "another replica is primary" in (tmp_path / f"{paused}.log").read_text()
 
 
+async def test_a_primary_that_stops_hands_over(tmp_path: Path, clusters: list[Cluster]) -> None:
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    publisher = Publisher(cluster)
+    publishing = asyncio.create_task(publisher.run())
+    for _ in range(3):
+        await publisher.answered_again()
+        await cluster.alike(but_for_bytes=1 << 20)
+        before = await cluster.in_sync(3)
+        stopped = await cluster.primary()
+        assert stopped is not None
+        cluster.processes[stopped].send_signal(signal.SIGTERM)
+        await publisher.answered_again()
+        found = (await cluster.store.look()).replica_set
+        assert found is not None
+        assert found.epoch == before.epoch + 1, "one election is enough"
+        assert cluster.processes[stopped].wait(LIMIT_S) == 0
+        cluster.start_one(stopped)
+        await cluster.in_sync(3)
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    assert publisher.answered <= await received_all(cluster, publisher.answered)
+    await cluster.stop()
+
+
+async def test_all_goes_on_while_etcd_is_away(tmp_path: Path, clusters: list[Cluster]) -> None:
+    with running_etcd(tmp_path) as (address, etcd):
+        cluster = Cluster(tmp_path, "abc", "async", f"etcd:{address}")
+        clusters.append(cluster)
+        await cluster.start()
+        await cluster.in_sync(3)
+        publisher = Publisher(cluster)
+        publishing = asyncio.create_task(publisher.run())
+        await publisher.answered_again()
+        first = await cluster.primary()
+        assert first is not None
+        etcd.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(5)  # Longer than a presence lasts.
+        await publisher.answered_again()
+        etcd.send_signal(signal.SIGCONT)
+        await publisher.answered_again()
+        assert await cluster.primary() == first
+        cluster.kill(first)
+        await publisher.answered_again()
+        assert await cluster.primary() != first
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        assert publisher.answered <= await received_all(cluster, publisher.answered)
+        del cluster.processes[first]
+        await cluster.stop()
+
+
 async def received_all(cluster: Cluster, wanted: set[bytes]) -> set[bytes]:
     """Consume until all that is wanted has come; return all that came."""
     received: set[bytes] = set()
+    missing = set(wanted)
     wire = await cluster.connect()
     wire.send(f"SUB {TOPIC} c\n".encode())
     await wire.ok()
-    wire.send(b"RDY 100\n")
-    while wanted - received:
+    wire.send(b"RDY 1000\n")
+    while missing:
         message = await wire.message()
         received.add(message.body)
+        missing.discard(message.body)
         wire.send(b"FIN " + message.id + b"\n")
     wire.writer.close()
     return received

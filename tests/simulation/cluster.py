@@ -21,6 +21,7 @@ from tests.simulation.oracle import Broken, Oracle
 from martlet.replica.primary import Primary
 from martlet.replica.replica_set import ReplicaSet
 from martlet.replica.settings import ReplicaSettings
+from martlet.testing import SimulatedStorage
 
 SECOND_NS = 1000 * MILLISECOND_NS
 RECOVERY_NS = 20 * SECOND_NS
@@ -33,9 +34,9 @@ class Faults:
 
     Attributes:
         kill, power, pause, one_way, isolate, store_away, store_cut, disk_full, flush_error, reset,
-        hand_over, power_all, slow: weights.
-        lost_answers, lost_swaps, slow_looks: chances of a request to the metadata store; a swap
-            has both of the first two.
+        write_error, wipe, hand_over, power_all, slow: weights.
+        lost_answers, lost_swaps, slow_looks, stale_looks: chances of a request to the metadata
+            store; a swap has both of the first two.
         flips: the chance that a bit of a stopped node's log flips.
         corrupt: the chance that a bit of a DATA frame flips on the way.
         interval_ms: a fault happens this often, on average.
@@ -54,15 +55,21 @@ class Faults:
     hand_over: float = 1
     power_all: float = 1
     slow: float = 1
+    write_error: float = 1
+    wipe: float = 1
     lost_answers: float = 0.05
     lost_swaps: float = 0.05
     slow_looks: float = 0.05
+    stale_looks: float = 0.02
     flips: float = 0.1
     corrupt: float = 0.002
     interval_ms: int = 700
 
 
-_CHANCES = ("lost_answers", "lost_swaps", "slow_looks", "flips", "corrupt", "interval_ms")
+_CHANCES = (
+    *("lost_answers", "lost_swaps", "slow_looks", "stale_looks", "flips", "corrupt"),
+    "interval_ms",
+)
 _WEIGHTS = [field.name for field in fields(Faults) if field.name not in _CHANCES]
 
 
@@ -307,6 +314,21 @@ class Cluster:
         node.storage.flush_error = OSError(errno.EIO, "Input/output error")
         self.after(length_ns // 4 + 1, lambda: setattr(node.storage, "flush_error", None))
 
+    def _write_error(self, node: Node, length_ns: int) -> None:
+        node.storage.write_error = OSError(errno.EIO, "Input/output error")
+        self.after(length_ns // 4 + 1, lambda: setattr(node.storage, "write_error", None))
+
+    def _wipe(self, node: Node, length_ns: int) -> None:
+        """A disk is replaced, while all other nodes are well, and have what was on it."""
+        others = [other for other in self.nodes.values() if other is not node]
+        if self.store.replica_set.copies > 1 and all(
+            other.life is not None and other.replica.note.is_whole for other in others
+        ):
+            if node.life is not None:
+                self.kill(node)
+            node.storage = SimulatedStorage(self.random)
+            self.after(length_ns, node.start)
+
     def _hand_over(self, node: Node, length_ns: int) -> None:
         for each in self.nodes.values():
             if each.life is not None and isinstance(each.replica.role, Primary):
@@ -315,8 +337,11 @@ class Cluster:
                     primary.hand_over(node.name)
 
     def _flip(self, node: Node) -> None:
-        """A bit of a stopped node's log flips, if no other node's log is damaged."""
-        if not self.chance(self.faults.flips) or self.damaged_node not in (None, node):
+        """A bit of a stopped node's log flips, while all other nodes are well."""
+        others = [other for other in self.nodes.values() if other is not node]
+        if not self.chance(self.faults.flips) or any(
+            other.life is None or not other.replica.note.is_whole for other in others
+        ):
             return
         # What flips in the last records looks like a write that was not finished.
         for segment in node.storage.segments()[:-2]:
@@ -326,11 +351,8 @@ class Cluster:
                 for other in self.nodes.values()
             ):
                 self.say(f"a bit of {node.name} flips in the segment at {segment.base}")
-                self.damaged_node = node
                 data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
                 return
-
-    damaged_node: Node | None = None
 
     # the end
 
@@ -343,7 +365,7 @@ class Cluster:
         self.store.is_away = False
         for node in self.nodes.values():
             node.storage.capacity_bytes = None
-            node.storage.flush_error = None
+            node.storage.flush_error = node.storage.write_error = None
             node.has_power = True
             if node.is_paused:
                 node.resume()

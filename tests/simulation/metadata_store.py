@@ -5,6 +5,7 @@ Requests and answers take time, and may be lost; a swap whose answer is lost may
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class MetadataStore:
         self.replica_set = replica_set
         self.version = 1
         self.is_away = False
+        self._older: deque[tuple[ReplicaSet, int]] = deque(maxlen=6)
         self._presences: dict[str, tuple[int, Presence]] = {}
 
     def _trip_ns(self) -> int:
@@ -47,7 +49,10 @@ class MetadataStore:
                 for name, (until_ns, presence) in self._presences.items()
                 if now_ns < until_ns
             }
-            seen = Seen(ReplicaSet.unpack(self.replica_set.pack()), self.version, presences)
+            found = (self.replica_set, self.version)
+            if self._older and self.cluster.chance(self.cluster.faults.stale_looks):
+                found = self.cluster.random.choice(self._older)
+            seen = Seen(ReplicaSet.unpack(found[0].pack()), found[1], presences)
             # The answer may be slow, and old when it comes.
             slow_ns = 2 * TIMEOUT_NS if self.cluster.chance(self.cluster.faults.slow_looks) else 1
             self.cluster.after(
@@ -71,6 +76,7 @@ class MetadataStore:
                 return None
             new = ReplicaSet.unpack(document)
             self.cluster.oracle.replica_set_changed(self.replica_set, new)
+            self._older.append((self.replica_set, self.version))
             self.replica_set = new
             self.version += 1
             return self.version

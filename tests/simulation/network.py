@@ -95,7 +95,7 @@ class End:
                 self.node.disconnected(self)
 
 
-def connect(cluster: Cluster, node: Node, peer: Node) -> None:
+def connect(cluster: Cluster, node: Node, peer: Node, attempt: int) -> None:
     """Connect a node to another one, as its replica asked."""
     life = node.life
 
@@ -106,15 +106,15 @@ def connect(cluster: Cluster, node: Node, peer: Node) -> None:
         if not is_reachable or not peer.has_power or peer.is_paused:
             cluster.after(1000 * MILLISECOND_NS, timed_out)
         elif peer.life is None:
-            node.connect_failed(is_refused=True)
+            node.connect_failed(attempt, is_refused=True)
         else:
             here, there = End(cluster, node, peer), End(cluster, peer, node)
             here.other, there.other = there, here
             cluster.ends += [here, there]
-            node.connected(here)
+            node.connected(attempt, here)
 
     def timed_out() -> None:
         if node.life is life:
-            node.connect_failed(is_refused=False)
+            node.connect_failed(attempt, is_refused=False)
 
     cluster.after(2 * cluster.network_delay_ns(), arrived)

@@ -157,9 +157,6 @@ class Node:
         """Let time pass."""
         self.replica.tick(self.now_ns)
         self.end_turn()
-        role = self.replica.role
-        if not isinstance(role, Primary) and role.copy.failed is not None:
-            raise ReplicaFailed(role.copy.failed)
 
     def end_turn(self) -> None:
         """End a turn of the loop."""
@@ -179,15 +176,16 @@ class Node:
         """A connection ended."""
         self._do(self.life, lambda: self.replica.disconnected(link, self.now_ns))
 
-    def connected(self, link: Link) -> None:
+    def connected(self, attempt: int, link: Link) -> None:
         """A connection is there."""
-        self._do(self.life, lambda: self.replica.connected(link, self.now_ns))
+        self._do(self.life, lambda: self.replica.connected(attempt, link, self.now_ns))
 
-    def connect_failed(self, *, is_refused: bool) -> None:
+    def connect_failed(self, attempt: int, *, is_refused: bool) -> None:
         """A connection is not there."""
         now_ns = self.now_ns
         self._do(
-            self.life, lambda: self.replica.connect_failed(is_refused=is_refused, now_ns=now_ns)
+            self.life,
+            lambda: self.replica.connect_failed(attempt, is_refused=is_refused, now_ns=now_ns),
         )
 
     def turn(self) -> None:
@@ -199,9 +197,9 @@ class Node:
 
     # what the replica asks of its process
 
-    def connect(self, name: str, address: str) -> None:
+    def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection."""
-        connect(self.cluster, self, self.cluster.nodes[name])
+        connect(self.cluster, self, self.cluster.nodes[name], attempt)
 
     def look(self) -> None:
         """Begin a look at the document."""

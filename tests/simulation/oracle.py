@@ -37,6 +37,8 @@ class Oracle:
         """The bodies that were answered OK."""
         self.received: set[bytes] = set()
         """The bodies that a consumer got."""
+        self._bases: set[int] = set()
+        """The segments with confirmed records."""
         self._retired: set[int] = set()
         """The segments of which the confirmed log says that nothing needs them."""
         self._unanswered: dict[object, list[tuple[int, list[bytes]]]] = defaultdict(list)
@@ -63,6 +65,9 @@ class Oracle:
                 f" {self.end_position} is confirmed"
             )
         self._compare(node, copy, 0, self.end_position)
+        missing = self._bases - self._retired - {segment.base for segment in copy.segments}
+        if missing:
+            raise Broken(f"{node.name} is elected without the segments at {sorted(missing)}")
 
     def confirmed(self, node: Node, log: SegmentedLog, position: int) -> None:
         """A primary says that its log is confirmed up to a position."""
@@ -116,6 +121,8 @@ class Oracle:
                 data = bytes(record)
                 if header.kind == RecordKind.RETIRED and end > self.end_position:
                     self._retired.update(decode_retired(bytes(payload(header, record))))
+                if at not in self.records:
+                    self._bases.add(segment.base)
                 if self.records.setdefault(at, data) != data:
                     raise Broken(f"{node.name} has another record at {at}")
                 at += len(data)

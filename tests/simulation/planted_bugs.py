@@ -57,6 +57,7 @@ KILLS = Faults(kill=10, power=0, power_all=0, interval_ms=400, lost_answers=0.1)
 POWER = Faults(kill=3, power=10, power_all=3, interval_ms=400)
 NETWORK = Faults(kill=3, power=0, one_way=5, isolate=8, reset=8, interval_ms=400)
 STORE = Faults(kill=5, isolate=5, reset=8, lost_answers=0.4, slow_looks=0.3, interval_ms=400)
+STALE = Faults(kill=20, power=0, isolate=8, stale_looks=0.4, interval_ms=250)
 
 
 def pledge_in_memory(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +171,15 @@ def damaged_replica_elected(patch: pytest.MonkeyPatch) -> None:
     def done(self: Candidate) -> None:
         self.state = CandidateState.DONE
 
-    patch.setattr(Replica, "_open_copy", lambda self: self.host.open_copy([]))
+    opened = Replica._open_copy
+
+    def hides(self: Replica) -> CopiedLog:
+        is_whole = self.note.is_whole
+        copy = opened(self)
+        self._note(replace(self.note, is_whole=is_whole))
+        return copy
+
+    patch.setattr(Replica, "_open_copy", hides)
     patch.setattr(Candidate, "_ask_for_repairs", done)
 
 
@@ -249,7 +258,7 @@ def offsets_from_the_confirmed_end(patch: pytest.MonkeyPatch) -> None:
 ASYNC = {"flush_sync": False}
 SYNC = {"flush_sync": True}
 PLANTED_BUGS = {
-    "pledge in memory": PlantedBug(pledge_in_memory, STORE, {"size": 3}),
+    "pledge in memory": PlantedBug(pledge_in_memory, STALE, {"size": 3}),
     "confirmed before the epoch's record": PlantedBug(confirmed_before_the_epochs_record, NETWORK),
     "smaller set used before the swap": PlantedBug(
         smaller_set_used_before_the_swap,

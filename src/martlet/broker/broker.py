@@ -146,7 +146,7 @@ class BrokerCore:
     @property
     def health(self) -> str:
         """``OK``, or ``NOK - `` and the reason."""
-        reason = self.log.failed or self.log.full
+        reason = self.log.failed or self.log.refusal or self.log.full
         return "OK" if reason is None else f"NOK - {reason}"
 
     # topics

@@ -67,6 +67,8 @@ class CommitLog(SegmentedLog):
         super().__init__(storage, segments, position, durable_position)
         self.epoch = epoch
         self.full: str | None = None
+        self.refusal: str | None = None
+        """With replicas: why nothing is written any more though the log is well."""
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment begins, to write the full journal at its head."""
         self.on_full: Callable[[], bool] = lambda: False
@@ -256,10 +258,16 @@ class CommitLog(SegmentedLog):
         """
         self._end = self.position
 
+    def refuse_writes(self, reason: str) -> None:
+        """Take no more writes: another replica is to go on from here."""
+        self.refusal = reason
+        self._end = self.position  # So that each write asks for room first.
+
     def make_room(self, length: int, *, journal: bool) -> None:
         """Make a record of `length` bytes fit at `position`, in a new segment if necessary."""
-        if self.failed is not None:
-            raise self._refuse(self.failed)
+        reason = self.failed or self.refusal
+        if reason is not None:
+            raise self._refuse(reason)
         while self.position + length > self._end:
             self._roll(length, journal=journal)
         assert self._current.base <= self.position <= self._end - length

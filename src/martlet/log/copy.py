@@ -189,7 +189,7 @@ class CopiedLog(SegmentedLog):
         """
         self._check_open()
         segment = self.find(start)
-        if segment is None or not any(first == start for first, _ in self.damaged):
+        if segment is None or not any(first <= start < stop for first, stop in self.damaged):
             raise CopyRefused(f"bytes at {start}, where nothing is to be repaired")
         at = 0
         while at + HEADER_BYTES <= len(data):

@@ -59,9 +59,13 @@ class Epochs:
         if not self.ranges:
             return
         found = {each.epoch: each for each in self.ranges}
+        scanned = list(self.ranges)
         for each in known:
             if each.epoch >= self.last:
                 continue  # What there is of the last epoch was found; later ones were cut off.
+            others = [mine for mine in scanned if mine.epoch != each.epoch]
+            if any(mine.start < each.end and each.start < mine.end for mine in others):
+                continue  # It was cut off, and the records of another one are in its place.
             mine = found.setdefault(each.epoch, EpochRange(each.epoch, each.start, each.end))
             mine.start, mine.end = min(mine.start, each.start), max(mine.end, each.end)
         self.ranges = [found[epoch] for epoch in sorted(found)][-MAX_EPOCHS:]

@@ -81,11 +81,12 @@ def content_end(segment: Segment, start: int, damaged: Iterable[tuple[int, int]]
     """
     unpack = HEADER_STRUCT.unpack_from
     base, view, capacity = segment.base, segment.view, segment.capacity
-    behind = {first: stop for first, stop in damaged if base <= first < base + capacity}
+    within = [(first, stop) for first, stop in damaged if first < base + capacity and base < stop]
     at = start - base
     while at + HEADER_BYTES <= capacity:
-        if base + at in behind:
-            at = behind[base + at] - base
+        behind = [stop for first, stop in within if first <= base + at < stop]
+        if behind:
+            at = behind[0] - base
             continue
         fields = unpack(view, at)
         length = fields[_LENGTH]

@@ -16,11 +16,12 @@ of the answers at least, and so it is in the greatest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from martlet.log.copy import CopiedLog
+from martlet.log.epochs import EpochRange
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.replica_set import ReplicaSet
 from martlet.replica.shipping import BRINGS, Link, greeting, join, take
@@ -45,6 +46,7 @@ class Candidate:
         replica_set, version: the document that names this replica.
         copy: its log.
         reopen: closes the log and opens it anew.
+        joined: makes the epochs of the log durable.
         is_whole: whether this replica may be counted.
         floor: what it knows as confirmed.
         since_ns: when it became candidate.
@@ -56,6 +58,7 @@ class Candidate:
     version: int
     copy: CopiedLog
     reopen: Callable[[], CopiedLog]
+    joined: Callable[[Sequence[EpochRange]], None]
     is_whole: bool
     floor: int
     since_ns: int
@@ -113,9 +116,11 @@ class Candidate:
         if self._best == self.name:
             self._ask_for_repairs()
             return
-        self.state = CandidateState.FETCHING
         link, hello = self.answers[self._best]
-        link.send(join(self.copy, hello, self.epoch, self.floor))
+        fetch = join(self.copy, hello, self.epoch, self.floor)
+        self.joined(self.copy.epochs.ranges)
+        self.state = CandidateState.FETCHING
+        link.send(fetch)
         self._end_fetching()
 
     def received(self, link: Link, frame: Frame) -> None:
@@ -151,9 +156,9 @@ class Candidate:
         self.state = CandidateState.REPAIRING
         for start, end in self.copy.damaged:
             for name, (link, hello) in self.answers.items():
-                has_it = hello.rank[1] > start and not any(
-                    first < end and start < stop for first, stop in hello.damaged
-                )
+                has_it = any(
+                    base <= start < base + capacity for base, capacity in hello.segments
+                ) and not any(first < end and start < stop for first, stop in hello.damaged)
                 if has_it and (start, name) not in self._asked:
                     self._asked.add((start, name))
                     self._asking = name

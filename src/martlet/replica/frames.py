@@ -35,6 +35,8 @@ from martlet.log.epochs import EpochRange
 VERSION = 1
 MAGIC = 0x524C544D
 HEADER = struct.Struct("<III BBH QQQ")
+MAX_GREETING_BYTES = 4 << 20
+"""The maximum of the body of HELLO and WELCOME, in bytes: some 100,000 segments."""
 MAX_BODY_BYTES = 64 << 20
 """The maximum of one frame's body, in bytes."""
 _FENCED_BYTES = slice(8, HEADER.size)
@@ -182,6 +184,10 @@ class ReplicaGreeting:
     @classmethod
     def unpack(cls, body: bytes | memoryview) -> ReplicaGreeting:
         """Read the body of a frame. Raises FrameRefused."""
+        if len(body) > MAX_GREETING_BYTES:
+            raise FrameRefused(
+                f"a greeting of {len(body)} bytes; the maximum is {MAX_GREETING_BYTES}"
+            )
         try:
             fields: dict[str, Any] = json.loads(bytes(body))
             return cls(
@@ -192,7 +198,7 @@ class ReplicaGreeting:
                 fields["is_whole"] is True,
                 [(start, end) for start, end in map(_pair, fields["damaged"])],
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FrameRefused(f"a greeting that cannot be read: {error!r}") from error
 
 

@@ -36,10 +36,12 @@ class ReplicaNote:
 
     @classmethod
     def load(cls, storage: Storage) -> ReplicaNote:
-        """Read the note; a new one where there is none. Raises BadNote."""
+        """Read the note. Without one the replica may have had another disk, on which there was
+        more: so it is not whole. Raises BadNote.
+        """
         data = storage.read(NAME)
         if data is None:
-            return cls()
+            return cls(is_whole=False)
         try:
             fields = json.loads(data)
             epochs = tuple((int(a), int(b), int(c)) for a, b, c in fields["epochs"])

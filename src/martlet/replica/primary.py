@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Protocol
 
 from martlet.log.commit_log import CommitLog
-from martlet.log.epochs import EpochRange
+from martlet.log.epochs import EpochRange, common_position
 from martlet.replica.confirmation import Confirmation
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.replica_set import ReplicaSet, Seen
@@ -53,6 +53,7 @@ class StandbyProgress:
     Attributes:
         link: its connection.
         heard_ns: when it last said something.
+        common: up to where its log is this one's.
         well_ns: when it last acknowledged more, or had nothing more to acknowledge.
         sender: None until it asks for the log.
         written, durable: what it acknowledged.
@@ -62,6 +63,7 @@ class StandbyProgress:
     link: Link
     heard_ns: int
     well_ns: int
+    common: int
     sender: LogSender | None = None
     written: int = 0
     durable: int = 0
@@ -109,6 +111,9 @@ class Primary:
         )
         self._beat_at_ns = self.now_ns
         self._gone_since_ns = dict.fromkeys(self.replica_set.replicas, self.now_ns)
+        self._was_here: set[str] = set()
+        """The replicas that were connected in this epoch."""
+        self._handing_over_since_ns = 0
         self._wanted: ReplicaSet | None = None
         """The document that a swap under way is to write."""
         self._count()
@@ -125,7 +130,11 @@ class Primary:
         if before is not None and before.link is not link:
             before.link.close()
         self.confirmation.forget(name)
-        self.standbys[name] = StandbyProgress(link, now_ns, now_ns)
+        common = common_position(self.epochs, hello.epochs)
+        if common is None:
+            common = hello.segments[0][0] if hello.segments else 0
+        self.standbys[name] = StandbyProgress(link, now_ns, now_ns, common)
+        self._was_here.add(name)
         body = greeting(self.broker, self.name, self.log, self.epochs, is_whole=True).pack()
         link.send(
             Frame(
@@ -149,8 +158,11 @@ class Primary:
         name, standby = found
         standby.heard_ns = now_ns
         if frame.kind == FrameKind.FETCH:
-            if frame.position > self.log.position:
-                raise FrameRefused(f"{name} asks for {frame.position}, behind the end of the log")
+            if frame.position > min(standby.common, self.log.position):
+                raise FrameRefused(
+                    f"{name} asks for {frame.position}, and its log is this one's up to"
+                    f" {standby.common}"
+                )
             standby.sender = LogSender(self.log, frame.position, frame.second)
         elif frame.kind == FrameKind.ACK:
             self._acknowledged(name, standby, frame, now_ns)
@@ -222,7 +234,10 @@ class Primary:
             for standby in self.standbys.values():
                 standby.link.send(beat)
         self._see_who_is_heard(now_ns)
-        if self.swap_state is SwapState.SETTLED and not self._hand_over():
+        is_over = self.replica_set.epoch > self.epoch  # It has handed over.
+        if self.swap_state is not SwapState.SETTLED or is_over:
+            return
+        if not self._hand_over(now_ns):
             self._change_set(now_ns)
 
     def _see_who_is_heard(self, now_ns: int) -> None:
@@ -274,7 +289,8 @@ class Primary:
         if standby is None:
             # A connection that was reset is not waited for while publishers wait.
             gone_ns = now_ns - self._gone_since_ns.setdefault(name, now_ns)
-            return gone_ns > timeout_ns or self.stalled_since_ns is not None
+            is_waited_for = name in self._was_here and self.stalled_since_ns is not None
+            return gone_ns > timeout_ns or is_waited_for
         reached = standby.durable if self.settings.flush_sync else standby.written
         if standby.is_whole and reached >= self.log.position:
             standby.well_ns = now_ns
@@ -340,6 +356,12 @@ class Primary:
 
     # handing over
 
+    @property
+    def successor(self) -> str | None:
+        """The replica that can be primary soonest; None where there is none."""
+        ready = [name for name in sorted(self.standbys) if self._is_ready(name)]
+        return max(ready, key=lambda name: self.standbys[name].written, default=None)
+
     def hand_over(self, name: str) -> None:
         """Make another replica the primary as soon as it has the whole log. Nothing may be
         appended from now on.
@@ -347,24 +369,23 @@ class Primary:
         assert name in self.replica_set.in_sync and name != self.name
         self.handing_over_to = name
 
-    def _hand_over(self) -> bool:
+    def _hand_over(self, now_ns: int) -> bool:
         """Name the next primary, where one is ready. Returns whether that is under way."""
-        if self.log.failed is not None:
-            # Nothing can be written here: whoever has most of the log.
-            ready = [name for name in self.standbys if self._is_ready(name)]
-            if ready:
-                best = max(ready, key=lambda name: self.standbys[name].written)
-                self._swap(self.replica_set.elected(best))
-            return bool(ready)
         name = self.handing_over_to
-        if name is None or name not in self.replica_set.in_sync:
-            self.handing_over_to = None
+        if name is None:
+            self._handing_over_since_ns = now_ns
+        if self.log.failed is not None:
+            # Nothing can be written here, so the next primary need not have all of it.
+            name = self.successor
+        elif now_ns - self._handing_over_since_ns > self.settings.replica_timeout_ns:
+            name = self.handing_over_to = None
+        if name is None:
             return False
-        if name not in self.standbys:
-            return True
-        if self._is_ready(name) and self.standbys[name].written == self.log.position:
+        has_all = name in self.standbys and self.standbys[name].written == self.log.position
+        if self._is_ready(name) and (has_all or self.log.failed is not None):
             self._swap(self.replica_set.elected(name))
         return True
 
     def _is_ready(self, name: str) -> bool:
-        return name in self.replica_set.in_sync and self.standbys[name].is_whole
+        standby = self.standbys.get(name)
+        return standby is not None and standby.is_whole and name in self.replica_set.in_sync

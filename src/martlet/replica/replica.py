@@ -30,7 +30,7 @@ from martlet.log.epochs import EpochRange
 from martlet.log.storage import Storage
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
-from martlet.replica.note import ReplicaNote
+from martlet.replica.note import NAME, ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.replica.settings import ReplicaSettings
@@ -45,8 +45,10 @@ class ReplicaFailed(Exception):
 class ReplicaHost(PrimaryHost, Protocol):
     """What a replica asks of its process."""
 
-    def connect(self, name: str, address: str) -> None:
-        """Begin a connection to a replica; `connected` or `connect_failed` follows."""
+    def connect(self, attempt: int, name: str, address: str) -> None:
+        """Begin a connection to a replica; `connected` or `connect_failed` with the same number
+        follows.
+        """
 
     def look(self) -> None:
         """Begin to read the document and the presences; `looked` or `look_failed` follows."""
@@ -110,6 +112,8 @@ class Replica:
         self._storage = storage
         self._random = random
         self.note = ReplicaNote.load(storage)
+        if storage.read(NAME) is None:
+            self._save_note(self.note)
         if may_be_incomplete:
             self._note(replace(self.note, is_whole=False))
         self.problem = ""
@@ -122,6 +126,8 @@ class Replica:
         self._is_looking = False
         self._candidacy: ReplicaSet | None = None
         """The document that a swap under way is to write."""
+        self._asked_epoch = 0
+        """The last epoch that it asked for."""
         self._is_stale = True
         """Whether the document may have changed since the newest look, by this replica's doing."""
         self._recovery: BrokerRecovery | None = None
@@ -130,19 +136,23 @@ class Replica:
         """Until then it does not run again: it was elected, and could not begin."""
         self._stuck_since_ns = now_ns
         """When the log of this primary last took writes."""
+        self._attempt = 0
+        """The number of the last connection that was asked for."""
         self._connect_at_ns = now_ns
         self._run_at_ns: int | None = None
         """When to become a candidate; None while there is no reason to."""
 
     def _note(self, new: ReplicaNote) -> None:
         assert new.pledged >= self.note.pledged
-        if new == self.note:
-            return
+        if new != self.note:
+            self._save_note(new)
+            self.note = new
+
+    def _save_note(self, new: ReplicaNote) -> None:
         try:
             new.save(self._storage)
         except OSError as error:
             raise ReplicaFailed(f"the replica's note could not be written: {error}") from error
-        self.note = new
 
     def _note_epochs(self, epochs: Iterable[EpochRange]) -> None:
         """Write down the epochs of the log, before the segments of one can be retired."""
@@ -154,8 +164,9 @@ class Replica:
             copy = self.host.open_copy([EpochRange(*each) for each in self.note.epochs])
         except (OSError, CopyRefused) as error:
             raise ReplicaFailed(f"the log could not be opened: {error}") from error
-        if copy.damaged:
-            # A later start may not see it: a cut can make the end of the log of it.
+        known_end = max((end for _, _, end in self.note.epochs), default=0)
+        if copy.damaged or copy.end_position < known_end:
+            # Written down: a cut may make the end of the log of what is damaged.
             self._note(replace(self.note, is_whole=False))
         return copy
 
@@ -197,23 +208,29 @@ class Replica:
 
     # connections
 
-    def connected(self, link: Link, now_ns: int) -> None:
-        """The connection that `connect` began is there."""
+    def connected(self, attempt: int, link: Link, now_ns: int) -> None:
+        """The connection that `connect` began with a number is there."""
         role = self.role
-        if isinstance(role, Standby) and role.state is StandbyState.CONNECTING:
+        if self._is_awaited(attempt) and isinstance(role, Standby):
             role.connected(link)
         else:
             link.close()
 
-    def connect_failed(self, *, is_refused: bool, now_ns: int) -> None:
-        """The connection that `connect` began did not come about.
+    def _is_awaited(self, attempt: int) -> bool:
+        role = self.role
+        is_connecting = isinstance(role, Standby) and role.state is StandbyState.CONNECTING
+        return is_connecting and attempt == self._attempt
+
+    def connect_failed(self, attempt: int, *, is_refused: bool, now_ns: int) -> None:
+        """The connection that `connect` began with a number did not come about.
 
         Args:
+            attempt: the number.
             is_refused: nothing listens there, so the process is dead.
             now_ns: the time.
         """
         role = self.role
-        if isinstance(role, Standby) and role.state is StandbyState.CONNECTING:
+        if self._is_awaited(attempt) and isinstance(role, Standby):
             role.connect_failed(is_refused=is_refused)
             self._connect_at_ns = now_ns + self.settings.hasty_look_ns
 
@@ -236,14 +253,15 @@ class Replica:
     def received(self, link: Link, frame: Frame, now_ns: int) -> None:
         """A frame arrived."""
         try:
+            hello = self._read_hello(link, frame)
             if frame.kind == FrameKind.FENCED or frame.epoch > self.note.pledged:
                 self._look_soon(now_ns)
                 if frame.epoch > self.note.pledged:
                     # An epoch began of which this replica has not heard.
                     self._step_down(now_ns)
                     self._close(link, now_ns)
-            elif frame.kind == FrameKind.HELLO:
-                self._greeted(link, frame, now_ns)
+            elif hello is not None:
+                self._greeted(link, frame, hello, now_ns)
             elif frame.epoch < self.note.pledged:
                 link.send(Frame(FrameKind.FENCED, self.note.pledged))
                 self._close(link, now_ns)
@@ -261,10 +279,27 @@ class Replica:
             self.problem = str(error)
             self._close(link, now_ns, wait_ns=self.settings.look_ns)
 
-    def _greeted(self, link: Link, frame: Frame, now_ns: int) -> None:
-        hello = ReplicaGreeting.unpack(frame.body)
-        if hello.broker != self.broker:
-            raise FrameRefused(f"a replica of broker {hello.broker}; this one is {self.broker}")
+    def _read_hello(self, link: Link, frame: Frame) -> ReplicaGreeting | None:
+        """Read a HELLO; None where it is another frame. Raises FrameRefused for what comes from a
+        stranger, whose epoch must not be believed.
+        """
+        if frame.kind == FrameKind.HELLO:
+            hello = ReplicaGreeting.unpack(frame.body)
+            if hello.broker != self.broker:
+                raise FrameRefused(f"a replica of broker {hello.broker}; this one is {self.broker}")
+            return hello
+        role = self.role
+        if isinstance(role, Standby):
+            is_known = link is role.link
+        elif isinstance(role, Candidate):
+            is_known = any(link is known for known, _ in role.answers.values())
+        else:
+            is_known = any(link is standby.link for standby in role.standbys.values())
+        if not is_known:
+            raise FrameRefused(f"{frame.kind.name} of a replica that did not say HELLO")
+        return None
+
+    def _greeted(self, link: Link, frame: Frame, hello: ReplicaGreeting, now_ns: int) -> None:
         role = self.role
         if isinstance(role, Standby) or frame.epoch < role.epoch:
             # It takes this replica for the primary: the document says who is.
@@ -293,6 +328,8 @@ class Replica:
         if isinstance(role, Primary):
             role.tick(now_ns)
             self._fail_if_stuck(role, now_ns)
+        elif role.copy.failed is not None:
+            raise ReplicaFailed(role.copy.failed)
         elif isinstance(role, Standby):
             self._lose_silent(role, now_ns)
             self._connect_if_due(role, now_ns)
@@ -340,7 +377,8 @@ class Replica:
             return
         assert known.primary is not None
         role.state = StandbyState.CONNECTING
-        self.host.connect(known.primary, known.replicas[known.primary])
+        self._attempt += 1
+        self.host.connect(self._attempt, known.primary, known.replicas[known.primary])
 
     # the document
 
@@ -369,6 +407,11 @@ class Replica:
             self._begin_following(seen, now_ns)
         elif isinstance(self.role, Primary):
             self.role.looked(seen)
+        elif found.primary is None and self.name in found.in_sync:
+            # No epoch has begun, so nothing was ever acknowledged.
+            self._note(replace(self.note, is_whole=True))
+            if isinstance(self.role, Standby):
+                self.role.is_whole = True
         self._look_at_ns = now_ns + self._look_interval_ns()
 
     def _look_interval_ns(self) -> int:
@@ -387,15 +430,19 @@ class Replica:
         self._step_down(now_ns)
         role = self.role
         assert isinstance(role, Standby)
+        # On a new disk it does not know whether it has been the primary of that epoch.
+        may_begin = self.note.pledged > 0 or found.epoch == self._asked_epoch
         self._note(replace(self.note, pledged=found.epoch))
         if role.link is not None:
             role.link.send(Frame(FrameKind.FENCED, found.epoch))
             role.link.close()
         self._run_at_ns = None
+        self._attempt += 1  # What a connection to the primary before comes to does not count.
         self._connect_at_ns = now_ns
-        if found.primary == self.name and role.copy.failed is None:
+        if found.primary == self.name and may_begin and role.copy.failed is None:
             self.role = Candidate(
                 self.name, self.broker, found, seen.version, role.copy, self._open_copy,
+                self._note_epochs,
                 self.note.is_whole, role.floor, now_ns,
             )  # fmt: skip
             self._recovery = role.recovery
@@ -427,7 +474,7 @@ class Replica:
             return
         copy = role.copy
         recovery = self._recovery
-        if recovery is None or not recovery.is_usable or recovery.position > copy.end_position:
+        if recovery is None or not recovery.is_usable_for(copy):
             recovery = self.host.recover(copy)
         self._recovery = None
         self._note(replace(self.note, is_whole=True))
@@ -463,6 +510,7 @@ class Replica:
             return
         assert seen.replica_set is not None
         self._candidacy = seen.replica_set.elected(self.name)
+        self._asked_epoch = self._candidacy.epoch
         self._run_at_ns = None
         self._is_stale = True
         self.host.swap(self._candidacy, seen.version)

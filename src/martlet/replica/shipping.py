@@ -67,7 +67,7 @@ class LogSender:
         self._segment: Segment | None = None
         if base != NO_SEGMENT:
             segment = log.following(base)
-            if segment is None or segment.base != base:
+            if segment is None or segment.base != base or position < base:
                 raise SegmentRemoved(f"there is no segment at {base}")
             self._segment = segment
         self.unacknowledged_bytes = 0

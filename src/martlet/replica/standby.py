@@ -132,15 +132,18 @@ class Standby:
             self.heard_ns = now_ns
             self._welcomed(frame)
         elif frame.kind == FrameKind.FETCH:
+            self.heard_ns = now_ns
             try:
                 self._sender = LogSender(self.copy, frame.position, frame.second)
             except SegmentRemoved as error:
                 raise ConnectAgain(str(error)) from error
         elif frame.kind == FrameKind.REPAIR:
+            self.heard_ns = now_ns
             try:
                 self._send(piece(self.copy, frame))
-            except SegmentRemoved as error:
-                raise ConnectAgain(str(error)) from error
+            except SegmentRemoved:
+                # The candidate has the segment; where all others have removed it, none needs it.
+                self._send(Frame(FrameKind.PIECE, self.epoch, frame.position, frame.second))
         else:
             raise FrameRefused(f"{frame.kind.name} before WELCOME")
 
@@ -169,6 +172,7 @@ class Standby:
             if frame.body:
                 self.copy.repair(frame.position, bytes(frame.body))
                 self.copy, self.recovery = self.reopen(), None
+                self.is_whole = self.is_whole and not self.copy.damaged
                 raise ConnectAgain("a damaged range was repaired")
         elif frame.kind != FrameKind.BEAT:
             raise FrameRefused(f"{frame.kind.name} to a standby")
@@ -214,11 +218,11 @@ class Standby:
     @property
     def _damaged_here(self) -> list[tuple[int, int]]:
         """The damaged ranges that the primary's log has undamaged."""
-        return [
-            (start, end)
-            for start, end in self.copy.damaged
-            if not any(first <= start and end <= stop for first, stop in self._damaged_there)
-        ]
+        left = list(self.copy.damaged)
+        for first, stop in self._damaged_there:
+            pieces = [((start, min(end, first)), (max(start, stop), end)) for start, end in left]
+            left = [(start, end) for pair in pieces for start, end in pair if start < end]
+        return left
 
     @property
     def _is_complete(self) -> bool:

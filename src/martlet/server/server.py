@@ -91,7 +91,8 @@ class Server:
         self.log.info("NSQ: closing topics")
         with suppress(WritesRefused):
             self.broker.write_journal()
-        await self.flusher.checkpoint()
+        if self.broker.unconfirmed is None:  # Else it would wait for replicas.
+            await self.flusher.checkpoint()
         self.log.info("NSQ: stopping subsystems")
         self.flusher.close()
         self.folder.storage.close()

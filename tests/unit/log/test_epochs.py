@@ -61,7 +61,7 @@ def test_epochs_outlive_their_segments() -> None:
     found.add(5, 8192, 8300)
     # 2 and 4 were retired, the end of 3 too; 5 and 6 were cut, or lost with the power.
     found.remember(
-        epochs((2, 0, 4000), (3, 4040, 5000), (4, 5200, 9000), (5, 8192, 9000), (6, 9000, 9080))
+        epochs((2, 0, 4000), (3, 4040, 5000), (4, 5200, 8192), (5, 8192, 9000), (6, 9000, 9080))
     )
     assert found.ranges == epochs((2, 0, 4000), (3, 4040, 5000), (4, 5200, 8192), (5, 8192, 8300))
 

@@ -225,6 +225,32 @@ def test_a_hand_over_waits_for_the_whole_log() -> None:
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.primary, wanted.epoch) == ("b", 6)
+    host.primary.swapped(wanted, 8)
+    host.wait(0)
+    assert len(host.swaps) == 1, "its epoch is over"
+
+
+def test_a_hand_over_to_one_that_is_gone_is_given_up() -> None:
+    host = Host("abc", "abc", min_in_sync=2)
+    host.join("b", "c")
+    host.acknowledge("b", 0)
+    host.acknowledge("c", host.log.position)
+    host.primary.hand_over("b")
+    host.primary.disconnected(host.links["b"], 0)
+    host.wait(0)
+    for _ in range(5):
+        host.acknowledge("c", host.log.position)
+        host.wait(1)
+    assert host.primary.handing_over_to is None
+    assert host.swaps[-1][0].in_sync == frozenset("ac")
+
+
+def test_a_replica_may_fetch_only_from_where_the_logs_are_the_same() -> None:
+    host = Host("ab", "ab", min_in_sync=2)
+    link = FakeLink()
+    host.primary.greeted(link, ReplicaGreeting("id", "b", [], []), 0)
+    with pytest.raises(FrameRefused, match="b asks for 80, and its log is this one's up to 0"):
+        host.primary.received(link, Frame(FrameKind.FETCH, 5, 80, 0), 0)
 
 
 def test_a_primary_whose_disk_failed_hands_over() -> None:

@@ -128,6 +128,10 @@ class BrokerRecovery:
         """
         return self._copy is None or self._copy.gap_count == self._gap_count
 
+    def is_usable_for(self, copy: CopiedLog) -> bool:
+        """Whether the state can go on with a copied log, which may have been opened again."""
+        return copy is self._copy and self.is_usable and self.position <= copy.end_position
+
     def follow(self, position: int) -> None:
         """Take in the copied log up to a position."""
         assert self._copy is not None and self.is_usable

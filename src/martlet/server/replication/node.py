@@ -51,6 +51,8 @@ TICK_S = 0.02
 """How often time passes for a replica, in seconds."""
 ANNOUNCE_S = 1.0
 """How often a replica renews its presence, in seconds."""
+_HAND_OVER_S = 2.0
+"""How long a primary that stops waits for its successor, in seconds."""
 _BOOT = "boot"
 """The file with the boot of the machine in which the replica last ran; blank after a clean stop."""
 
@@ -103,6 +105,8 @@ class ReplicaNode:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk = ThreadPoolExecutor(1, "martlet-replica-disk")
+        self._said = ""
+        self._is_stopping = False
         self._is_flushing = False
         self._is_saving = False
         self._listener: asyncio.Server | None = None
@@ -125,9 +129,22 @@ class ReplicaNode:
             await self._close()
 
     def stop(self) -> None:
-        """Make `run` return."""
-        if not self._ended.done():
+        """Make `run` return; a primary first hands over to a standby, if one is in sync."""
+        if self._ended.done():
+            return
+        primary = self.replica.primary if hasattr(self, "replica") else None
+        successor = primary.successor if primary is not None else None
+        if primary is None or successor is None or self._is_stopping:
             self._ended.set_result(None)
+            return
+        self._is_stopping = True
+        self.log.info("REPLICA: %s hands over to %s", self.node.name, successor)
+        primary.log.refuse_writes(
+            f"replica {self.node.name} stops, and {successor} goes on: publish to that one"
+        )
+        primary.hand_over(successor)
+        self._loop.call_later(_HAND_OVER_S, self.stop)
+        self._tick()
 
     async def _start(self) -> None:
         options = self.options
@@ -183,7 +200,8 @@ class ReplicaNode:
         try:
             step()
         except ReplicaFailed as error:
-            self._ended.set_exception(error)
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     def _run(self, coroutine: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -211,12 +229,23 @@ class ReplicaNode:
 
     def _end_turn(self) -> None:
         self._do(lambda: self.replica.end_turn(self._now_ns()))
+        self._report()
         if self.node.settings.flush_sync:
             # What is appended outside of a tick of the server is to be confirmed, too.
             if self.server is not None:
                 self.server.flusher.flush()
             self._flush_standby()
         self._save_standby()
+
+    def _report(self) -> None:
+        """Log what this replica has become, and what hinders it."""
+        role = self.replica.role
+        said = f"{type(role).__name__.lower()} in epoch {role.epoch}"
+        if self.replica.problem:
+            said += f": {self.replica.problem}"
+        if said != self._said:
+            self._said = said
+            self.log.info("REPLICA: %s is %s", self.node.name, said)
 
     async def _announce(self) -> None:
         presence = replace(
@@ -252,7 +281,7 @@ class ReplicaNode:
 
     # ReplicaHost
 
-    def connect(self, name: str, address: str) -> None:
+    def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection to a replica."""
 
         async def begin() -> None:
@@ -261,10 +290,12 @@ class ReplicaNode:
             except OSError as error:
                 refused = isinstance(error, ConnectionRefusedError)
                 self._do(
-                    lambda: self.replica.connect_failed(is_refused=refused, now_ns=self._now_ns())
+                    lambda: self.replica.connect_failed(
+                        attempt, is_refused=refused, now_ns=self._now_ns()
+                    )
                 )
                 return
-            self._do(lambda: self.replica.connected(link, self._now_ns()))
+            self._do(lambda: self.replica.connected(attempt, link, self._now_ns()))
 
         self._run(begin())
 
@@ -300,6 +331,8 @@ class ReplicaNode:
     def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
         """Open the log as a copy. Raises SteppedDown where a broker has it."""
         if self.server is not None:
+            if self._is_stopping and not self._ended.done():
+                self._ended.set_result(None)
             raise SteppedDown("another replica is primary")
         copy, report = open_copy(self.folder.storage, epochs=epochs)
         for damage in report.damaged:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import sqlite3
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.etcd import running_etcd
 
 from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet
 from martlet.server.metadata.etcd_store import EtcdStore
@@ -25,31 +23,9 @@ FIRST = ReplicaSet.first("a", {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153"})
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A member of etcd, of Debian's etcd-server or any other; its address."""
-    program = os.environ.get("MARTLET_ETCD") or shutil.which("etcd")
-    if program is None:
-        pytest.skip("no etcd on PATH, and MARTLET_ETCD names none")
-    folder = tmp_path_factory.mktemp("etcd")
-    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                program,
-                f"--data-dir={folder / 'data'}",
-                f"--listen-client-urls={client}",
-                f"--advertise-client-urls={client}",
-                f"--listen-peer-urls={peer}",
-                f"--initial-advertise-peer-urls={peer}",
-                f"--initial-cluster=default={peer}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield client.removeprefix("http://")
-    finally:
-        process.kill()
-        process.wait()
+    """The address of an etcd."""
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as (address, _):
+        yield address
 
 
 @pytest.fixture(params=["sqlite", "etcd"])
