@@ -72,3 +72,12 @@ def test_as_many_epochs_are_remembered_as_fit() -> None:
     found.remember([EpochRange(epoch, epoch * 8, epoch * 8 + 8) for epoch in range(1, 100)])
     assert len(found.ranges) == MAX_EPOCHS
     assert found.last == 1000
+
+
+def test_what_was_cut_off_is_not_remembered() -> None:
+    """The records of another epoch are in its place."""
+    found = Epochs()
+    found.add(3, 0, 352)
+    found.add(5, 352, 500)
+    found.remember(epochs((3, 0, 176), (4, 176, 352)))
+    assert found.ranges == epochs((3, 0, 352), (5, 352, 500))

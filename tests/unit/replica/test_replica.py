@@ -1,0 +1,231 @@
+"""A replica and its process: what it asks for, and what it believes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.unit.replica.test_primary import FakeLink
+
+from martlet.broker.recovery.restore import BrokerRecovery, promote
+from martlet.log.commit_log import CommitLog
+from martlet.log.copy import CopiedLog, open_copy
+from martlet.log.epochs import EpochRange
+from martlet.replica.candidate import Candidate
+from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
+from martlet.replica.note import ReplicaNote
+from martlet.replica.primary import Primary
+from martlet.replica.replica import Replica, ReplicaFailed
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.replica.settings import ReplicaSettings
+from martlet.replica.standby import Standby, StandbyState
+from martlet.testing import SimulatedClock, SimulatedStorage
+
+SEGMENT_BYTES = 4096
+SECOND_NS = 10**9
+FIRST = ReplicaSet.first("a", dict.fromkeys("abc", "10.0.0.1:4153"))
+ALL = FIRST.elected("a").with_in_sync(frozenset("abc"))
+
+
+class FakeHost:
+    """A process that remembers what it was asked for."""
+
+    def __init__(self, name: str, storage: SimulatedStorage | None = None) -> None:
+        self.storage = storage or SimulatedStorage(Random(1))
+        self.connects: list[tuple[int, str]] = []
+        self.swaps: list[tuple[ReplicaSet, int]] = []
+        self.confirmed_position = 0
+        self.now_ns = 0
+        self.replica = Replica(name, "id", self.storage, self, Random(1), ReplicaSettings(), 0)
+
+    def connect(self, attempt: int, name: str, address: str) -> None:
+        self.connects.append((attempt, name))
+
+    def look(self) -> None: ...
+
+    def swap(self, replica_set: ReplicaSet, version: int) -> None:
+        self.swaps.append((replica_set, version))
+
+    def confirmed(self, position: int) -> None:
+        self.confirmed_position = position
+
+    def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
+        return open_copy(self.storage, epochs=epochs)[0]
+
+    def recover(self, copy: CopiedLog) -> BrokerRecovery:
+        return BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+
+    def promote(
+        self, copy: CopiedLog, recovery: BrokerRecovery, epoch: int, confirmed: int
+    ) -> CommitLog:
+        broker, _ = promote(
+            copy, recovery, epoch, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES
+        )
+        broker.await_confirmation(confirmed)
+        return broker.log
+
+    def sees(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
+        self.replica.looked(Seen(found, version, presences), self.now_ns)
+
+    def wait(self, seconds: float) -> None:
+        self.now_ns += int(seconds * SECOND_NS)
+        self.replica.tick(self.now_ns)
+
+    @property
+    def standby(self) -> Standby:
+        assert isinstance(self.replica.role, Standby)
+        return self.replica.role
+
+
+def primary() -> FakeHost:
+    """The first replica of a set, as primary of epoch 1."""
+    host = FakeHost("a")
+    host.sees(FIRST)
+    host.wait(0)
+    host.wait(0.2)
+    ((wanted, version),) = host.swaps
+    host.replica.swapped(wanted, version + 1, host.now_ns)
+    host.sees(wanted, version + 1)
+    assert isinstance(host.replica.role, Primary)
+    return host
+
+
+def test_the_first_replica_elects_itself() -> None:
+    host = primary()
+    assert host.replica.note == ReplicaNote(1, True, ())
+    assert ReplicaNote.load(host.storage).pledged == 1
+
+
+def test_a_new_process_never_resumes_an_epoch() -> None:
+    host = primary()
+    again = FakeHost("a", host.storage.crash())
+    again.sees(FIRST.elected("a"), 2)
+    assert isinstance(again.replica.role, Standby)
+    again.wait(0)
+    again.wait(0.2)
+    assert again.swaps[0][0].epoch == 2
+
+
+def test_nor_does_one_whose_disk_was_replaced() -> None:
+    again = FakeHost("a")
+    again.sees(ALL, 2)
+    assert isinstance(again.replica.role, Standby)
+    assert again.replica.note == ReplicaNote(1, False, ())
+
+
+def test_a_replica_without_a_note_may_have_had_another_disk() -> None:
+    host = FakeHost("b")
+    host.sees(ALL)
+    assert not host.replica.note.is_whole
+    assert not host.replica.presence(0).is_whole
+    host.wait(0)
+    link = FakeLink()
+    host.replica.connected(host.connects[0][0], link, 0)
+    assert not ReplicaGreeting.unpack(link.sent[0].body).is_whole
+
+
+def test_a_refused_connection_to_an_older_primary_says_nothing_of_the_new_one() -> None:
+    host = FakeHost("c")
+    host.sees(ALL)
+    host.wait(0)
+    ((old, _),) = host.connects
+    host.sees(ALL.elected("b"), 2)
+    host.wait(0)
+    new, name = host.connects[-1]
+    assert (name, new > old) == ("b", True)
+    host.replica.connect_failed(old, is_refused=True, now_ns=0)
+    assert host.standby.state is StandbyState.CONNECTING
+    stale, good = FakeLink(), FakeLink()
+    host.replica.connected(old, stale, 0)
+    assert stale.is_closed
+    host.replica.connected(new, good, 0)
+    assert not good.is_closed
+    assert good.kinds == [FrameKind.HELLO]
+    host.wait(1)
+    assert host.swaps == []
+
+
+def test_a_dead_primary_is_replaced_at_once_and_a_silent_one_when_it_is_gone() -> None:
+    host = FakeHost("b")
+    host.sees(ALL, a=Presence())
+    host.wait(0)
+    host.replica.connect_failed(host.connects[0][0], is_refused=False, now_ns=host.now_ns)
+    host.wait(3)
+    host.wait(0.2)
+    assert host.swaps == [], "it is alive"
+    host.replica.connect_failed(host.connects[-1][0], is_refused=True, now_ns=host.now_ns)
+    host.wait(0)
+    host.wait(0.2)
+    ((wanted, _),) = host.swaps
+    assert (wanted.primary, wanted.epoch) == ("b", 2)
+
+
+def test_frames_of_strangers_depose_nobody() -> None:
+    host = primary()
+    stranger = FakeLink()
+    hello = ReplicaGreeting("another broker", "b", [], []).pack()
+    host.replica.received(stranger, Frame(FrameKind.HELLO, 99, body=hello), 0)
+    assert stranger.is_closed
+    for kind in set(FrameKind) - {FrameKind.HELLO}:
+        stranger = FakeLink()
+        host.replica.received(stranger, Frame(kind, 99), 0)
+        assert stranger.is_closed
+    assert isinstance(host.replica.role, Primary)
+    deep = Frame(FrameKind.HELLO, 99, body=b"[" * 100_000)
+    host.replica.received(FakeLink(), deep, 0)
+    assert isinstance(host.replica.role, Primary)
+
+
+def test_a_primary_steps_down_for_a_replica_of_a_later_epoch() -> None:
+    host = primary()
+    hello = ReplicaGreeting("id", "b", [], []).pack()
+    host.replica.received(FakeLink(), Frame(FrameKind.HELLO, 2, body=hello), 0)
+    assert isinstance(host.replica.role, Standby)
+
+
+def test_a_fetch_below_its_segment_is_refused() -> None:
+    host = primary()
+    link = FakeLink()
+    hello = ReplicaGreeting("id", "b", [], []).pack()
+    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), 0)
+    assert link.kinds == [FrameKind.WELCOME]
+    role = host.replica.role
+    assert isinstance(role, Primary)
+    last = role.log.segments[-1].base
+    host.replica.received(link, Frame(FrameKind.FETCH, 1, 0, last + 8), 0)
+    assert link.is_closed
+    host.replica.end_turn(0)
+
+
+def test_a_candidate_writes_down_what_it_cut_before_it_fetches() -> None:
+    """Else a later start would believe that the cut epoch is still there."""
+    host = primary()
+    storage = host.storage.crash()
+    note = replace(ReplicaNote.load(storage), pledged=4, epochs=((1, 0, 1 << 20),))
+    note.save(storage)
+    again = FakeHost("a", storage)
+    again.sees(replace(ALL, epoch=5, primary="a"), 9)
+    assert isinstance(again.replica.role, Candidate)
+    copy = again.replica.role.copy
+    (mine,) = copy.epochs.ranges
+    header, _ = next(copy.records(mine.start, mine.end))
+    end = header.next_position
+    assert mine.start < end < mine.end
+    link = FakeLink()
+    theirs = [EpochRange(1, mine.start, end), EpochRange(4, 8192, 9000)]
+    segments = [(base, SEGMENT_BYTES) for base in (0, 4096, 8192)]
+    hello = ReplicaGreeting("id", "b", theirs, segments).pack()
+    again.replica.received(link, Frame(FrameKind.HELLO, 5, body=hello), 0)
+    hello = ReplicaGreeting("id", "c", [], []).pack()
+    again.replica.received(FakeLink(), Frame(FrameKind.HELLO, 5, body=hello), 0)
+    assert link.kinds == [FrameKind.FETCH]
+    assert ReplicaNote.load(storage).epochs == ((1, mine.start, end),)
+
+
+def test_a_replica_whose_disk_fails_ends() -> None:
+    host = FakeHost("b")
+    host.standby.copy.flush_failed(OSError("Input/output error"))
+    with pytest.raises(ReplicaFailed, match="flushing the log failed"):
+        host.wait(1)
