@@ -313,9 +313,11 @@ class Replica:
 
     def _close(self, link: Link, now_ns: int, wait_ns: int = 0) -> None:
         """End a connection, and greet anew after a wait, if it is the one to the primary."""
+        is_to_primary = isinstance(self.role, Standby) and link is self.role.link
         link.close()
         self.disconnected(link, now_ns)
-        self._connect_at_ns = now_ns + wait_ns
+        if is_to_primary:
+            self._connect_at_ns = now_ns + wait_ns
 
     # time
 
@@ -346,8 +348,11 @@ class Replica:
         """Send what is to be sent: data, or acknowledgements."""
         role = self.role
         if isinstance(role, Primary):
+            self.problem = ""
             role.send(now_ns)
         elif isinstance(role, Standby):
+            if role.state is StandbyState.FOLLOWING:
+                self.problem = ""
             try:
                 role.end_turn()
                 self._floor = max(self._floor, role.floor)
@@ -400,8 +405,7 @@ class Replica:
         elif found.epoch < self.note.pledged:
             self.problem = (
                 f"the metadata store is at epoch {found.epoch}, and this replica has pledged to"
-                f" {self.note.pledged}: it is an old state of the store; use `martlet replicas"
-                " recreate`"
+                f" {self.note.pledged}: it is an old state of the store, as of a backup"
             )
         elif found.epoch > self.note.pledged:
             self._begin_following(seen, now_ns)
