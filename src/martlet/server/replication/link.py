@@ -11,12 +11,20 @@ from typing import Protocol, cast
 
 from martlet.replica.frames import Frame, FrameReader, FrameRefused
 
+MAX_LINKS = 64
+"""The maximum of connections from and to other replicas."""
 _CONNECT_S = 1.0
 """How long a connection may take to come about, in seconds."""
 
 
 class LinkOwner(Protocol):
-    """The process at one end of the connections."""
+    """The process at one end of the connections.
+
+    Attributes:
+        links: the open ones.
+    """
+
+    links: set[ReplicaLink]
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
@@ -42,6 +50,12 @@ class ReplicaLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
+        if len(self._owner.links) >= MAX_LINKS:
+            self._log.warning("REPLICA: more than %d connections of replicas", MAX_LINKS)
+            self.is_closed = True
+            transport.close()
+            return
+        self._owner.links.add(self)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it.
         connected = transport.get_extra_info("socket")
         if connected is not None:
@@ -61,6 +75,7 @@ class ReplicaLink(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
+        self._owner.links.discard(self)
         if not self.is_closed:
             self.is_closed = True
             self._owner.link_lost(self)

@@ -19,6 +19,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -110,7 +111,7 @@ class ReplicaNode:
         self._is_flushing = False
         self._is_saving = False
         self._listener: asyncio.Server | None = None
-        self._links: set[ReplicaLink] = set()
+        self.links: set[ReplicaLink] = set()
         self.folder: DataFolder
         self.replica: Replica
 
@@ -181,14 +182,30 @@ class ReplicaNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
-        for link in list(self._links):
+        for link in list(self.links):
             link.close()
         server, self.server = self.server, None
         self._disk.shutdown()
         if server is not None:
             await server.abandon()
+        if self._ended.done() and self._ended.exception() is None:
+            await self._loop.run_in_executor(None, self._note_clean_stop)
         if hasattr(self, "folder"):
             self.folder.storage.close()
+
+    def _note_clean_stop(self) -> None:
+        """Flush the log, and note that the next start finds all of it whatever happens to the
+        machine meanwhile.
+        """
+        role = self.replica.role
+        log = role.log if isinstance(role, Primary) else role.copy
+        if log.failed is not None:
+            return
+        try:
+            log.flush_job().run()
+            self.folder.storage.replace(_BOOT, b"")
+        except OSError as error:
+            self.log.error("LOG: flushing it at the end failed: %s", error)
 
     def _now_ns(self) -> int:
         return int(self._loop.time() * 1e9)
@@ -261,9 +278,7 @@ class ReplicaNode:
     # links
 
     def _link(self) -> ReplicaLink:
-        link = ReplicaLink(self, self.log)
-        self._links.add(link)
-        return link
+        return ReplicaLink(self, self.log)
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
@@ -275,7 +290,6 @@ class ReplicaNode:
 
     def link_lost(self, link: ReplicaLink) -> None:
         """A connection ended."""
-        self._links.discard(link)
         if hasattr(self, "replica"):
             self._do(lambda: self.replica.disconnected(link, self._now_ns()))
 
@@ -348,20 +362,22 @@ class ReplicaNode:
     ) -> CommitLog:
         """Begin an epoch. Raises OSError and WritesRefused."""
         tls = server_context(self.options)
-        listeners = Listeners(self.options, tls, self.log)
         clock = Clock()
-        broker, restored = promote(
-            copy,
-            recovery,
-            epoch,
-            clock,
-            random.SystemRandom(),
-            segment_bytes=self.options.segment_bytes,
-            **broker_settings(self.options, self.log),
-        )
-        if not restored.has_begun:
-            listeners.close()
-            raise WritesRefused("; ".join(restored.notes))
+        with ExitStack() as undo:
+            listeners = Listeners(self.options, tls, self.log)
+            undo.callback(listeners.close)
+            broker, restored = promote(
+                copy,
+                recovery,
+                epoch,
+                clock,
+                random.SystemRandom(),
+                segment_bytes=self.options.segment_bytes,
+                **broker_settings(self.options, self.log),
+            )
+            if not restored.has_begun:
+                raise WritesRefused("; ".join(restored.notes))
+            undo.pop_all()
         log_recovery(self.folder.path, broker, restored, self.log)
         broker.await_confirmation(min(confirmed, broker.log.position))
         self.server = server = assemble_server(
