@@ -107,6 +107,7 @@ class ReplicaNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk = ThreadPoolExecutor(1, "martlet-replica-disk")
         self._said = ""
+        self._is_started = False
         self._is_stopping = False
         self._is_flushing = False
         self._is_saving = False
@@ -401,9 +402,13 @@ class ReplicaNode:
         server.broker.confirm(position)
         server.commits.answer()
         server.flusher.confirmed()
-        if not self.is_serving.is_set():
-            self.is_serving.set()
-            self._run(server.start())
+        if not self._is_started:
+            self._is_started = True
+            self._run(self._serve(server))
+
+    async def _serve(self, server: Server) -> None:
+        await server.start()
+        self.is_serving.set()
 
     def _log_moved(self) -> None:
         """The log of the primary has grown, or has become durable."""

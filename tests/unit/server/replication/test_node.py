@@ -48,12 +48,7 @@ async def running(folder: Path, broker_id: str = "broker-1") -> AsyncIterator[Re
 
 async def publish(node: ReplicaNode, body: bytes) -> None:
     assert node.server is not None
-    for _ in range(100):
-        try:
-            wire = await Wire.open(node.server.tcp_address)
-            break
-        except OSError:
-            await asyncio.sleep(0.01)  # It begins to listen in this moment.
+    wire = await Wire.open(node.server.tcp_address)
     wire.send(mpub("t", [body]))
     await wire.ok()
     wire.writer.close()
