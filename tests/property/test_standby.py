@@ -92,6 +92,9 @@ class FailoverMachine(BrokerMachine):
             assert checkpoint.position <= self.copy.durable_position
             checkpoint.save(self.copy.storage)
             self.recovery.saved(checkpoint)
+            kept = {topic.index.name for topic in self.recovery._state.topics.values()}
+            files = {f"index/{name}" for name in self.copy.storage.names("index")}
+            assert files <= kept | checkpoint.indexes.keys()
 
     @rule(power=st.booleans())
     def restart_standby(self, power: bool) -> None:

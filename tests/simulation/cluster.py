@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from random import Random
 
 from tests.simulation.metadata_store import MetadataStore
 from tests.simulation.network import MILLISECOND_NS, End
-from tests.simulation.node import SEGMENT_BYTES, Node
+from tests.simulation.node import BROKER, SEGMENT_BYTES, Node
 from tests.simulation.oracle import Broken, Oracle
 
 from martlet.replica.primary import Primary
@@ -53,6 +53,7 @@ class Faults:
     flush_error: float = 1
     reset: float = 3
     hand_over: float = 1
+    remove: float = 1
     power_all: float = 1
     slow: float = 1
     write_error: float = 1
@@ -108,8 +109,12 @@ class Cluster:
             min_in_sync = shape.choice(least)
         self.store = MetadataStore(
             self,
-            ReplicaSet.first("a", dict.fromkeys(names, "simulated"), min_in_sync=min_in_sync),
+            ReplicaSet.first(
+                "a", dict.fromkeys(names, "simulated"), broker=BROKER, min_in_sync=min_in_sync
+            ),
         )
+        self.wanted_copies = self.store.replica_set.wanted_copies
+        self.min_in_sync = self.store.replica_set.min_in_sync
         self.nodes = {name: Node(self, name) for name in names}
         self.ends: list[End] = []
         self.is_calm = False
@@ -330,11 +335,34 @@ class Cluster:
             self.after(length_ns, node.start)
 
     def _hand_over(self, node: Node, length_ns: int) -> None:
-        for each in self.nodes.values():
-            if each.life is not None and isinstance(each.replica.role, Primary):
-                primary = each.replica.role
-                if node.name in primary.replica_set.in_sync and node is not each:
-                    primary.hand_over(node.name)
+        """An operator asks for another primary."""
+        known = self.store.replica_set
+        if node.name in known.replicas:
+            self.store.change(known.asked_to_hand_over(node.name))
+
+    def _remove(self, node: Node, length_ns: int) -> None:
+        """An operator removes a replica, and adds it again after a while."""
+        known = self.store.replica_set
+        if len(known.replicas) < 3 or node.name == known.primary:
+            return
+        if node.name in known.replicas and node.name not in known.leaving:
+            self.store.change(known.asked_to_remove(node.name))
+            self.after(length_ns, lambda: self._end_removal(node, length_ns))
+
+    def _end_removal(self, node: Node, length_ns: int) -> None:
+        known = self.store.replica_set
+        if node.name not in known.in_sync and node.name != known.primary:
+            self.store.change(known.without_replica(node.name))
+        else:  # It is not out yet, and stays.
+            self.store.change(replace(known, leaving=known.leaving - {node.name}))
+        self.after(length_ns, lambda: self._add(node))
+
+    def _add(self, node: Node) -> None:
+        known = self.store.replica_set
+        if node.name not in known.replicas:
+            wanted = min(self.wanted_copies, len(known.replicas) + 1)
+            more = replace(known.with_replica(node.name, "simulated"), wanted_copies=wanted)
+            self.store.change(replace(more, min_in_sync=min(self.min_in_sync, len(more.replicas))))
 
     def _flip(self, node: Node) -> None:
         """A bit of a stopped node's log flips, while all other nodes are well."""
@@ -363,6 +391,11 @@ class Cluster:
         self._store_cuts.clear()
         self._slow_nodes.clear()
         self.store.is_away = False
+        known = self.store.replica_set
+        if known.leaving:
+            self.store.change(replace(known, leaving=frozenset()))
+        for node in self.nodes.values():
+            self._add(node)
         for node in self.nodes.values():
             node.storage.capacity_bytes = None
             node.storage.flush_error = node.storage.write_error = None

@@ -74,11 +74,7 @@ class MetadataStore:
         def apply() -> int | None:
             if version != self.version:
                 return None
-            new = ReplicaSet.unpack(document)
-            self.cluster.oracle.replica_set_changed(self.replica_set, new)
-            self._older.append((self.replica_set, self.version))
-            self.replica_set = new
-            self.version += 1
+            self.change(ReplicaSet.unpack(document))
             return self.version
 
         def arrive() -> None:
@@ -96,6 +92,13 @@ class MetadataStore:
             self.cluster.after(self._trip_ns(), lambda: answer(outcome))
 
         self.cluster.after(self._trip_ns(), arrive)
+
+    def change(self, new: ReplicaSet) -> None:
+        """Write a document, as a swap that is applied or as an operator."""
+        self.cluster.oracle.replica_set_changed(self.replica_set, new)
+        self._older.append((self.replica_set, self.version))
+        self.replica_set = new
+        self.version += 1
 
     def announce(self, name: str, presence: Presence) -> None:
         """Renew a presence."""

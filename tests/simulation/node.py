@@ -12,6 +12,7 @@ from tests.unit.broker.core import Client
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import NotInFlight, WritesRefused
+from martlet.broker.queue.stored_queue import StoredQueue
 from martlet.broker.recovery.restore import BrokerRecovery, promote
 from martlet.broker.retention.checkpoint import CheckpointJob, begin_checkpoint, end_checkpoint
 from martlet.log.commit_log import CommitLog
@@ -29,6 +30,7 @@ from martlet.testing import SimulatedStorage
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
+BROKER = "broker-1"
 SEGMENT_BYTES = 4096
 TOPICS = ("a", "b")
 TICK_NS = 20 * MILLISECOND_NS
@@ -55,6 +57,8 @@ class Node:
         self.clients: list[Client] = []
         self.checked_position = 0
         """The oracle has compared the log up to here."""
+        self.shown: dict[int, tuple[StoredQueue, int]] = {}
+        """By the number of a topic: how far the oracle has checked what a standby shows of it."""
         self.was_cut_off_power = False
         self._files: tuple[Life | None, dict[int, bytearray]] = (None, {})
         """The segments that were there, and in whose time."""
@@ -73,7 +77,7 @@ class Node:
         try:
             self.replica = Replica(
                 self.name,
-                "broker-1",
+                BROKER,
                 self.storage,
                 self,
                 self.cluster.random,
@@ -388,10 +392,13 @@ class Node:
         self._later(self.cluster.random.randrange(20 * MILLISECOND_NS), flushed)
 
     def _check_standby(self) -> None:
-        """What a standby has taken in is what the primary had confirmed."""
+        """What a standby has taken in, and shows, is what the primary had confirmed."""
         role = self.replica.role
         if isinstance(role, Standby) and role.recovery is not None and role.recovery.is_usable:
-            self.cluster.oracle.followed(self, role.copy, role.recovery.position)
+            recovery = role.recovery
+            self.cluster.oracle.followed(self, role.copy, recovery.position)
+            if recovery.is_usable_for(role.copy) and recovery.is_confirmed(role.floor):
+                self.cluster.oracle.shown(self, recovery)
 
     def _check_segments(self) -> None:
         """No segment goes before the confirmed log says so."""

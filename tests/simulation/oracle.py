@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
     from martlet.broker.broker import BrokerCore
+    from martlet.broker.queue.log_view import LogView
     from martlet.replica.replica_set import ReplicaSet
 
 
@@ -87,6 +88,25 @@ class Oracle:
                 raise Broken(f"{node.name} has taken in {position}, which is not confirmed")
             self._compare(node, log, node.checked_position, position)
             node.checked_position = position
+
+    def shown(self, node: Node, view: LogView) -> None:
+        """A standby shows a log and its topics to readers."""
+        for topic in view.all_topics():
+            queue = topic.queue
+            known, checked = node.shown.get(topic.id, (None, 0))
+            start = checked if known is queue else 0
+            if queue.visible_end < start:
+                raise Broken(f"{node.name} takes back {topic.name} from {queue.visible_end} on")
+            for row in queue.index.rows(queue.index.find(start), queue.index.end_row):
+                record = view.log.view(row.position, row.length)
+                if record is None:
+                    continue  # Retired.
+                header, _ = read_record(record, 0, row.position)
+                if (header.topic, header.first_offset) != (topic.id, row.first_offset):
+                    raise Broken(f"{node.name} shows another record in place of {row}")
+                if header.next_position > min(self.end_position, view.visible_position):
+                    raise Broken(f"{node.name} shows {row}, which is not confirmed")
+            node.shown[topic.id] = queue, queue.visible_end
 
     def removed(self, node: Node, files: dict[int, bytearray]) -> None:
         """A node has removed segments with these bytes."""

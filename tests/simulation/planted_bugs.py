@@ -18,7 +18,7 @@ from tests.unit.log import test_copy
 from tests.unit.replica import test_confirmation, test_primary
 
 from martlet.broker.broker import BrokerCore
-from martlet.broker.recovery.restore import promote
+from martlet.broker.recovery.restore import BrokerRecovery, promote
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.log import copy as copy_module
 from martlet.log import cut
@@ -245,6 +245,10 @@ def seen_before_it_is_confirmed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BrokerCore, "stored", stored)
 
 
+def shown_by_a_standby_before_it_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BrokerRecovery, "is_confirmed", lambda self, position: True)
+
+
 def offsets_from_the_confirmed_end(patch: pytest.MonkeyPatch) -> None:
     """RocketMQ #7689."""
 
@@ -298,5 +302,8 @@ PLANTED_BUGS = {
     ),
     "end of segment acknowledged": PlantedBug(end_of_segment_acknowledged, KILLS),
     "seen before it is confirmed": PlantedBug(seen_before_it_is_confirmed, NETWORK),
+    "shown by a standby before it is confirmed": PlantedBug(
+        shown_by_a_standby_before_it_is_confirmed, NETWORK
+    ),
     "offsets from the confirmed end": PlantedBug(offsets_from_the_confirmed_end, NETWORK),
 }

@@ -85,8 +85,6 @@ class CommitLog(SegmentedLog):
         """The number of segments begun; the retention code may count it down."""
         self.refused_count = 0
         """The number of refused appends."""
-        self.retired_count = 0
-        """The number of retired segments."""
         self.condemned: list[Segment] | None = None
         """With replicas: retired segments of which no record says so yet. None without replicas,
         where a file goes at once.
@@ -263,6 +261,10 @@ class CommitLog(SegmentedLog):
         self.refusal = reason
         self._end = self.position  # So that each write asks for room first.
 
+    def accept_writes(self) -> None:
+        """Take writes again, from a new segment on: no other replica goes on."""
+        self.refusal = None
+
     def make_room(self, length: int, *, journal: bool) -> None:
         """Make a record of `length` bytes fit at `position`, in a new segment if necessary."""
         reason = self.failed or self.refusal
@@ -420,7 +422,6 @@ class CommitLog(SegmentedLog):
         """Take a segment out of the log that nothing needs; never the current one."""
         assert segment is not self._current and segment not in self._dirty
         self._drop(segment)
-        self.retired_count += 1
         assert self.segments[-1] is self._current
         if self.condemned is None:
             self.storage.retire(segment)

@@ -17,7 +17,7 @@ behind later ones, so a state that was built record by record must be built anew
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from martlet.log import fsync_marker
 from martlet.log.atomic_batches import batches_of
@@ -110,6 +110,8 @@ class CopiedLog(SegmentedLog):
         self.epochs = epochs
         self.damaged.extend(damaged)
         self.received_position = position
+        self.on_cut: Callable[[CutTail], None] = lambda tail: None
+        """Called with what a cut took off."""
         self.gap_count = 0
         """The segments that began behind missing positions."""
         self._whole_at = position + HEADER_BYTES
@@ -242,6 +244,8 @@ class CopiedLog(SegmentedLog):
             (start, min(end, self.position)) for start, end in self.damaged if start < self.position
         ]
         self._begin_at_position()
+        if tail.end > tail.start:
+            self.on_cut(tail)
         return tail
 
     def restart(self) -> None:

@@ -72,6 +72,18 @@ class Epochs:
         for mine, following in pairwise(self.ranges):
             mine.end = min(mine.end, following.start)
 
+    def adopt(self, known: Iterable[EpochRange], end: int) -> None:
+        """Add what another replica knows of the epochs before a position, from which on this log
+        is a copy of that one's.
+        """
+        found = {each.epoch: each for each in self.ranges}
+        for each in known:
+            if each.start < end:
+                mine = found.setdefault(each.epoch, EpochRange(each.epoch, each.start, each.start))
+                mine.start = min(mine.start, each.start)
+                mine.end = max(mine.end, min(each.end, end))
+        self.ranges = [found[epoch] for epoch in sorted(found)][-MAX_EPOCHS:]
+
     def cut(self, position: int) -> None:
         """Forget what is behind a position."""
         while self.ranges and self.ranges[-1].start >= position:

@@ -76,6 +76,8 @@ class SegmentedLog:
         """The reason why the log takes no writes until the next start; None while it takes them."""
         self.cut_count = 0
         """How often an end was cut off, so that other bytes may be there now."""
+        self.retired_count = 0
+        """The number of retired segments."""
         self.damaged: list[tuple[int, int]] = []
         """With replicas: the ranges that no replica has undamaged, in order."""
         self._bases = [segment.base for segment in segments]
@@ -170,4 +172,5 @@ class SegmentedLog:
         """Forget a segment, whose file the caller removes."""
         number = self._bases.index(segment.base)
         del self._bases[number], self.segments[number]
+        self.retired_count += 1
         assert len(self._bases) == len(self.segments)

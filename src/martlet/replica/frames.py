@@ -14,6 +14,7 @@ A standby connects to the primary; all frames of a connection are of one epoch::
                                                 BEAT     end of the log; confirmed up to
                                                 PIECE    the bytes that REPAIR asked for
                           FENCED: the epoch is over, or another one
+    SPLICE  the address of a client         SPLICED  what follows are that client's bytes
 
 A candidate asks with FETCH, too: the standby with the longest log sends it SEGMENT and DATA.
 DATA has no checksum, since each record has its own. All numbers are little-endian.
@@ -61,6 +62,8 @@ class FrameKind(IntEnum):
     REPAIR = 9
     PIECE = 10
     FENCED = 11
+    SPLICE = 12
+    SPLICED = 13
 
 
 class Frame(NamedTuple):
@@ -94,32 +97,43 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Splits what a connection receives into frames."""
+    """Splits the bytes of a connection into frames."""
 
     def __init__(self) -> None:
-        self._received = bytearray()
+        self._pieces: list[bytes | memoryview] = []
+        """The beginning of a frame."""
+        self._length = 0
+        """The number of its bytes."""
+        self._needed = HEADER.size
+        """The number of bytes without which there is no frame."""
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Take in bytes in pieces of any length. Returns the frames that are whole.
+        """Take in bytes in pieces of any length. Returns the frames that are whole; their bodies
+        are parts of `data`, where it has all of a frame.
 
         Raises FrameRefused; the frames before the bad one are lost with it.
         """
-        self._received += data
+        self._pieces.append(data)
+        self._length += len(data)
+        if self._length < self._needed:
+            return []
+        received = memoryview(data if len(self._pieces) == 1 else b"".join(self._pieces))
         frames: list[Frame] = []
-        at = 0
-        while len(self._received) - at >= HEADER.size:
-            frame = self._read(at)
+        at, self._needed = 0, HEADER.size
+        while len(received) - at >= HEADER.size:
+            frame = self._read(received[at:])
             if frame is None:
                 break
             frames.append(frame)
             at += HEADER.size + len(frame.body)
-        del self._received[:at]
+        self._pieces = [received[at:]] if at < len(received) else []
+        self._length = len(received) - at
+        assert self._length < self._needed
         return frames
 
-    def _read(self, at: int) -> Frame | None:
-        received = self._received
+    def _read(self, received: memoryview) -> Frame | None:
         magic, checksum, length, kind, flags, version, epoch, position, second = HEADER.unpack_from(
-            received, at
+            received
         )
         if magic != MAGIC:
             raise FrameRefused("what was received is no frame of a Martlet replica")
@@ -127,10 +141,11 @@ class FrameReader:
             raise FrameRefused(f"a frame of version {version}, where this replica speaks {VERSION}")
         if length > MAX_BODY_BYTES:
             raise FrameRefused(f"a body of {length} bytes; the maximum is {MAX_BODY_BYTES}")
-        if len(received) - at < HEADER.size + length:
+        if len(received) < HEADER.size + length:
+            self._needed = HEADER.size + length
             return None
-        body = bytes(received[at + HEADER.size : at + HEADER.size + length])
-        found = crc32c(received[at + 8 : at + HEADER.size])
+        body = received[HEADER.size : HEADER.size + length]
+        found = crc32c(received[_FENCED_BYTES])
         if kind != FrameKind.DATA:
             found = crc32c(body, found)
         if found != checksum:

@@ -15,6 +15,7 @@ epoch's first record.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -26,6 +27,9 @@ from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeti
 from martlet.replica.replica_set import ReplicaSet, Seen
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogSender, SegmentRemoved, greeting, piece
+
+_MAX_ENDS = 3000
+"""The maximum of ends that are remembered: those of a minute."""
 
 
 class SwapState(Enum):
@@ -110,10 +114,15 @@ class Primary:
             self.replica_set.quorum, self.replica_set.min_in_sync, self.log.position
         )
         self._beat_at_ns = self.now_ns
+        self._short_since_ns: int | None = None
+        """Since when fewer replicas are heard than must be for messages to be taken."""
+        self._ends: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDS)
+        """(time, end of the log) at ticks after which it had grown."""
         self._gone_since_ns = dict.fromkeys(self.replica_set.replicas, self.now_ns)
         self._was_here: set[str] = set()
         """The replicas that were connected in this epoch."""
         self._handing_over_since_ns = 0
+        self._ordered_since_ns = self.now_ns
         self._wanted: ReplicaSet | None = None
         """The document that a swap under way is to write."""
         self._count()
@@ -234,6 +243,8 @@ class Primary:
             for standby in self.standbys.values():
                 standby.link.send(beat)
         self._see_who_is_heard(now_ns)
+        if not self._ends or self._ends[-1][1] < self.log.position:
+            self._ends.append((now_ns, self.log.position))
         is_over = self.replica_set.epoch > self.epoch  # It has handed over.
         if self.swap_state is not SwapState.SETTLED or is_over:
             return
@@ -241,15 +252,46 @@ class Primary:
             self._change_set(now_ns)
 
     def _see_who_is_heard(self, now_ns: int) -> None:
-        heard = 1 + sum(
-            name in self.replica_set.in_sync
-            and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
-            for name, standby in self.standbys.items()
-        )
+        heard = self._heard_count(now_ns)
         if heard >= self.replica_set.copies:
             self.stalled_since_ns = None
         elif self.stalled_since_ns is None:
             self.stalled_since_ns = now_ns
+        if heard >= max(self.replica_set.copies, self.replica_set.min_in_sync):
+            self._short_since_ns = None
+        elif self._short_since_ns is None:
+            self._short_since_ns = now_ns
+
+    def _heard_count(self, now_ns: int) -> int:
+        """How many replicas in sync are heard, this one included."""
+        return 1 + sum(
+            name in self.replica_set.in_sync
+            and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
+            for name, standby in self.standbys.items()
+        )
+
+    def shortage(self, now_ns: int) -> str:
+        """Return why no messages should be taken: too few replicas are heard, and for longer than
+        `replica_timeout_ns`. Empty while there are enough.
+        """
+        since = self._short_since_ns
+        if since is None or now_ns - since < self.settings.replica_timeout_ns:
+            return ""
+        return (
+            f"{self._heard_count(now_ns)} of the replicas"
+            f" {', '.join(sorted(self.replica_set.in_sync))} in sync are reached, and"
+            f" {max(self.replica_set.copies, self.replica_set.min_in_sync)} must be: start the"
+            " others, or lower it with `martlet replicas set --min-in-sync`"
+        )
+
+    def lag_ns(self, name: str, now_ns: int) -> int:
+        """Return how old the first record is that a standby lacks, to a tick, as far back as ticks
+        are remembered.
+        """
+        standby = self.standbys.get(name)
+        written = standby.written if standby is not None else 0
+        first_ns = next((at_ns for at_ns, end in self._ends if end > written), now_ns)
+        return now_ns - first_ns
 
     def yields(self, now_ns: int) -> bool:
         """Whether another replica should be primary: too few are heard for too long, or nothing can
@@ -260,16 +302,20 @@ class Primary:
         return is_cut_off or self.log.failed is not None
 
     def _change_set(self, now_ns: int) -> None:
-        """Take one replica out of the set, or into it."""
+        """Take one replica out of the set, or into it; or make more or fewer copies."""
         current = self.replica_set
         missing = [n for n in sorted(current.in_sync - {self.name}) if self._is_missing(n, now_ns)]
         if len(current.in_sync) <= current.min_in_sync:
             missing.clear()
-        others = sorted(set(current.replicas) - current.in_sync)
+        leaving = current.leaving - {self.name}
+        others = sorted(set(current.replicas) - current.in_sync - leaving)
         caught_up = [name for name in others if self._has_caught_up(name, now_ns)]
-        for name in missing + caught_up:
+        for name in sorted(current.in_sync & leaving) + missing + caught_up:
             if self._swap_if_allowed(current.with_in_sync(current.in_sync ^ {name})):
                 return
+        wanted = current.with_in_sync(current.in_sync)
+        if wanted != current:
+            self._swap_if_allowed(wanted)
 
     def _swap_if_allowed(self, wanted: ReplicaSet) -> bool:
         if not self.confirmation.allows(wanted.quorum):
@@ -350,6 +396,10 @@ class Primary:
         self.swap_state = SwapState.SETTLED
         self._wanted = None
         self.replica_set, self.version = found, version
+        for name in self.standbys.keys() - found.replicas.keys():
+            # It was removed, and what it acknowledges counts for nothing.
+            self.standbys.pop(name).link.close()
+            self.confirmation.forget(name)
         self.confirmation.min_in_sync = found.min_in_sync
         self.confirmation.end_change(found.quorum)
         self._count()
@@ -363,14 +413,17 @@ class Primary:
         return max(ready, key=lambda name: self.standbys[name].written, default=None)
 
     def hand_over(self, name: str) -> None:
-        """Make another replica the primary as soon as it has the whole log. Nothing may be
-        appended from now on.
+        """Make another replica the primary as soon as it has the whole log; nothing is appended
+        meanwhile. It is given up where it takes longer than `replica_timeout_ns`.
         """
         assert name in self.replica_set.in_sync and name != self.name
         self.handing_over_to = name
+        self.log.refuse_writes(f"replica {name} becomes primary: publish again")
 
     def _hand_over(self, now_ns: int) -> bool:
         """Name the next primary, where one is ready. Returns whether that is under way."""
+        if self._take_order(now_ns):
+            return True
         name = self.handing_over_to
         if name is None:
             self._handing_over_since_ns = now_ns
@@ -378,12 +431,34 @@ class Primary:
             # Nothing can be written here, so the next primary need not have all of it.
             name = self.successor
         elif now_ns - self._handing_over_since_ns > self.settings.replica_timeout_ns:
-            name = self.handing_over_to = None
+            self.handing_over_to = None
+            self.log.accept_writes()
+            if self.replica_set.hand_over_to is not None:
+                self._swap(self.replica_set.asked_to_hand_over(None))
+                return True
+            return False
         if name is None:
             return False
         has_all = name in self.standbys and self.standbys[name].written == self.log.position
         if self._is_ready(name) and (has_all or self.log.failed is not None):
             self._swap(self.replica_set.elected(name))
+        return True
+
+    def _take_order(self, now_ns: int) -> bool:
+        """Begin to hand over where an operator asks for it. Returns whether the document is to
+        change, as that replica cannot be primary.
+        """
+        name = self.replica_set.hand_over_to
+        if name is None or self.handing_over_to is not None or self.log.failed is not None:
+            self._ordered_since_ns = now_ns
+            return False
+        if name != self.name and self._is_ready(name):
+            self.hand_over(name)
+            return False
+        is_member = name != self.name and name in self.replica_set.in_sync
+        if is_member and now_ns - self._ordered_since_ns <= self.settings.replica_timeout_ns:
+            return False  # It connects in a moment.
+        self._swap(self.replica_set.asked_to_hand_over(None))
         return True
 
     def _is_ready(self, name: str) -> bool:

@@ -116,8 +116,8 @@ class Replica:
             self._save_note(self.note)
         if may_be_incomplete:
             self._note(replace(self.note, is_whole=False))
-        self.problem = ""
-        """Why this replica does not follow; empty while it does."""
+        self._link_problem = ""
+        self._set_problem = ""
         self.seen: Seen | None = None
         """The newest look at the metadata store."""
         self._floor = 0
@@ -126,8 +126,10 @@ class Replica:
         self._is_looking = False
         self._candidacy: ReplicaSet | None = None
         """The document that a swap under way is to write."""
-        self._asked_epoch = 0
-        """The last epoch that it asked for."""
+        self._is_first_epoch = False
+        """Whether there was no primary before that document."""
+        self._won_epoch = 0
+        """The last epoch that a swap of this replica has begun."""
         self._is_stale = True
         """Whether the document may have changed since the newest look, by this replica's doing."""
         self._recovery: BrokerRecovery | None = None
@@ -199,12 +201,49 @@ class Replica:
         """Return what the replica says of itself in the metadata store; addresses are left out."""
         role = self.role
         if isinstance(role, Primary):
-            return Presence(role.epoch, role.log.position, True, role.yields(now_ns))
-        late_ns = self.settings.election_timeout_ns
-        gives_up = isinstance(role, Candidate) and now_ns - role.since_ns > late_ns
-        gives_up = gives_up or now_ns < self._rest_until_ns
-        is_whole = self.note.is_whole and role.copy.failed is None
-        return Presence(self.note.pledged, role.copy.end_position, is_whole, gives_up)
+            end, is_whole, yields = role.log.position, True, role.yields(now_ns)
+        else:
+            late_ns = self.settings.election_timeout_ns
+            gives_up = isinstance(role, Candidate) and now_ns - role.since_ns > late_ns
+            yields = gives_up or now_ns < self._rest_until_ns
+            is_whole = self.note.is_whole and role.copy.failed is None
+            end = role.copy.end_position
+        return Presence(
+            self.note.pledged,
+            end,
+            is_whole,
+            yields,
+            broker=self.broker,
+            role=self.role_name,
+            confirmed_position=self.confirmed_position,
+            log_epoch=role.epoch if isinstance(role, Primary) else role.copy.epochs.last,
+            problem=self.problem,
+        )
+
+    @property
+    def problem(self) -> str:
+        """Why this replica does not do its part; empty while it does."""
+        return self._set_problem or self._link_problem
+
+    @property
+    def role_name(self) -> str:
+        """``primary``, ``candidate``, ``standby``, or ``waiting`` for a replica set."""
+        if self.seen is not None and not self.is_member:
+            return "waiting"
+        return type(self.role).__name__.lower()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the document has this replica, as far as is known."""
+        found = self.seen.replica_set if self.seen is not None else None
+        return found is not None and found.broker == self.broker and self.name in found.replicas
+
+    @property
+    def confirmed_position(self) -> int:
+        """Up to where this replica knows the log as confirmed."""
+        role = self.role
+        known = role.confirmation.position if isinstance(role, Primary) else role.floor
+        return max(self._floor, known)
 
     # connections
 
@@ -221,17 +260,21 @@ class Replica:
         is_connecting = isinstance(role, Standby) and role.state is StandbyState.CONNECTING
         return is_connecting and attempt == self._attempt
 
-    def connect_failed(self, attempt: int, *, is_refused: bool, now_ns: int) -> None:
+    def connect_failed(
+        self, attempt: int, *, is_refused: bool, now_ns: int, reason: str = ""
+    ) -> None:
         """The connection that `connect` began with a number did not come about.
 
         Args:
             attempt: the number.
             is_refused: nothing listens there, so the process is dead.
             now_ns: the time.
+            reason: why, for an operator; empty where the replica there is dead.
         """
         role = self.role
         if self._is_awaited(attempt) and isinstance(role, Standby):
             role.connect_failed(is_refused=is_refused)
+            self._link_problem = reason
             self._connect_at_ns = now_ns + self.settings.hasty_look_ns
 
     def disconnected(self, link: Link, now_ns: int) -> None:
@@ -246,16 +289,16 @@ class Replica:
             elif link is role.link:
                 role.disconnected()
                 self._connect_at_ns = now_ns
-                self._look_soon(now_ns)
+                self.look_soon(now_ns)
         except (LogsDiverged, CopyRefused, OSError) as error:
-            self.problem = str(error)
+            self._link_problem = str(error)
 
     def received(self, link: Link, frame: Frame, now_ns: int) -> None:
         """A frame arrived."""
         try:
             hello = self._read_hello(link, frame)
             if frame.kind == FrameKind.FENCED or frame.epoch > self.note.pledged:
-                self._look_soon(now_ns)
+                self.look_soon(now_ns)
                 if frame.epoch > self.note.pledged:
                     # An epoch began of which this replica has not heard.
                     self._step_down(now_ns)
@@ -276,7 +319,7 @@ class Replica:
         except (ConnectAgain, SegmentRemoved):
             self._close(link, now_ns)
         except (FrameRefused, LogsDiverged, CopyRefused, OSError) as error:
-            self.problem = str(error)
+            self._link_problem = str(error)
             self._close(link, now_ns, wait_ns=self.settings.look_ns)
 
     def _read_hello(self, link: Link, frame: Frame) -> ReplicaGreeting | None:
@@ -348,16 +391,16 @@ class Replica:
         """Send what is to be sent: data, or acknowledgements."""
         role = self.role
         if isinstance(role, Primary):
-            self.problem = ""
+            self._link_problem = ""
             role.send(now_ns)
         elif isinstance(role, Standby):
             if role.state is StandbyState.FOLLOWING:
-                self.problem = ""
+                self._link_problem = ""
             try:
                 role.end_turn()
                 self._floor = max(self._floor, role.floor)
             except (ConnectAgain, OSError) as error:
-                self.problem = str(error)
+                self._link_problem = str(error)
                 if role.link is not None:
                     self._close(role.link, now_ns)
 
@@ -375,6 +418,7 @@ class Replica:
             role.state is not StandbyState.LOST
             or now_ns < self._connect_at_ns
             or known is None
+            or not self.is_member
             or known.epoch != role.epoch
             or known.primary in (None, self.name)
             or role.copy.failed is not None
@@ -387,7 +431,8 @@ class Replica:
 
     # the document
 
-    def _look_soon(self, now_ns: int) -> None:
+    def look_soon(self, now_ns: int) -> None:
+        """Look at the metadata store with the next tick."""
         self._look_at_ns = min(self._look_at_ns, now_ns)
 
     def look_failed(self, now_ns: int) -> None:
@@ -400,22 +445,36 @@ class Replica:
         self._is_looking = self._is_stale = False
         self.seen = seen
         found = seen.replica_set
-        if found is None or self.name not in found.replicas:
-            self.problem = "the replica set does not have this replica"
+        self._set_problem = ""
+        if found is None:
+            self._set_problem = (
+                "there is no replica set yet: create one with `martlet replicas create`"
+            )
+            if self.note.pledged:
+                self._set_problem = (
+                    "the metadata store has lost the replica set: bring it back with `martlet"
+                    " replicas recreate`"
+                )
+        elif self.name not in found.replicas:
+            self._set_problem = (
+                f"the replica set has {', '.join(sorted(found.replicas))}, and not this replica:"
+                f" add it with `martlet replicas add {self.name}`"
+            )
+        elif found.broker != self.broker:
+            self._set_problem = (
+                f"the replica set is of broker {found.broker}, and this data folder of broker"
+                f" {self.broker}"
+            )
         elif found.epoch < self.note.pledged:
-            self.problem = (
+            self._set_problem = (
                 f"the metadata store is at epoch {found.epoch}, and this replica has pledged to"
-                f" {self.note.pledged}: it is an old state of the store, as of a backup"
+                f" {self.note.pledged}: it is an old state of the store, as of a backup; bring the"
+                " replica set back with `martlet replicas recreate`"
             )
         elif found.epoch > self.note.pledged:
             self._begin_following(seen, now_ns)
         elif isinstance(self.role, Primary):
             self.role.looked(seen)
-        elif found.primary is None and self.name in found.in_sync:
-            # No epoch has begun, so nothing was ever acknowledged.
-            self._note(replace(self.note, is_whole=True))
-            if isinstance(self.role, Standby):
-                self.role.is_whole = True
         self._look_at_ns = now_ns + self._look_interval_ns()
 
     def _look_interval_ns(self) -> int:
@@ -434,9 +493,12 @@ class Replica:
         self._step_down(now_ns)
         role = self.role
         assert isinstance(role, Standby)
-        # On a new disk it does not know whether it has been the primary of that epoch.
-        may_begin = self.note.pledged > 0 or found.epoch == self._asked_epoch
-        self._note(replace(self.note, pledged=found.epoch))
+        # On a new disk it does not know whether it has been the primary of that epoch, and a look
+        # may be of an old document.
+        may_begin = self.note.pledged > 0 or found.epoch == self._won_epoch
+        is_forced = found.is_forced and found.primary == self.name
+        is_whole = self.note.is_whole or is_forced
+        self._note(replace(self.note, pledged=found.epoch, is_whole=is_whole))
         if role.link is not None:
             role.link.send(Frame(FrameKind.FENCED, found.epoch))
             role.link.close()
@@ -454,7 +516,7 @@ class Replica:
                 self.role.decide()
                 self._begin_epoch_if_elected(now_ns)
             except (LogsDiverged, CopyRefused, OSError) as error:
-                self.problem = str(error)
+                self._link_problem = str(error)
         else:
             self.role = self._standby(role.copy, now_ns, role.recovery)
 
@@ -488,7 +550,7 @@ class Replica:
         try:
             log = self.host.promote(copy, recovery, role.epoch, self._floor)
         except (OSError, CopyRefused, WritesRefused) as error:
-            self.problem = f"epoch {role.epoch} could not begin: {error}"
+            self._link_problem = f"epoch {role.epoch} could not begin: {error}"
             self._rest_until_ns = now_ns + self.settings.election_timeout_ns
             self._step_down(now_ns)
             return
@@ -508,13 +570,13 @@ class Replica:
             return
         if self._run_at_ns is None:
             self._run_at_ns = now_ns + self._random.randrange(self.settings.max_delay_ns)
-            self._look_soon(now_ns)
+            self.look_soon(now_ns)
         seen = self.seen
         if now_ns < self._run_at_ns or self._candidacy is not None or seen is None:
             return
         assert seen.replica_set is not None
         self._candidacy = seen.replica_set.elected(self.name)
-        self._asked_epoch = self._candidacy.epoch
+        self._is_first_epoch = seen.replica_set.primary is None
         self._run_at_ns = None
         self._is_stale = True
         self.host.swap(self._candidacy, seen.version)
@@ -523,6 +585,7 @@ class Replica:
         known = self.seen.replica_set if self.seen is not None else None
         if (
             known is None
+            or not self.is_member
             or self._is_stale
             or now_ns < self._rest_until_ns
             or known.epoch != self.note.pledged
@@ -547,7 +610,17 @@ class Replica:
         """A swap gave the document a version; None where another change came first."""
         if isinstance(self.role, Primary):
             self.role.swapped(asked, version)
+        if asked is self._candidacy and version is not None:
+            self._won(asked)
         self._swap_ended(asked, now_ns)
+
+    def _won(self, asked: ReplicaSet) -> None:
+        """This replica is named by the document, which was the newest until then."""
+        self._won_epoch = asked.epoch
+        if self._is_first_epoch and isinstance(self.role, Standby):
+            # Nothing was ever acknowledged.
+            self._note(replace(self.note, is_whole=True))
+            self.role.is_whole = True
 
     def swap_unclear(self, asked: ReplicaSet, now_ns: int) -> None:
         """The outcome of a swap is not known: it may be applied later."""
@@ -558,4 +631,4 @@ class Replica:
     def _swap_ended(self, asked: ReplicaSet, now_ns: int) -> None:
         if asked is self._candidacy:
             self._candidacy = None
-        self._look_soon(now_ns)
+        self.look_soon(now_ns)

@@ -2,12 +2,14 @@
 
 ::
 
-    {"format": 1, "epoch": 7, "primary": "b",
+    {"format": 1, "broker": "0f3a...", "epoch": 7, "primary": "b",
      "replicas": {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153", "c": "10.0.0.3:4153"},
-     "in_sync": ["a", "b", "c"], "copies": 2, "wanted_copies": 2, "min_in_sync": 2, "touch": 0}
+     "in_sync": ["a", "b", "c"], "copies": 2, "wanted_copies": 2, "min_in_sync": 2,
+     "leaving": [], "hand_over_to": null, "is_forced": false, "touch": 0}
 
 Each change is a compare-and-swap on the document's version. A swap that names a primary raises the
-epoch by 1. In an epoch its primary alone changes `in_sync` and `copies`.
+epoch by 1. In an epoch its primary alone changes `in_sync` and `copies`. An operator changes the
+other fields: the primary reads them at its next look, and does what they ask for.
 
 A position is confirmed when `copies` members of `in_sync` have acknowledged it. So any
 `len(in_sync) - copies + 1` members include one that has everything confirmed: as many must answer
@@ -22,6 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 FORMAT = 1
+MAX_REPLICAS = 15
+_MAX_PROBLEM = 1000
+"""The maximum characters of a problem that are announced."""
 
 
 class BadReplicaSet(ValueError):
@@ -45,6 +50,7 @@ class ReplicaSet:
     """The replicas of a broker.
 
     Attributes:
+        broker: the broker's id, the same at all replicas.
         epoch: rises with each primary.
         primary: its name; None before the first.
         replicas: the address of each, by name.
@@ -52,9 +58,13 @@ class ReplicaSet:
         copies: how many of them make a position confirmed.
         wanted_copies: `copies`, as far as `in_sync` is large enough.
         min_in_sync: nothing is confirmed while `in_sync` is smaller.
+        leaving: those that an operator removes; the primary takes them out of `in_sync`.
+        hand_over_to: the replica that an operator wants as primary; None for no change.
+        is_forced: an operator has decided that the primary's log counts, whatever it lacks.
         touch: a counter; raising it settles a swap whose outcome is unknown.
     """
 
+    broker: str
     epoch: int
     primary: str | None
     replicas: Mapping[str, str]
@@ -62,19 +72,25 @@ class ReplicaSet:
     copies: int
     wanted_copies: int
     min_in_sync: int
+    leaving: frozenset[str] = frozenset()
+    hand_over_to: str | None = None
+    is_forced: bool = False
     touch: int = 0
 
     def __post_init__(self) -> None:
+        if len(self.replicas) > MAX_REPLICAS:
+            raise BadReplicaSet(f"{len(self.replicas)} replicas; {MAX_REPLICAS} are the maximum")
         if self.epoch < 0 or not self.in_sync:
             raise BadReplicaSet(f"epoch {self.epoch} with {len(self.in_sync)} replicas in sync")
-        if unknown := sorted(self.in_sync - set(self.replicas)):
-            raise BadReplicaSet(f"in sync, but not among the replicas: {', '.join(unknown)}")
+        named = self.in_sync | self.leaving | ({self.hand_over_to} - {None})
+        if unknown := sorted(map(str, named - set(self.replicas))):
+            raise BadReplicaSet(f"named, but not among the replicas: {', '.join(unknown)}")
         if not 1 <= self.copies <= len(self.in_sync):
             raise BadReplicaSet(f"{self.copies} copies of {len(self.in_sync)} in sync")
-        if not self.copies <= self.wanted_copies <= len(self.replicas):
+        if not 1 <= self.wanted_copies <= len(self.replicas):
             raise BadReplicaSet(
-                f"{self.wanted_copies} copies wanted: it must be from {self.copies} to the number"
-                f" of replicas, {len(self.replicas)}"
+                f"{self.wanted_copies} copies wanted: it must be from 1 to the number of replicas,"
+                f" {len(self.replicas)}"
             )
         if not 1 <= self.min_in_sync <= len(self.replicas):
             raise BadReplicaSet(
@@ -88,6 +104,7 @@ class ReplicaSet:
         name: str,
         replicas: Mapping[str, str],
         *,
+        broker: str,
         epoch: int = 0,
         wanted_copies: int | None = None,
         min_in_sync: int | None = None,
@@ -97,13 +114,32 @@ class ReplicaSet:
         Args:
             name: that replica, which becomes the first primary.
             replicas: all, with their addresses.
+            broker: the id of the broker.
             epoch: the last one of that log.
             wanted_copies: a majority where it is None.
             min_in_sync: as `wanted_copies` where it is None.
         """
         wanted = len(replicas) // 2 + 1 if wanted_copies is None else wanted_copies
         least = wanted if min_in_sync is None else min_in_sync
-        return cls(epoch, None, dict(replicas), frozenset({name}), 1, wanted, least)
+        return cls(broker, epoch, None, dict(replicas), frozenset({name}), 1, wanted, least)
+
+    @classmethod
+    def recreated(
+        cls, replicas: Mapping[str, str], *, broker: str, epoch: int, min_in_sync: int | None = None
+    ) -> ReplicaSet:
+        """Return a document in place of one that was lost, in a new epoch without a primary: all
+        replicas must answer before the next one begins, so the one whose log has most becomes the
+        source of the others.
+
+        Args:
+            replicas: all, with their addresses.
+            broker: the id of the broker.
+            epoch: the highest that any of them has pledged to.
+            min_in_sync: a majority where it is None.
+        """
+        wanted = len(replicas) // 2 + 1
+        least = wanted if min_in_sync is None else min_in_sync
+        return cls(broker, epoch + 1, None, dict(replicas), frozenset(replicas), 1, wanted, least)
 
     @property
     def quorum(self) -> Quorum:
@@ -113,11 +149,47 @@ class ReplicaSet:
     def elected(self, name: str) -> ReplicaSet:
         """Return the set with a new primary, in a new epoch."""
         assert name in self.in_sync
-        return replace(self, epoch=self.epoch + 1, primary=name)
+        return replace(self, epoch=self.epoch + 1, primary=name, hand_over_to=None, is_forced=False)
 
     def with_in_sync(self, in_sync: frozenset[str]) -> ReplicaSet:
         """Return the set with other members in sync, and as many copies as they allow."""
         return replace(self, in_sync=in_sync, copies=min(self.wanted_copies, len(in_sync)))
+
+    # what an operator asks for
+
+    def with_replica(self, name: str, address: str) -> ReplicaSet:
+        """Return the set with one more replica, or with a new address of one."""
+        return replace(self, replicas={**self.replicas, name: address})
+
+    def asked_to_remove(self, name: str) -> ReplicaSet:
+        """Return the set with a replica that the primary is to take out of `in_sync`."""
+        return replace(self, leaving=self.leaving | {name})
+
+    def without_replica(self, name: str) -> ReplicaSet:
+        """Return the set without a replica that is not in sync, and with as many copies and
+        replicas in sync at most as there are replicas.
+        """
+        assert name not in self.in_sync and name != self.primary
+        replicas = {other: self.replicas[other] for other in self.replicas if other != name}
+        return replace(
+            self,
+            replicas=replicas,
+            leaving=self.leaving - {name},
+            hand_over_to=None if self.hand_over_to == name else self.hand_over_to,
+            wanted_copies=min(self.wanted_copies, len(replicas)),
+            min_in_sync=min(self.min_in_sync, len(replicas)),
+        )
+
+    def asked_to_hand_over(self, name: str | None) -> ReplicaSet:
+        """Return the set with the replica that is to be primary; None for no change."""
+        return replace(self, hand_over_to=name)
+
+    def forced(self, name: str) -> ReplicaSet:
+        """Return the set in which one replica's log counts, whatever it lacks."""
+        return replace(
+            self, epoch=self.epoch + 1, primary=name, in_sync=frozenset({name}), copies=1,
+            min_in_sync=1, leaving=frozenset(), hand_over_to=None, is_forced=True,
+        )  # fmt: skip
 
     def touched(self) -> ReplicaSet:
         """Return the set with nothing changed but its counter."""
@@ -128,6 +200,7 @@ class ReplicaSet:
         return json.dumps(
             {
                 "format": FORMAT,
+                "broker": self.broker,
                 "epoch": self.epoch,
                 "primary": self.primary,
                 "replicas": dict(sorted(self.replicas.items())),
@@ -135,6 +208,9 @@ class ReplicaSet:
                 "copies": self.copies,
                 "wanted_copies": self.wanted_copies,
                 "min_in_sync": self.min_in_sync,
+                "leaving": sorted(self.leaving),
+                "hand_over_to": self.hand_over_to,
+                "is_forced": self.is_forced,
                 "touch": self.touch,
             }
         ).encode()
@@ -152,9 +228,13 @@ class ReplicaSet:
             if any(type(fields[name]) is not int for name in numbers):
                 raise BadReplicaSet(f"one of {', '.join(numbers)} is no number")
             return cls(
+                broker=str(fields["broker"]),
                 primary=fields["primary"],
                 replicas=dict(fields["replicas"]),
                 in_sync=frozenset(fields["in_sync"]),
+                leaving=frozenset(fields["leaving"]),
+                hand_over_to=fields["hand_over_to"],
+                is_forced=fields["is_forced"] is True,
                 **{name: fields[name] for name in numbers},
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -172,7 +252,16 @@ class Presence:
         end_position: behind the last record of its log.
         is_whole: whether it may be counted: it has all that it ever acknowledged.
         yields: it is primary and asks for another one, since it reaches too few standbys.
-        tcp_address, http_address: those of its clients.
+        tcp_address, http_address: where clients connect; a standby passes them on to the primary.
+        broker: the id of its broker; empty while its data folder is new.
+        address: where other replicas connect.
+        role: ``primary``, ``candidate``, ``standby``, or ``waiting`` for a replica set.
+        confirmed_position: up to where it knows its log as confirmed.
+        log_epoch: that of the last record of its log.
+        problem: why it does not follow; empty while it does.
+        began_s: when its epoch began, in seconds since 1970, where it is primary.
+        instance: a random name of its process.
+        modes: those that all replicas should share: of ``--flush`` and ``--replication``.
     """
 
     epoch: int = 0
@@ -181,10 +270,19 @@ class Presence:
     yields: bool = False
     tcp_address: str = ""
     http_address: str = ""
+    broker: str = ""
+    address: str = ""
+    role: str = ""
+    confirmed_position: int = 0
+    log_epoch: int = 0
+    problem: str = ""
+    began_s: int = 0
+    instance: str = ""
+    modes: str = ""
 
     def pack(self) -> bytes:
         """Return it as stored."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(asdict(replace(self, problem=self.problem[:_MAX_PROBLEM]))).encode()
 
     @classmethod
     def unpack(cls, document: bytes) -> Presence:

@@ -86,6 +86,8 @@ class Standby:
     """Whether the primary's address refused the last connection: its process is not there."""
     link: Link | None = None
     """The connection to the primary."""
+    primary_end: int = 0
+    """Where the primary's log ended when it was last heard."""
     _complete_at: int | None = None
     """Once the log reaches this, it is what the primary's was. Before, batches may be missing that
     were moved out of segments which this log lacks. None: the next BEAT says it.
@@ -93,6 +95,8 @@ class Standby:
     _confirmed: int = 0
     _acknowledged: tuple[int, int, bool] | None = None
     _sender: LogSender | None = None
+    _epochs_there: Sequence[EpochRange] = ()
+    """The epochs of the primary's log."""
     _damaged_there: Sequence[tuple[int, int]] = ()
     """The ranges that no replica has good, the primary said."""
     _asked_count: int = 0
@@ -155,7 +159,8 @@ class Standby:
         if self.recovery is not None and self.copy.end_position < before:
             self.recovery = None  # Its indexes may know what was cut off.
         self.joined(self.copy.epochs.ranges)
-        self._complete_at = frame.position
+        self._complete_at = self.primary_end = frame.position
+        self._epochs_there = theirs.epochs
         self._damaged_there = theirs.damaged
         self._confirmed = frame.second
         self.state = StandbyState.FOLLOWING
@@ -179,6 +184,7 @@ class Standby:
         if frame.kind == FrameKind.BEAT:
             self._acknowledged = None  # The answer says that this replica is alive.
             self._ask_for_repair()
+            self.primary_end = frame.position
             if self._complete_at is None:
                 self._complete_at = frame.position
         if frame.kind in (FrameKind.DATA, FrameKind.DAMAGED, FrameKind.BEAT):
@@ -205,8 +211,7 @@ class Standby:
         if self.state is not StandbyState.FOLLOWING or self.copy.failed is not None:
             return
         if not self.is_whole and self._is_complete:
-            self.became_whole()
-            self.is_whole = True
+            self._become_whole()
         copy = self.copy
         ack = (copy.end_position, min(copy.durable_position, copy.end_position), self.is_whole)
         if ack != self._acknowledged:
@@ -214,6 +219,21 @@ class Standby:
             written, durable, is_whole = ack
             self._send(Frame(FrameKind.ACK, self.epoch, written, durable, is_whole=is_whole))
         self._follow()
+
+    def _become_whole(self) -> None:
+        """This log has all that the primary's had: so it may be counted. On a new disk it does not
+        have the epochs whose segments were removed before.
+        """
+        if self.copy.segments:
+            self.copy.epochs.adopt(self._epochs_there, self.copy.segments[0].base)
+            self.joined(self.copy.epochs.ranges)
+        self.became_whole()
+        self.is_whole = True
+
+    @property
+    def lag_bytes(self) -> int:
+        """How much of the primary's log this one lacks."""
+        return max(0, self.primary_end - self.copy.end_position)
 
     @property
     def _damaged_here(self) -> list[tuple[int, int]]:

@@ -81,3 +81,10 @@ def test_what_was_cut_off_is_not_remembered() -> None:
     found.add(5, 352, 500)
     found.remember(epochs((3, 0, 176), (4, 176, 352)))
     assert found.ranges == epochs((3, 0, 352), (5, 352, 500))
+
+
+def test_a_copy_on_a_new_disk_learns_of_the_epochs_that_were_removed() -> None:
+    found = Epochs()
+    found.add(4, 8192, 9000)
+    found.adopt(epochs((2, 0, 800), (3, 1024, 5000), (4, 6000, 9500), (5, 9600, 9900)), 8192)
+    assert found.ranges == epochs((2, 0, 800), (3, 1024, 5000), (4, 6000, 9000))

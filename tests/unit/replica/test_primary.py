@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from martlet.log.commit_log import CommitLog
+from martlet.log.commit_log import CommitLog, WritesRefused
 from martlet.log.epochs import EpochRange
 from martlet.log.record import RecordKind
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
@@ -46,7 +47,7 @@ class Host:
         self.log = CommitLog(storage, [], 0, 5, 4096)
         self.append()
         replicas = {name: ADDRESSES[name] for name in names}
-        found = ReplicaSet.first("a", replicas, epoch=4, min_in_sync=min_in_sync)
+        found = ReplicaSet.first("a", replicas, broker="id", epoch=4, min_in_sync=min_in_sync)
         found = found.elected("a").with_in_sync(frozenset(in_sync))
         self.now_ns = 0
         self.primary = Primary(
@@ -243,6 +244,71 @@ def test_a_hand_over_to_one_that_is_gone_is_given_up() -> None:
         host.wait(1)
     assert host.primary.handing_over_to is None
     assert host.swaps[-1][0].in_sync == frozenset("ac")
+
+
+def test_messages_are_taken_again_once_a_hand_over_is_given_up() -> None:
+    host = Host("ab", "ab", min_in_sync=1)
+    host.join("b")
+    host.primary.hand_over("b")
+    host.wait(0)
+    with pytest.raises(WritesRefused, match="b becomes primary"):
+        host.append()
+    host.wait(2.5)
+    host.append()
+
+
+def test_an_operator_asks_for_another_primary() -> None:
+    host = Host("abc", "abc", min_in_sync=1)
+    host.join("b", "c")
+    host.acknowledge("b", host.log.position)
+    host.acknowledge("c", host.log.position)
+    asked = host.primary.replica_set.asked_to_hand_over("c")
+    host.primary.looked(Seen(asked, 8, {}))
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert (wanted.primary, wanted.hand_over_to) == ("c", None)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_primary_says_no_to_a_hand_over_that_cannot_be(name: str) -> None:
+    host = Host("abc", "ac", min_in_sync=1)
+    host.join("c")
+    host.acknowledge("c", host.log.position)
+    host.primary.looked(Seen(host.primary.replica_set.asked_to_hand_over(name), 8, {}))
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert (wanted.primary, wanted.epoch, wanted.hand_over_to) == ("a", 5, None)
+
+
+def test_a_replica_that_is_to_leave_does_even_below_the_minimum() -> None:
+    host = Host("ab", "ab", min_in_sync=2)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    host.primary.looked(Seen(host.primary.replica_set.asked_to_remove("b"), 8, {}))
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == {"a"}
+    host.primary.swapped(wanted, 9)
+    host.wait(0)
+    assert len(host.swaps) == 1, "it does not come back"
+    host.primary.looked(Seen(wanted.without_replica("b"), 10, {}))
+    assert not host.primary.standbys
+    assert host.links["b"].is_closed
+    position = host.append()
+    host.primary.send(host.now_ns)
+    assert host.confirmed_position == position
+
+
+def test_more_copies_are_made_where_an_operator_wants_them() -> None:
+    host = Host("abc", "abc", min_in_sync=1)
+    host.join("b", "c")
+    host.acknowledge("b", host.log.position)
+    host.acknowledge("c", host.log.position)
+    asked = replace(host.primary.replica_set, wanted_copies=3)
+    host.primary.looked(Seen(asked, 8, {}))
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert (wanted.in_sync, wanted.copies) == (frozenset("abc"), 3)
 
 
 def test_a_replica_may_fetch_only_from_where_the_logs_are_the_same() -> None:

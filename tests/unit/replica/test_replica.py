@@ -25,7 +25,7 @@ from martlet.testing import SimulatedClock, SimulatedStorage
 
 SEGMENT_BYTES = 4096
 SECOND_NS = 10**9
-FIRST = ReplicaSet.first("a", dict.fromkeys("abc", "10.0.0.1:4153"))
+FIRST = ReplicaSet.first("a", dict.fromkeys("abc", "10.0.0.1:4153"), broker="id")
 ALL = FIRST.elected("a").with_in_sync(frozenset("abc"))
 
 
@@ -113,6 +113,51 @@ def test_nor_does_one_whose_disk_was_replaced() -> None:
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
     assert again.replica.note == ReplicaNote(1, False, ())
+
+
+def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
+    again = FakeHost("a")
+    again.sees(FIRST)
+    again.wait(0)
+    again.wait(0.2)
+    ((wanted, _),) = again.swaps
+    again.replica.swapped(wanted, None, again.now_ns)
+    again.sees(ALL, 2)
+    assert isinstance(again.replica.role, Standby)
+    assert again.replica.note == ReplicaNote(1, False, ())
+
+
+def test_an_operator_forces_a_replica_that_lacks_something() -> None:
+    host = FakeHost("b")
+    host.sees(ALL)
+    assert not host.replica.note.is_whole
+    host.sees(ALL.forced("b"), 2)
+    assert isinstance(host.replica.role, Primary)
+    assert host.replica.note == ReplicaNote(2, True, ())
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (None, "create one"),
+        (ReplicaSet.first("b", {"b": "10.0.0.1:4153"}, broker="id"), "replicas add a"),
+        (replace(FIRST, broker="other"), "of broker other"),
+    ],
+)
+def test_a_replica_that_is_no_member_says_why(found: ReplicaSet | None, problem: str) -> None:
+    host = FakeHost("a")
+    host.replica.looked(Seen(found, 1, {}), 0)
+    assert problem in host.replica.problem
+    host.wait(0)
+    host.wait(0.2)
+    assert not host.swaps
+
+
+def test_a_store_that_lost_the_replica_set_is_a_problem() -> None:
+    host = primary()
+    host.replica.looked(Seen(None, 0, {}), host.now_ns)
+    assert "martlet replicas recreate" in host.replica.problem
+    assert isinstance(host.replica.role, Primary)
 
 
 def test_a_replica_without_a_note_may_have_had_another_disk() -> None:

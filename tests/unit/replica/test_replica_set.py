@@ -11,7 +11,7 @@ import pytest
 from martlet.replica.replica_set import BadReplicaSet, ReplicaSet
 
 ADDRESSES = {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153", "c": "10.0.0.3:4153"}
-FIRST = ReplicaSet.first("a", ADDRESSES, epoch=4)
+FIRST = ReplicaSet.first("a", ADDRESSES, broker="id", epoch=4)
 
 
 def test_a_new_set_has_one_replica_in_sync() -> None:
@@ -29,7 +29,8 @@ def test_a_new_set_has_one_replica_in_sync() -> None:
 )
 def test_a_majority_is_wanted(count: int, copies: int, needed: int) -> None:
     names = "abcde"[:count]
-    all_in = ReplicaSet.first("a", dict.fromkeys(names, "")).with_in_sync(frozenset(names))
+    all_in = ReplicaSet.first("a", dict.fromkeys(names, ""), broker="id")
+    all_in = all_in.with_in_sync(frozenset(names))
     assert all_in.copies == copies
     assert all_in.quorum.answers_needed == needed
 
