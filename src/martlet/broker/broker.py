@@ -207,6 +207,10 @@ class BrokerCore:
         except KeyError:
             raise NotFound(f"there is no topic {name!r}") from None
 
+    def all_topics(self) -> Iterable[Topic]:
+        """Return each topic, at its queue 0."""
+        return self.topics.values()
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its channels. Raises NotFound."""
         topic = self.find_topic(name)
@@ -349,6 +353,11 @@ class BrokerCore:
         self.unconfirmed = deque()
         self.log.condemned = []
         self.confirmed_position = confirmed_position
+
+    @property
+    def epoch(self) -> int:
+        """The number of this run of the broker."""
+        return self.log.epoch
 
     @property
     def visible_position(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from tests.property.log_feed import feed
 from tests.unit.broker.core import SEGMENT_BYTES, Core
 
 from martlet.broker.recovery.restore import BrokerRecovery, promote
-from martlet.log.copy import open_copy
+from martlet.broker.retention import checkpoint as checkpoint_module
+from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import SimulatedClock, SimulatedStorage
 
@@ -73,3 +75,66 @@ def test_a_promoted_broker_reports_what_no_replica_has_undamaged() -> None:
     report = RecoveryReport()
     assert sum(1 for _ in scan(list(broker.log.segments), 0, report))
     assert broker.topics["t"].queue.end_offset == 3
+
+
+def keep_up(core: Core, copy: CopiedLog, recovery: BrokerRecovery) -> None:
+    """The primary frees what is finished, and the standby takes that in and saves it."""
+    core.broker.write_journal()
+    core.checkpoint()
+    core.broker.write_journal()
+    core.broker.confirm(core.broker.log.position)
+    feed(core.broker.log, copy, Random(1))
+    recovery.follow(copy.end_position)
+    job = copy.flush_job()
+    job.run()
+    copy.flushed(job)
+    checkpoint = recovery.take_checkpoint(copy.durable_position)
+    if checkpoint is not None:
+        checkpoint.save(copy.storage)
+        recovery.saved(checkpoint)
+
+
+def test_what_is_retired_leaves_the_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module, "_DROP_ROWS", 8)
+    core = Core()
+    core.broker.await_confirmation(core.broker.log.position)
+    copy, _ = open_copy(SimulatedStorage(Random(1)))
+    feed(core.broker.log, copy, Random(1))
+    recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+    channel = core.channel("t")
+    core.publish("kept", b"x" * 100)
+    for _ in range(20):
+        core.fill("t", 2)
+        keep_up(core, copy, recovery)
+        channel.advance(channel.cursor.queue.visible_end)
+        assert len(copy.segments) < 15
+    index = recovery.find_topic("t").queue.index
+    assert index.first_row > 100
+    assert index.end_row - index.first_row < 100
+    assert len(copy.storage.names("index")) == 2
+    again, _ = open_copy(copy.storage.crash())  # type: ignore[attr-defined]
+    found = BrokerRecovery(again.storage, again.segments, SEGMENT_BYTES, copy=again)
+    assert (found.checkpoint_position, found.notes) == (recovery.checkpoint_position, [])
+    found.follow(again.end_position)
+    for name in ("t", "kept"):
+        ours, theirs = recovery.find_topic(name).queue, found.find_topic(name).queue
+        assert theirs.start_offset == ours.start_offset
+        assert theirs.end_offset == ours.end_offset
+        rows = (ours.index.array(0, 1 << 40), theirs.index.array(0, 1 << 40))
+        assert rows[0].tobytes() == rows[1].tobytes()
+
+
+def test_the_index_of_a_deleted_topic_is_removed() -> None:
+    core = Core()
+    core.broker.await_confirmation(core.broker.log.position)
+    copy, _ = open_copy(SimulatedStorage(Random(1)))
+    feed(core.broker.log, copy, Random(1))
+    recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+    core.publish("t", b"one")
+    core.fill("u", 1)
+    keep_up(core, copy, recovery)
+    assert len(copy.storage.names("index")) == 2
+    core.broker.delete_topic("t")
+    core.fill("u", 1)
+    keep_up(core, copy, recovery)
+    assert len(copy.storage.names("index")) == 1

@@ -10,17 +10,18 @@ from binascii import unhexlify
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from martlet.broker.errors import WritesRefused
+from martlet.broker.queue.stored_queue import StoredQueue
 from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Contents, read_header
-from martlet.log.retention import NeedCounter, SegmentLocator
+from martlet.log.retention import NeedCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from martlet.log.retention import SegmentLocator
 
 _entry = partial(tuple.__new__, IndexEntry)
 """Makes an index entry of a tuple, without a call in Python."""
@@ -32,7 +33,6 @@ number.
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 MAX_QUEUES = 1 << (64 - OFFSET_BITS)
 """The maximum number of queues of a topic."""
-_ROWS_AT_ONCE = 1 << 16
 MAX_BATCH_BYTES = 1 << 20
 """A batch of this size is appended at once."""
 
@@ -65,7 +65,7 @@ class Receipt:
         self.error: WritesRefused | None = None
 
 
-class QueueLog:
+class QueueLog(StoredQueue):
     """A queue of a topic.
 
     Args:
@@ -80,16 +80,11 @@ class QueueLog:
     def __init__(
         self, log: CommitLog, topic: int, number: int, id_base: int, index: Index, end_offset: int
     ) -> None:
-        self._log = log
+        super().__init__(log, index, end_offset)
+        self._log: CommitLog = log
         self.topic = topic
         self.number = number
         self.id_base = id_base
-        self.index = index
-        self.end_offset = end_offset
-        self.visible_end = end_offset
-        """The offset behind the last confirmed message. Clients see no message from here on: a
-        failover may cut it off and give its offset to another one.
-        """
         self.tally = NeedCounter(index)
         """The messages that channels need from the topic's floor on, as far as counted."""
         self.history: KeptHistory | None = None
@@ -99,60 +94,6 @@ class QueueLog:
         """The staged messages."""
         self.receipt = Receipt()
         """The receipt of the staged messages."""
-        self._start_row = index.first_row
-        self._start_known = (-1, -1)
-
-    @property
-    def start_offset(self) -> int:
-        """The offset from which on everything is stored; the end where nothing is.
-
-        Lower offsets are stored only for a channel's pending messages.
-        """
-        row = self.start_row
-        return self.end_offset if row >= self.index.end_row else self.index.row(row).first_offset
-
-    @property
-    def start_row(self) -> int:
-        """The number of the index row of `start_offset`."""
-        known = (self._log.retired_count, self.index.first_row)
-        if known != self._start_known:
-            self._start_row = self._find_start_row()
-            self._start_known = known
-        return self._start_row
-
-    def _find_start_row(self) -> int:
-        """Return the number of the first row behind all rows whose batches were deleted, and behind
-        all gaps: after a power cut a deleted batch may be known only by the gap.
-        """
-        index = self.index
-        places = SegmentLocator(self._log.segments)
-        end = index.end_row
-        first = max(self._start_row, index.first_row)
-        while end > first:
-            start = max(first, end - _ROWS_AT_ONCE)
-            rows = index.array(start, end)
-            missing = places.find(rows["position"]) < 0
-            ends = rows["first_offset"] + rows["count"]
-            missing[:-1] |= ends[:-1] != rows["first_offset"][1:]
-            if end < index.end_row:
-                missing[-1] |= ends[-1] != index.row(end).first_offset
-            gone = np.flatnonzero(missing)
-            if len(gone):
-                return start + int(gone[-1]) + 1
-            end = start
-        return first
-
-    @property
-    def first_stored_offset(self) -> int:
-        """The first stored offset, kept for any reason; the end where none is."""
-        index = self.index
-        places = SegmentLocator(self._log.segments)
-        for start in range(index.first_row, index.end_row, _ROWS_AT_ONCE):
-            rows = index.array(start, start + _ROWS_AT_ONCE)
-            stored = np.flatnonzero(places.find(rows["position"]) >= 0)
-            if len(stored):
-                return int(rows["first_offset"][stored[0]])
-        return self.end_offset
 
     def hidden_bytes(self) -> int:
         """Return the size of the bodies behind the visible end."""

@@ -33,11 +33,13 @@ from martlet.broker.journal.entries import (
     decode_retired,
 )
 from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.queue.stored_queue import StoredQueue
 from martlet.broker.recovery.transactions import TransactionJournal
 from martlet.broker.transactions.half_topic import entry_in_record
 from martlet.log.atomic_batches import entry_of
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import BadRecord, Header, RecordFlag, RecordKind, properties
+from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Storage
 from martlet.names import is_ephemeral
 
@@ -62,6 +64,19 @@ class RecoveredTopic:
     journaled_end: int = 0
     channels: dict[int, ChannelRecord] = field(default_factory=dict)
     cursors: dict[int, CursorState] = field(default_factory=dict)
+    _stored: StoredQueue | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next message."""
+        return max(self.end_offset, self.journaled_end)
+
+    def stored_in(self, log: SegmentedLog) -> StoredQueue:
+        """Return its messages for a reader of the log that holds them."""
+        if self._stored is None:
+            self._stored = StoredQueue(log, self.index, 0)
+        self._stored.end_offset = self._stored.visible_end = self.next_offset
+        return self._stored
 
     def apply(self, record: TopicRecord) -> None:
         """Replace the topic's record."""
@@ -318,6 +333,10 @@ class RecoveredState:
         """Record the half messages of a batch."""
         with suppress(BadRecord):
             self.transactions.apply_half(entry_in_record(header, record), header)
+
+    def find(self, name: str, queue: int) -> RecoveredTopic | None:
+        """Return the topic of a name at one of its queues."""
+        return self.topics.get(self._ids.get((name, queue), 0))
 
     def kept(self) -> list[RecoveredTopic]:
         """Return the topics to restore, the queues of each in order."""

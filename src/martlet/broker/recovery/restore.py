@@ -23,7 +23,7 @@ from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
-from martlet.broker.errors import WritesRefused
+from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.journal.cursor_entry import CursorState
 from martlet.broker.journal.entries import HALF, ChannelRecord, checkpoint_head, encode_passed
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
@@ -32,6 +32,8 @@ from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint, at_head
+from martlet.broker.recovery.standby_topic import StandbyTopic, is_shown
+from martlet.broker.retention.checkpoint import may_shorten
 from martlet.broker.retention.eviction import settle
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
@@ -95,7 +97,7 @@ class BrokerRecovery:
         copy: CopiedLog | None = None,
     ) -> None:
         copied_to = None if copy is None else copy.end_position
-        self._state, self.checkpoint_position, self.notes = _from_checkpoint(
+        self._state, self.checkpoint_position, indexed_to, self.notes = _from_checkpoint(
             storage, segments, segment_bytes, copied_to
         )
         first_base = segments[0].base if segments else 0
@@ -104,10 +106,12 @@ class BrokerRecovery:
         self._copy = copy
         self._gap_count = 0 if copy is None else copy.gap_count
         self._segments = segments
-        self._indexed_to = (copied_to or 0) if self.checkpoint_position is None else 0
-        """The indexes were built from the log up to here."""
+        self._indexed_to = indexed_to
+        """Indexes were built from the log up to here."""
         self.checkpoint: StandbyCheckpoint | None = None
         """A checkpoint that waits to be saved."""
+        self._shortened_at = -1
+        """The number of retired segments when the indexes were last shortened."""
         transactions = self._state.transactions
         transactions.durable_position = self.position if copy is None else None
         transactions.segments = segments
@@ -138,6 +142,48 @@ class BrokerRecovery:
         assert self.position <= self._copy.end_position, "what was taken in has been cut off"
         self.take_in(self._copy.records(self.position, position))
 
+    # the state as a `martlet.broker.queue.log_view.LogView`
+
+    def is_confirmed(self, position: int) -> bool:
+        """Whether the state has nothing that is not confirmed, as it may when it begins: a
+        checkpoint, or indexes that were built from the log, may be ahead.
+
+        Args:
+            position: every record before it is confirmed.
+        """
+        return self._indexed_to <= self.position <= position
+
+    @property
+    def log(self) -> CopiedLog:
+        """The copied log."""
+        assert self._copy is not None
+        return self._copy
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest record in the copied log."""
+        return self.log.epochs.last
+
+    @property
+    def visible_position(self) -> int:
+        """The position behind the last record that readers of the log may see."""
+        return self.position
+
+    def all_topics(self) -> Iterable[StandbyTopic]:
+        """Return each topic, at its queue 0."""
+        for known in self._state.topics.values():
+            if not known.record.queue and is_shown(known):
+                yield StandbyTopic(self._state, self.log, known)
+
+    def find_topic(self, name: str) -> StandbyTopic:
+        """Return the topic of that name, at its queue 0. Raises NotFound."""
+        known = self._state.find(name, 0)
+        if known is None or not is_shown(known):
+            raise NotFound(f"there is no topic {name!r}")
+        return StandbyTopic(self._state, self.log, known)
+
+    # checkpoints
+
     def _begin_checkpoint(self, header: Header, record: memoryview) -> None:
         """Capture a checkpoint where a segment begins, unless one waits to be saved."""
         position = header.position
@@ -147,11 +193,27 @@ class BrokerRecovery:
             state = self._state
             # Where the disk is full now, the next segment's head will do.
             with suppress(OSError):
+                self._shorten_indexes()
                 self.checkpoint = at_head(header, record, state.topics.values(), state.marks)
 
+    def _shorten_indexes(self) -> None:
+        """Rewrite index files that mostly cover retired segments. The old files stay until a
+        checkpoint with the new ones is saved. Raises OSError.
+        """
+        log = self.log
+        if log.retired_count == self._shortened_at:
+            return
+        for topic in self._state.topics.values():
+            index = topic.index
+            if may_shorten(index, index.end_row):
+                row = topic.stored_in(log).first_stored_row
+                if may_shorten(index, row):
+                    index.drop_before(row)
+        self._shortened_at = log.retired_count
+
     def saved(self, checkpoint: StandbyCheckpoint) -> None:
-        """Record that a checkpoint was saved, and retire what it does not need of the copied log:
-        the segments before it of which the log says that no replica needs them.
+        """Record that a checkpoint was saved, and remove what it does not need: the segments before
+        it of which the log says that no replica needs them, and older index files.
         """
         copy = self._copy
         assert copy is not None
@@ -161,6 +223,10 @@ class BrokerRecovery:
             if segment.base in retired and segment.base + segment.capacity <= position:
                 copy.retire(segment)
         retired &= {segment.base for segment in copy.segments}
+        kept = checkpoint.indexes.keys() | {t.index.name for t in self._state.topics.values()}
+        for name in copy.storage.names("index"):
+            if f"index/{name}" not in kept:
+                copy.storage.remove(f"index/{name}")
 
     def take_checkpoint(self, durable_position: int) -> StandbyCheckpoint | None:
         """Return the newest checkpoint of a copied log, once; None while there is none that a
@@ -310,8 +376,9 @@ def _report_losses(broker: BrokerCore) -> None:
 
 def _from_checkpoint(
     storage: Storage, segments: list[Segment], segment_bytes: int, copied_to: int | None
-) -> tuple[RecoveredState, int | None, list[str]]:
-    """Return the state by the checkpoint, the position from which to replay, and notes.
+) -> tuple[RecoveredState, int | None, int, list[str]]:
+    """Return the state by the checkpoint, the position from which to replay, that up to which
+    indexes were built from a copied log, and notes.
 
     Without a usable checkpoint, the indexes are rebuilt from the complete log, or from that of
     another replica as far as it counts, and there is no position.
@@ -334,7 +401,7 @@ def _from_checkpoint(
         if segments:
             notes.append(f"{loaded}; reading the whole log")
             _rebuild(state, segments, None, end_position, {})
-        return state, None, notes
+        return state, None, copied_to or 0, notes
     head = checkpoint_head(loaded)
     position = head.position
     if copied_to is None:
@@ -354,7 +421,7 @@ def _from_checkpoint(
         _rebuild(state, segments, missing, position, ends)
     for kind, topic, entry in loaded.entries:
         state.apply(kind, topic, entry)
-    return state, position, notes
+    return state, position, (copied_to or 0) if missing else 0, notes
 
 
 def _is_continued(position: int, segments: list[Segment], end: int) -> bool:
@@ -453,7 +520,7 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
 
 def _queue(broker: BrokerCore, known: RecoveredTopic) -> QueueLog:
     record = known.record
-    end_offset = max(known.end_offset, known.journaled_end)
+    end_offset = known.next_offset
     return QueueLog(broker.log, record.id, record.queue, record.id_base, known.index, end_offset)
 
 
@@ -550,6 +617,7 @@ def _settle_bucket(
     if target is None:
         return []
     ids, marks = state.forwarded.get(topic, []), state.marks.get(record.id, DoneBitmap())
-    end_offset = max(known.end_offset, known.journaled_end)
-    restore_bucket(broker, broker.delays, target, record, known.index, end_offset, marks, ids)
+    restore_bucket(
+        broker, broker.delays, target, record, known.index, known.next_offset, marks, ids
+    )
     return [known.index.name]

@@ -37,20 +37,23 @@ class StandbyCheckpoint:
         position: the state is that before the record at this position.
         durable_from: with the log durable up to here it can be saved: behind the segment's first
             record, without which the log would end before the checkpoint.
-        indexes: the indexes that it covers and that are not durable yet.
+        indexes: those that it covers, by the name that each file had then.
         data: the checkpoint file.
     """
 
     position: int
     durable_from: int
-    indexes: tuple[Index, ...]
+    indexes: Mapping[str, Index]
     data: bytes
 
     def save(self, storage: Storage) -> None:
         """Make the indexes and then the checkpoint durable. May block. Raises OSError."""
-        for index in self.indexes:
-            storage.sync(index.name)
-            index.synced = True
+        for name, index in self.indexes.items():
+            if name != index.name:
+                storage.sync(name)
+            elif not index.synced:
+                storage.sync(name)
+                index.synced = True
         storage.replace(checkpoint_file.NAME, self.data)
 
 
@@ -73,7 +76,7 @@ def at_head(
     snapshot = decode(RecordKind.TOPOLOGY, bytes(payload(header, record)))
     if not isinstance(snapshot, SnapshotEntry):
         return None
-    changed: list[Index] = []
+    named: dict[str, Index] = {}
     indexes: dict[int, IndexRecord] = {}
     for topic in topics:
         if is_ephemeral(topic.record.name):
@@ -81,10 +84,9 @@ def at_head(
         index = topic.index
         index.write()
         indexes[topic.record.id] = IndexRecord(index.first_row, index.stored, index.crc)
-        if not index.synced:
-            changed.append(index)
+        named[index.name] = index
     entry = replace(snapshot, position=header.position, epoch=header.epoch, indexes=indexes)
     entries = [(RecordKind.TOPOLOGY, 0, encode(entry))]
     entries += [(RecordKind.MARKS, id, marks[id].pack()) for id in indexes if id in marks]
     data = checkpoint_file.pack(entries, epoch=header.epoch, stored_at_ns=header.stored_at_ns)
-    return StandbyCheckpoint(header.position, header.next_position, tuple(changed), data)
+    return StandbyCheckpoint(header.position, header.next_position, named, data)

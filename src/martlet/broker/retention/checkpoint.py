@@ -278,14 +278,18 @@ def _shorten_indexes(broker: RetentionContext, free: list[Segment]) -> list[str]
         row = index.find(topic.lowest_needed)
         if topic.queue.history is not None:
             row = min(row, topic.queue.history.tally.first_row)
-        rows_gone = row - index.first_row
-        if rows_gone < max(_DROP_ROWS, (index.end_row - index.first_row) // 2):
+        if not may_shorten(index, row):
             continue
         row = _first_from(index, row, oldest)
         if row > index.first_row:
             dropped.append(index.name)
             index.drop_before(row)
     return dropped
+
+
+def may_shorten(index: Index, row: int) -> bool:
+    """Whether the rows before a row are enough to rewrite the file without them."""
+    return row - index.first_row >= max(_DROP_ROWS, (index.end_row - index.first_row) // 2)
 
 
 def _first_from(index: Index, row: int, position: int) -> int:

@@ -25,9 +25,9 @@ from martlet.log.retention import SegmentLocator
 
 if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.queue.queue_log import QueueLog
-    from martlet.log.commit_log import CommitLog
+    from martlet.broker.queue.stored_queue import StoredQueue
     from martlet.log.index import IndexEntry
+    from martlet.log.segmented import SegmentedLog
 
 MAX_HOLES = 1000
 """The maximum number of gaps reported; earlier ones are left out."""
@@ -36,7 +36,7 @@ _FLAGS = slice(14, 16)
 """The place of the flags in a record's header."""
 
 
-def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:
+def holes(log: SegmentedLog, queue: StoredQueue) -> tuple[int, list[Stretch]]:
     """Return the offset from which on a queue has everything that was not deleted, and its gaps
     from there on, rising.
     """
@@ -72,7 +72,7 @@ def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:
     return start, found[::-1]
 
 
-def _breaks(log: CommitLog) -> list[int]:
+def _breaks(log: SegmentedLog) -> list[int]:
     """Return the number of missing segment ranges before each segment."""
     counts: list[int] = []
     behind = None
@@ -84,7 +84,7 @@ def _breaks(log: CommitLog) -> list[int]:
 
 
 def _is_one_stretch(
-    log: CommitLog,
+    log: SegmentedLog,
     places: SegmentLocator,
     breaks: list[int],
     before: IndexEntry,
@@ -99,7 +99,7 @@ def _is_one_stretch(
 
 
 def _is_from_the_beginning(
-    log: CommitLog, places: SegmentLocator, breaks: list[int], entry: IndexEntry
+    log: SegmentedLog, places: SegmentLocator, breaks: list[int], entry: IndexEntry
 ) -> bool:
     """Whether everything stored before a batch, from the log's beginning on, still exists."""
     if not log.segments or log.segments[0].base or _was_moved(log, entry):
@@ -108,6 +108,6 @@ def _is_from_the_beginning(
     return number >= 0 and not breaks[number]
 
 
-def _was_moved(log: CommitLog, entry: IndexEntry) -> bool:
+def _was_moved(log: SegmentedLog, entry: IndexEntry) -> bool:
     record = log.view(entry.position, entry.length)
     return record is None or bool(int.from_bytes(record[_FLAGS], "little") & RecordFlag.RELOCATED)
