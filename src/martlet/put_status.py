@@ -15,6 +15,8 @@ class PutStatus(StrEnum):
     them.
     """
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-    """No replica has the messages. Reserved: brokers have no replicas yet."""
+    """As durably as the replicas that are left allow: fewer are in sync than are wanted."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    """No replica has confirmed the messages in time. Reserved."""
+    """Stored by the primary, but too few replicas confirmed the messages in time, so a failover may
+    lose them. They are delivered once they are confirmed.
+    """

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from martlet.client import (
 from martlet.client import sync as blocking
 from martlet.durations import MILLISECOND_NS
 from martlet.testing import Broker
+from martlet.testing.ports import free_port
 
 
 @pytest.fixture
@@ -298,3 +300,21 @@ async def test_without_await() -> None:
         assert await bodies(broker, "orders", 6) == [b"one", b"0", b"1", b"2", b"joined", b"left"]
         seen.set()
         await running
+
+
+@pytest.mark.parametrize("at_first", [0, 1])
+async def test_a_transaction_goes_on_at_another_address_of_its_broker(
+    tmp_path: Path, at_first: int
+) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    backoff = Backoff(first_s=0.01, max_s=0.1)
+    async with asyncio.timeout(30):
+        async with Broker(tmp_path, tcp_address=addresses[at_first]):
+            producer = await Producer(addresses, backoff=backoff).__aenter__()
+            transaction = producer.transaction()
+            await transaction.publish("t", b"one")
+        async with Broker(tmp_path, tcp_address=addresses[1 - at_first]) as broker:
+            await transaction.publish("t", b"two")
+            await transaction.commit()
+            assert await bodies(broker, "t", 2) == [b"one", b"two"]
+            await producer.close()

@@ -32,7 +32,7 @@ class ConnectionSettings:
         lookup: the HTTP addresses of lookup daemons, as ``"host:4161"`` or URLs: the client
             connects to every broker that they know, now or later.
         lookup_poll_s: the interval of polls of a lookup daemon in seconds; a lost connection causes
-            a poll at once.
+            polls at once and at growing intervals.
         connect_timeout_s: the time limit of one attempt to connect.
         backoff: the delay before reconnecting.
         identity: how the client describes itself to brokers, including its message timeout.

@@ -46,7 +46,7 @@ async def finish_slowly(message: Any) -> None:
     message.finish()
 
 
-async def publish(body: str, send: Any) -> None:
+async def publish(body: str, send: Any) -> bool:
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_answer(connection: Any, data: Any) -> None:
@@ -62,6 +62,7 @@ async def publish(body: str, send: Any) -> None:
         report("published", body=body)
     else:
         report("failed", body=body, reason=repr(data))
+    return bool(data == b"OK")
 
 
 async def main() -> None:

@@ -88,6 +88,10 @@ class BrokerSession(ABC):
     async def leave(self, timeout_s: float) -> None:
         """Ask the broker to stop sending, after it has all answers."""
 
+    def hasten(self) -> None:
+        """Try again to connect, soon: a broker that was lost elsewhere may be here now."""
+        self._dialer.hasten()
+
     def mark_attempted(self) -> None:
         """End all waits for the first attempt."""
         if not self.attempted.done():

@@ -86,8 +86,11 @@ class ConsumerBrokers(Generic[SessionT]):
         if self.is_closed:
             raise Closed("the consumer was closed while it was connecting")
 
-    def look_again(self) -> None:
-        """Poll the lookup daemons at once."""
+    def seek(self, lost: SessionT) -> None:
+        """Look for a broker at other addresses, as a connection to it is lost."""
+        for session in self.sessions:
+            if session is not lost and not session.is_connected:
+                session.hasten()
         if self._discovery is not None:
             self._discovery.look_again()
 

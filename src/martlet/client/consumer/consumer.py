@@ -367,7 +367,7 @@ class Consumer(ConsumerBase[Subscription]):
     def _on_lost(self, subscription: Subscription, answers: AckBatcher) -> None:
         self._buffer.forget(answers)
         self._flow.remove(subscription)
-        self._brokers.look_again()
+        self._brokers.seek(subscription)
 
     # closing
 

@@ -1,4 +1,9 @@
-"""One broker of a producer: keep it connected, and reconnect whenever the connection is lost."""
+"""One address of a producer's broker: connect, and reconnect whenever the connection is lost.
+
+Several addresses may lead to one broker: that of each replica, of which one serves it, or several
+of the same process. One of the connections to a broker is active, and the broker's batches are in
+flight there; the others are spare (`martlet.client.producer.broker_pool` decides).
+"""
 
 from __future__ import annotations
 
@@ -25,12 +30,13 @@ CLOSE_S = 2.0
 
 
 class BrokerLink:
-    """Keep a broker connected, and retry batches lost with a connection.
+    """Keep an address connected, and retry batches lost with an active connection.
 
     Attributes:
-        queue: the batches in flight there.
-        connection: None while the broker is not connected.
-        on_up: called when the broker is connected.
+        queue: the batches in flight at the broker that is there, or was last.
+        connection: None while there is none.
+        is_active: whether the broker's batches are in flight on this connection.
+        on_up: called when it is connected.
         on_down: called when it is lost, after batches in flight were put back.
         refusal: the error of a broker that refuses this client.
         on_refused: called when it has refused this client.
@@ -41,23 +47,29 @@ class BrokerLink:
         self, accumulator: Accumulator, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
     ) -> None:
         self.queue: InFlightQueue = accumulator.add_broker(name)
+        self.is_active = False
         self.connection: Connection | None = None
         self.on_up: Callable[[BrokerLink], None] = lambda _link: None
         self.on_down: Callable[[BrokerLink], None] = lambda _link: None
         self.refusal: ConnectRefused | None = None
         self.on_refused: Callable[[BrokerLink], None] = lambda _link: None
         self.health_when_down = Health.CONNECTING
+        self._name = name
         self._accumulator = accumulator
         self._dialer = dialer
         self._dialer.on_failure = self._failed
-        self.queue.on_answer = self._dialer.succeeded
         self._on_retried = hooks.on_retried
         self._backoff = backoff
         self._answers_seen = 0
         self._silent_looks = 0
 
     def __str__(self) -> str:
-        return self.queue.name
+        return self._name
+
+    @property
+    def epoch(self) -> int:
+        """The broker's run to which it is connected; -1 without a connection."""
+        return -1 if self.connection is None else self.connection.features.epoch
 
     @property
     def can_write(self) -> bool:
@@ -93,27 +105,18 @@ class BrokerLink:
                 continue
             self.refusal = None
             self.connection = connection
-            self._answers_seen, self._silent_looks = -1, 0
-            self._accumulator.connected(
-                self.queue, takes_sends=bool(connection.features.extensions)
-            )
             self.on_up(self)
             error = await connection.wait_lost()
             self.connection = None
             queue = self.queue
-            was_held = queue.is_held
-            queue.is_slow = False
-            is_refusing = queue.refusals > 0 and len(self._accumulator.brokers) > 1
+            was_held = self.is_active and queue.is_held
+            is_refusing = (
+                self.is_active and queue.refusals > 0 and len(self._accumulator.brokers) > 1
+            )
             self.health_when_down = Health.REFUSING if is_refusing else Health.FAILING
             self._dialer.lost(error)
-            count = self._accumulator.put_back(queue, error)
-            if count:
-                logger.info(
-                    "%s not answered and will be sent again",
-                    counted(count, "message was", "messages were"),
-                )
-                if self._on_retried is not None:
-                    self._on_retried(queue.name, count)
+            if self.is_active:
+                self._put_back(error)
             self.on_down(self)
             if is_refusing:
                 # There are other brokers; this one is tried again in a while.
@@ -121,6 +124,34 @@ class BrokerLink:
             elif was_held:
                 # A message that was sent alone may cause this each time.
                 self._dialer.failed(error)
+
+    def activate(self) -> None:
+        """Send the broker's batches on this connection from now on."""
+        assert self.connection is not None
+        assert not self.queue.is_up
+        self.is_active = True
+        self._answers_seen, self._silent_looks = -1, 0
+        self.queue.name = self._name
+        self.queue.on_answer = self._dialer.succeeded
+        takes_sends = bool(self.connection.features.extensions)
+        self._accumulator.connected(self.queue, takes_sends=takes_sends)
+
+    def _put_back(self, error: ConnectionLost) -> None:
+        """Retry the batches in flight on a connection that is lost."""
+        self.is_active = False
+        self.queue.is_slow = False
+        count = self._accumulator.put_back(self.queue, error)
+        if count:
+            logger.info(
+                "%s not answered and will be sent again",
+                counted(count, "message was", "messages were"),
+            )
+            if self._on_retried is not None:
+                self._on_retried(self._name, count)
+
+    def hasten(self) -> None:
+        """Try again to connect, soon: a broker that was lost elsewhere may be here now."""
+        self._dialer.hasten()
 
     def look(self, may_cut: bool) -> None:
         """Check whether the broker has answered anything since the last check.
@@ -149,7 +180,7 @@ class BrokerLink:
         """Return the broker's statistics."""
         queue = self.queue
         return BrokerStats(
-            address=queue.name,
+            address=self._name,
             health=self.health,
             in_flight_messages=queue.message_count,
             in_flight_bytes=queue.size_bytes,

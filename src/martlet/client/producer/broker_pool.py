@@ -1,4 +1,13 @@
-"""The brokers of a producer: those configured, and those found by lookup daemons."""
+"""The brokers of a producer: those configured, and those found by lookup daemons.
+
+A broker is known by its id, if it tells one, and otherwise by its address. Several addresses that
+turn out to be one broker share its queue, and so one sequence of numbers: what one of them did not
+answer is repeated at another under the same number, and stored once. That is how a producer goes on
+when another replica has become the primary.
+
+Of several connections to a broker, the one to its newest run is active. So a primary that was
+paused, and believes that it is one, is left as soon as the next one answers.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +23,7 @@ from martlet.client.producer.broker_link import BrokerLink
 from martlet.client.producer.in_flight import InFlightQueue, send_command
 from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.routing import broker_of_key
+from martlet.client.producer.stats import BrokerStats
 from martlet.client.settings import ConnectionSettings
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.discovery import Discovery
@@ -24,9 +34,10 @@ REVIVAL_S = 1.0
 
 
 class BrokerPool:
-    """Keep each broker connected, and send the accumulator's batches.
+    """Keep each address connected, and send the accumulator's batches.
 
-    A found broker that no lookup daemon knows any more is dropped once it is disconnected.
+    A found address that no lookup daemon knows any more is dropped once it is disconnected. What is
+    to be repeated at its broker waits until that is found at another address.
 
     Attributes:
         attempted: set once a broker is connected, or all refuse this client, or it is closed.
@@ -60,7 +71,8 @@ class BrokerPool:
         if (daemons := connection.lookup_daemons) is not None:
             self._discovery = Discovery(None, daemons, connection.lookup_poll_s, self._on_found)
         self._links: dict[Address, BrokerLink] = {}
-        self._link_of: dict[InFlightQueue, BrokerLink] = {}
+        self._active: dict[InFlightQueue, BrokerLink] = {}
+        """The active link of each broker that is connected."""
         self._keepers: dict[BrokerLink, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -73,8 +85,17 @@ class BrokerPool:
 
     @property
     def links(self) -> list[BrokerLink]:
-        """Return one for each broker."""
+        """Return one for each address."""
         return list(self._links.values())
+
+    def active_link(self, broker: InFlightQueue) -> BrokerLink | None:
+        """Return the link on which a broker's batches go; None while it is not connected."""
+        return self._active.get(broker)
+
+    def stats(self) -> tuple[BrokerStats, ...]:
+        """Return the statistics of each broker."""
+        links = {link.queue: link for link in reversed(self.links)} | self._active
+        return tuple(links[each].stats() for each in self._accumulator.brokers if each in links)
 
     @property
     def is_fixed(self) -> bool:
@@ -92,7 +113,7 @@ class BrokerPool:
     @property
     def trouble(self) -> str:
         """Why messages wait."""
-        if connected := [str(each) for each in self.links if each.connection is not None]:
+        if connected := [str(each) for each in self._active.values()]:
             return f"{', '.join(connected)} did not answer what was sent before"
         return f"no connection: {self.errors}"
 
@@ -143,13 +164,13 @@ class BrokerPool:
     def _flush(self) -> None:
         self._is_flushing = False
         brokers = [
-            link.queue for link in self._links.values() if not link.queue.is_held and link.can_write
+            broker for broker, link in self._active.items() if not broker.is_held and link.can_write
         ]
         if not brokers:
             return  # A new connection, or the next answer, triggers another flush.
         now_s = self._loop.time()
         for batch in self._accumulator.pack(brokers):
-            connection = self._link_of[batch.broker].connection
+            connection = self._active[batch.broker].connection
             assert connection is not None
             try:
                 command = batch.command(now_s)
@@ -168,7 +189,7 @@ class BrokerPool:
             ConnectionLost, NotSupported: there is no such broker. ProducerFull: no broker reads
             fast enough.
         """
-        up = [link for link in self._links.values() if link.connection is not None]
+        up = list(self._active.values())
         able = [link for link in up if link.queue.takes_sends]
         if not able:
             if up:
@@ -181,7 +202,7 @@ class BrokerPool:
             broker = self._accumulator.take_turn(ready)
         if broker is None or broker not in ready:
             raise ProducerFull("the broker does not read as fast as messages are sent to it")
-        connection = self._link_of[broker].connection
+        connection = self._active[broker].connection
         assert pending.fields is not None and connection is not None
         connection.write(send_command([pending], pending.fields.to_json() | {"oneway": True}))
 
@@ -197,7 +218,6 @@ class BrokerPool:
         link.on_refused = self._on_refused
         self._links[address] = link
         self.refusal = None
-        self._link_of[link.queue] = link
         self._keepers[link] = asyncio.create_task(link.keep(), name=f"martlet producer {address}")
         self._has_changed()
 
@@ -223,25 +243,79 @@ class BrokerPool:
             )
 
     def _drop(self, address: Address) -> None:
-        """Drop a disconnected broker that no lookup daemon knows any more."""
+        """Drop a disconnected address that no lookup daemon knows any more."""
         logger.info("the broker at %s has gone", address)
         link = self._links.pop(address)
-        del self._link_of[link.queue]
-        self._accumulator.remove_broker(link.queue)
         self._keepers.pop(link).cancel()
+        self._remove_unused(link.queue)
         self.flush_soon()
+
+    def _remove_unused(self, broker: InFlightQueue) -> None:
+        """Remove a broker without an address, unless one of its replicas may be found at another
+        one, where what it did not answer is repeated.
+        """
+        is_awaited = broker.has_replicas and broker.has_numbered
+        if not is_awaited and all(each.queue is not broker for each in self.links):
+            self._accumulator.remove_broker(broker)
 
     def _on_up(self, link: BrokerLink) -> None:
         self.refusal = None
         self.attempted.set()
+        self._recognise(link)
+        self._choose_active(link.queue)
         self.flush_soon()
         self._has_changed()
         if link.connection is not None:
             link.connection.on_writable = self.flush_soon
             self.on_connected(link.connection)
 
-    def _on_down(self, _link: BrokerLink) -> None:
+    def _recognise(self, link: BrokerLink) -> None:
+        """Give a link the queue of the broker that it has reached."""
+        assert link.connection is not None
+        broker_id, before = link.connection.features.broker_id, link.queue
+        if broker_id in ("", before.broker_id):
+            return
+        brokers = self._accumulator.brokers
+        known = next((each for each in brokers if each.broker_id == broker_id), None)
+        if known is not None and not before.broker_id and before.has_numbered:
+            return  # Its numbers are of a producer id of their own.
+        if known is None and before.broker_id:
+            known = self._accumulator.add_broker(str(link))
+        link.queue = known or before
+        link.queue.broker_id = broker_id
+        link.queue.has_replicas = link.connection.features.has_replicas
+        if link.queue is not before:
+            logger.info("%s is broker %s, known as %s", link, broker_id, link.queue.name)
+            self._remove_unused(before)
+
+    def _choose_active(self, broker: InFlightQueue) -> None:
+        """Send to the newest run of a broker of those that are connected."""
+        active = self._active.get(broker)
+        links = [each for each in self.links if each.queue is broker and each.connection]
+        newest = max(links, key=lambda each: each.epoch, default=None)
+        if newest is None:
+            return
+        if active is None:
+            self._active[broker] = newest
+            newest.activate()
+        elif newest.epoch > active.epoch and active.connection is not None:
+            active.connection.abort(ConnectionLost(f"{active}: the broker is at {newest} now"))
+
+    def _on_down(self, link: BrokerLink) -> None:
+        broker = link.queue
+        if self._active.get(broker) is link:
+            del self._active[broker]
+            self._choose_active(broker)
+            if broker not in self._active:
+                self._seek(link)
         self.flush_soon()  # Batches in flight there go to others.
+
+    def _seek(self, lost: BrokerLink) -> None:
+        """Look for a broker at other addresses, as its last connection is lost."""
+        for link in self.links:
+            is_other = link is not lost and link.connection is None
+            if is_other and (link.queue is lost.queue or not link.queue.broker_id):
+                link.hasten()
         if self._discovery is not None:
             self._discovery.look_again()
 
@@ -270,8 +344,11 @@ class BrokerPool:
         self._look = self._loop.call_later(self._answer_timeout_s / 2, self._look_at_all)
 
     def _look_at_all(self) -> None:
-        """Check which brokers have answered since the last check."""
-        answering = [each for each in self.links if each.connection and not each.queue.is_slow]
-        for link in self.links:
+        """Check which brokers have answered since the last check, and which are of no use."""
+        active = list(self._active.values())
+        answering = [each for each in active if not each.queue.is_slow]
+        for link in active:
             link.look(may_cut=any(each is not link for each in answering))
+        for broker in list(self._accumulator.brokers):
+            self._remove_unused(broker)
         self._look_later()

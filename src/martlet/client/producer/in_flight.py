@@ -225,9 +225,12 @@ class InFlightQueue:
     """One broker, as the accumulator sees it: batches in flight there, and messages waiting for it.
 
     Attributes:
-        name: the broker's address, from which routing finds the broker of an order key.
-        producer: the id of this producer at this broker, since two addresses may lead to one
-            broker; empty if SENDs are not idempotent.
+        name: the address at which the broker is, or was last.
+        broker_id: its id, by which it is recognised at another address; empty until it is known,
+            and of brokers that tell none.
+        has_replicas: whether it goes on at another address when its process ends.
+        producer: the id of this producer at this broker, since two addresses may lead to one broker
+            that tells no id; empty if SENDs are not idempotent.
         batches: sent and not answered, the oldest first; the broker answers in this order.
         message_count, size_bytes: of those.
         retries: SENDs with a number that are to be sent again, by number.
@@ -249,6 +252,8 @@ class InFlightQueue:
         "_limits",
         "_numbered",
         "batches",
+        "broker_id",
+        "has_replicas",
         "is_held",
         "is_on_trial",
         "is_slow",
@@ -271,6 +276,8 @@ class InFlightQueue:
 
     def __init__(self, name: str, limits: Limits, *, is_idempotent: bool = True) -> None:
         self.name = name
+        self.broker_id = ""
+        self.has_replicas = False
         self.producer = os.urandom(PRODUCER_BYTES) if is_idempotent else b""
         self._limits = limits
         self.batches: deque[ProducerBatch] = deque()
@@ -293,6 +300,16 @@ class InFlightQueue:
         self.lost_count = 0
         self.refusals = 0
         self.on_answer: Callable[[], None] = lambda: None
+
+    @property
+    def home_name(self) -> str:
+        """The name by which routing finds the broker of an order key."""
+        return self.broker_id or self.name
+
+    @property
+    def has_numbered(self) -> bool:
+        """Whether any SEND has a number here and no answer."""
+        return bool(self._numbered)
 
     def has_room(self, pending: PendingPublish) -> bool:
         """Return whether this may be sent now.

@@ -501,7 +501,7 @@ class Producer(ProducerTransactions):
             stored=accumulator.stored_count,
             retried=accumulator.retried_count,
             timed_out=self._expiry.count,
-            brokers=tuple(link.stats() for link in self._pool.links),
+            brokers=self._pool.stats(),
         )
 
     async def close(self) -> None:

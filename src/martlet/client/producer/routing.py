@@ -3,9 +3,9 @@
 Messages without an order key go to the broker with the fewest bytes in flight; among equals, to the
 one chosen longest ago. So single messages rotate, and a slow broker gets fewer.
 
-The broker of a key is found by rendezvous hashing: each broker draws a number from its name and the
-key, and the highest wins.  Every producer finds the same broker without asking, and when a broker
-goes only its own keys move.
+The broker of a key is found by rendezvous hashing: each broker draws a number from its id, or from
+its address if it tells no id, and the key, and the highest wins.  Every producer finds the same
+broker without asking, and when a broker goes only its own keys move.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def lightest(brokers: Iterable[InFlightQueue], pending: PendingPublish) -> InFli
     return best
 
 
-def broker_of_key(
-    brokers: Iterable[InFlightQueue], key: OrderKey, *, among_all: bool = False
-) -> InFlightQueue | None:
-    """Return the broker of a key, of those that are up, or of all."""
-    text = " ".join(key).encode(errors="surrogateescape")
+def broker_of_key(brokers: Iterable[InFlightQueue], key: OrderKey) -> InFlightQueue | None:
+    """Return the broker of a key, of those that are up."""
     return max(
-        (broker for broker in brokers if broker.is_up or among_all),
-        key=lambda each: (
-            blake2b(text, digest_size=8, key=_hash_key(each.name)).digest(),
-            each.name,
-        ),
+        (broker for broker in brokers if broker.is_up),
+        key=lambda each: rank(each.home_name, key),
         default=None,
     )
+
+
+def rank(name: str, key: OrderKey) -> tuple[bytes, str]:
+    """Return the number that a broker of this name draws for a key."""
+    text = " ".join(key).encode(errors="surrogateescape")
+    return blake2b(text, digest_size=8, key=_hash_key(name)).digest(), name
 
 
 def _hash_key(name: str) -> bytes:

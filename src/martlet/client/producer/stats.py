@@ -26,7 +26,7 @@ class BrokerStats:
     """One broker, as a producer sees it.
 
     Attributes:
-        address: as ``host:port``.
+        address: as ``host:port``; of several, the one that it is connected to.
         health: the broker's.
         in_flight_messages: messages sent to it and not answered.
         in_flight_bytes: their bytes.

@@ -56,7 +56,7 @@ class ProducerTransactions(ABC):
                 that it is committed once. Random if empty.
             check_after_s: the time of silence before the broker checks back; None for the broker's
                 6 s.
-            broker: one of several, as ``host:port``; else chosen by the id.
+            broker: one of several, as ``host:port`` or its id; else chosen by the transaction.
 
         Raises:
             Closed: the producer has been closed.
@@ -102,7 +102,7 @@ class ProducerTransactions(ABC):
         Args:
             transaction_id: of the transaction, which the first block begins if it is not open.
             begin: the fields of ``transaction.begin``.
-            broker: one of several, as ``host:port``; else chosen by the id.
+            broker: one of several, as ``host:port`` or its id; else chosen by the transaction.
 
         Raises:
             Closed: the producer has been closed.
@@ -112,16 +112,16 @@ class ProducerTransactions(ABC):
 
     def _fresh_id(self, pinned: PinnedSession, broker: str) -> str:
         """Choose a random id whose broker is the one with the least in flight."""
-        link = None if broker else pinned.lightest()
+        lightest = None if broker else pinned.lightest()
         tried = (secrets.token_hex(16) for _ in range(_MAX_TRIES))
-        if link is None:
+        if lightest is None:
             return next(tried)
         links = self._pool.links
         return next(
             (
                 transaction_id
                 for transaction_id in tried
-                if broker_of_transaction(links, transaction_id) is link
+                if broker_of_transaction(links, transaction_id) is lightest
             ),
             secrets.token_hex(16),
         )

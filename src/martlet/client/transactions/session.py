@@ -21,22 +21,26 @@ from martlet.client.errors import (
     TransactionUnclear,
     WrongBroker,
 )
-from martlet.client.producer.routing import broker_of_key
+from martlet.client.producer.routing import broker_of_key, rank
 
 if TYPE_CHECKING:
     from martlet.client.producer.broker_link import BrokerLink
     from martlet.client.producer.broker_pool import BrokerPool
+    from martlet.client.producer.in_flight import InFlightQueue
     from martlet.client.transport.connection import Connection
     from martlet.client.transport.identity import Features
 
 T = TypeVar("T")
 
 
-def broker_of_transaction(links: Sequence[BrokerLink], transaction_id: str) -> BrokerLink | None:
-    """Return a transaction's broker, connected or not: at another one it would begin again."""
-    brokers = {link.queue: link for link in links}
-    broker = broker_of_key(brokers, ("%transaction", transaction_id), among_all=True)
-    return None if broker is None else brokers[broker]
+def broker_of_transaction(links: Sequence[BrokerLink], transaction_id: str) -> InFlightQueue | None:
+    """Return a transaction's broker, connected or not: at another one it would begin again.
+
+    It is found by the addresses, since the id of a broker that was never connected is not known.
+    """
+    key = ("%transaction", transaction_id)
+    link = max(links, key=lambda each: rank(str(each), key), default=None)
+    return None if link is None else link.queue
 
 
 class PinnedSession:
@@ -45,32 +49,33 @@ class PinnedSession:
     Args:
         pool: the producer's brokers.
         timeout_s: the time limit of one step.
-        broker: as ``host:port``; empty to choose it by the id.
+        broker: as ``host:port``, or its id; empty to choose it by the transaction's id.
     """
 
     def __init__(self, pool: BrokerPool, timeout_s: float, broker: str) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
         self._broker = broker
-        self._link: BrokerLink | None = None
+        self._bound_to = ""
+        """The name of the broker to which something was sent."""
 
     @property
     def is_bound(self) -> bool:
         """Whether anything was sent."""
-        return self._link is not None
+        return bool(self._bound_to)
 
-    def lightest(self) -> BrokerLink | None:
+    def lightest(self) -> InFlightQueue | None:
         """Choose the broker with the least in flight, of those with transactions.
 
         Raises:
             NotSupported: there are brokers, and none of them is a Martlet broker.
         """
-        up = [link for link in self._pool.links if link.connection is not None]
-        able = [link for link in up if link.connection and link.connection.features.extensions]
+        up = [link for link in self._pool.links if link.is_active]
+        able = [link.queue for link in up if link.queue.takes_sends]
         if up and not able:
             names = ", ".join(map(str, up))
             raise NotSupported(f"{names}: no Martlet broker, so there are no transactions")
-        return min(able, key=lambda link: (link.queue.is_slow, link.queue.size_bytes), default=None)
+        return min(able, key=lambda broker: (broker.is_slow, broker.size_bytes), default=None)
 
     def check_broker(self, transaction_id: str, topic: str, order_key: str) -> None:
         """Check that messages with an order key belong to the transaction's broker.
@@ -78,31 +83,31 @@ class PinnedSession:
         Raises:
             WrongBroker: they do not.
         """
-        links = self._pool.links
-        if len(links) < 2:
+        brokers = {link.queue for link in self._pool.links}
+        if len(brokers) < 2:
             return
-        broker = broker_of_key([link.queue for link in links], (topic, order_key))
+        broker = broker_of_key(brokers, (topic, order_key))
         chosen = self._chosen(transaction_id)
-        if broker is not None and chosen is not None and chosen.queue is not broker:
+        if broker is not None and chosen is not None and chosen is not broker:
             raise WrongBroker(
                 f"messages of topic {topic!r} with the order key {order_key!r} go to {broker.name},"
-                f" and transaction {transaction_id!r} is at {chosen}: a transaction is at one"
+                f" and transaction {transaction_id!r} is at {chosen.name}: a transaction is at one"
                 f" broker; begin one with broker={broker.name!r} for them, or use a producer of one"
                 " broker"
             )
 
-    def _chosen(self, transaction_id: str) -> BrokerLink | None:
+    def _chosen(self, transaction_id: str) -> InFlightQueue | None:
         """Return the broker, if it is known by now."""
-        if self._link is not None:
-            return self._link
         links = self._pool.links
-        if not self._broker:
+        wanted = self._bound_to or self._broker
+        if not wanted:
             return broker_of_transaction(links, transaction_id)
-        found = [link for link in links if str(link) == self._broker]
-        if not found and self._pool.is_fixed:
+        found = (each.queue for each in links if wanted in (str(each), each.queue.broker_id))
+        broker = next(found, None)
+        if broker is None and self._pool.is_fixed and not self._bound_to:
             names = ", ".join(map(str, links))
             raise WrongBroker(f"there is no broker {self._broker!r}; there are {names}")
-        return found[0] if found else None
+        return broker
 
     async def send(self, transaction_id: str, command: bytes) -> None:
         """Send a SEND until it is answered. Raises TransactionRefused and TransactionUnclear."""
@@ -162,7 +167,8 @@ class PinnedSession:
                     except ConnectionLost as error:
                         trouble = error
         except TimeoutError as error:
-            where = self._link or "no broker"
+            chosen = self._chosen(transaction_id)
+            where = chosen.name if chosen is not None else "no broker"
             raise TransactionUnclear(
                 transaction_id,
                 f"transaction {transaction_id!r}: no answer from {where} within"
@@ -177,10 +183,11 @@ class PinnedSession:
                 raise Closed("the producer has been closed")
             if self._pool.refusal is not None:
                 raise self._pool.refusal
-            link = self._chosen(transaction_id)
-            if link is not None:
-                self._link = link
+            broker = self._chosen(transaction_id)
+            link = self._pool.active_link(broker) if broker is not None else None
+            if broker is not None and link is not None:
                 connection = link.connection
                 if connection is not None and connection.is_alive:
+                    self._bound_to = broker.home_name
                     return connection
             await self._pool.changed()

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
 
 from martlet.addresses import Address
 from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused
@@ -25,6 +27,8 @@ PATIENCE_S = 60.0
 """The time for which brokers may refuse a client that they have accepted before."""
 
 
+_HASTE = Backoff(max_s=0.5)
+"""The delays while a broker is sought that was lost elsewhere."""
 STEADY_HEARTBEATS = 2.0
 """The number of heartbeat intervals after which a connection counts as useful."""
 
@@ -74,6 +78,8 @@ class Dialer:
         self._useful = False
         self._connected_at_s = 0.0
         self._next = 0
+        self._hastened = asyncio.Event()
+        self._hastened_at_s = -inf
         self._was_taken = False
         self._refused_since_s: dict[Address, float] = {}
         """The brokers whose last answer was a refusal."""
@@ -88,7 +94,7 @@ class Dialer:
             ConnectRefused: every broker refuses this client permanently.
         """
         while True:
-            await asyncio.sleep(self._backoff.delay_s(self._failures // len(self._addresses)))
+            await self._pause()
             address = self._addresses[self._next]
             try:
                 connection = await Connection.open(
@@ -111,6 +117,33 @@ class Dialer:
                 if self.on_connected is not None:
                     self.on_connected(str(address))
                 return connection
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt, or until it is hastened."""
+        rounds = self._failures // len(self._addresses)
+        delay_s = self._backoff.delay_s(rounds)
+        if self._hastened_for_s < self._backoff.max_s:
+            delay_s = min(delay_s, _HASTE.delay_s(rounds))
+        self._hastened.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._hastened.wait()
+
+    def hasten(self) -> None:
+        """Try again at once, and then often for as long as the longest delay.
+
+        Only once in that time, so that brokers that accept and close connections do not hasten each
+        other.
+        """
+        if self._hastened_for_s >= self._backoff.max_s:
+            self._hastened_at_s = asyncio.get_running_loop().time()
+            self._failures = 0
+            self._hastened.set()
+
+    @property
+    def _hastened_for_s(self) -> float:
+        """The time since it was hastened."""
+        return asyncio.get_running_loop().time() - self._hastened_at_s
 
     def _describe(self, error: ConnectFailed) -> str:
         """Describe a failed attempt, with a remedy if there is one."""

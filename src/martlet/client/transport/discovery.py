@@ -1,9 +1,10 @@
 """Discovery: ask lookup daemons for the brokers of a topic, or for all.
 
-Each daemon is polled at intervals with jitter, so that many clients do not poll at the same time;
-and at once when a connection is lost. The polls do not wait for each other, so a slow, silent or
-broken daemon delays nothing. A broker that any daemon names is used. It counts as gone only when
-the last answers of all daemons are valid and none names it.
+Each daemon is polled at intervals with jitter, so that many clients do not poll at the same time.
+When a connection is lost it is polled at once, and then at intervals that grow from half a second,
+since a broker may soon be at another address. The polls do not wait for each other, so a slow,
+silent or broken daemon delays nothing. A broker that any daemon names is used. It counts as gone
+only when the last answers of all daemons are valid and none names it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet import unreachable
@@ -77,7 +78,7 @@ class Discovery:
         self._has_found = asyncio.Event()
 
     def look_again(self) -> None:
-        """Poll at once."""
+        """Poll at once, and again after pauses that double up to the interval."""
         for wanted in self._wanted.values():
             wanted.set()
 
@@ -95,15 +96,19 @@ class Discovery:
             self._has_found.set()
 
     async def _watch_one(self, url: str, wanted: asyncio.Event) -> None:
+        soon_s = inf
         while True:
             wanted.clear()
             self._answers[url] = await self._ask(url)
             self._notify()
             await asyncio.sleep(MIN_PAUSE_S)
             pause_s = self._poll_s * (1 + JITTER * (random.random() - 1))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, pause_s - MIN_PAUSE_S)):
+            try:
+                async with asyncio.timeout(max(0.0, min(soon_s, pause_s) - MIN_PAUSE_S)):
                     await wanted.wait()
+                soon_s = 2 * MIN_PAUSE_S
+            except TimeoutError:
+                soon_s *= 2
 
     def _notify(self) -> None:
         answers = self._answers.values()

@@ -161,6 +161,10 @@ class Features:
         extensions: the version of Martlet's extensions of the protocol, 0 for an NSQ broker.
         max_message_bytes, max_body_bytes: the maximum size of a message, and of one command's body;
             0 if the broker does not report it.
+        broker_id: the broker's id, which its replicas share; empty if the broker does not report
+            it.
+        epoch: of the broker's run, higher with each next one; 0 if the broker does not report it.
+        has_replicas: whether the broker goes on at another address when its process ends.
     """
 
     version: str = ""
@@ -179,6 +183,9 @@ class Features:
     extensions: int = 0
     max_message_bytes: int = 0
     max_body_bytes: int = 0
+    broker_id: str = ""
+    epoch: int = 0
+    has_replicas: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> Features:
@@ -219,6 +226,9 @@ class Features:
             extensions=_extension(answer.get("martlet"), "version"),
             max_message_bytes=_extension(answer.get("martlet"), "max_msg_size"),
             max_body_bytes=_extension(answer.get("martlet"), "max_body_size"),
+            broker_id=_broker_id(answer.get("martlet")),
+            epoch=_extension(answer.get("martlet"), "epoch"),
+            has_replicas=_has_replicas(answer.get("martlet")),
         )
 
     def authorized(self, data: bytes) -> Features:
@@ -234,6 +244,15 @@ class Features:
 def _extension(fields: object, name: str) -> int:
     number = fields.get(name) if isinstance(fields, dict) else 0
     return number if type(number) is int and number > 0 else 0
+
+
+def _broker_id(fields: object) -> str:
+    name = fields.get("broker") if isinstance(fields, dict) else ""
+    return name if isinstance(name, str) else ""
+
+
+def _has_replicas(fields: object) -> bool:
+    return isinstance(fields, dict) and fields.get("replicas") is True
 
 
 def _object(command: str, data: bytes) -> dict[str, Any]:

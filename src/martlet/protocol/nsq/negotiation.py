@@ -93,6 +93,24 @@ def _within(value: int, low: int, high: int, text: str) -> int:
     return value
 
 
+class BrokerRun(NamedTuple):
+    """A broker, by which a client of Martlet recognises it at another address.
+
+    Attributes:
+        broker_id: the same for all replicas of a broker, and after a restart; empty if unknown.
+        epoch: the number of this run; the next one of the same broker, or of another replica as
+            the primary, has a higher one.
+        has_replicas: whether it goes on at another address when its process ends.
+    """
+
+    broker_id: str
+    epoch: int
+    has_replicas: bool = False
+
+
+NO_RUN = BrokerRun("", 0)
+
+
 class Agreement(NamedTuple):
     """The result of a negotiation.
 
@@ -120,6 +138,7 @@ def negotiate(
     options: BrokerOptions,
     version: str,
     offers_tls: bool = False,
+    run: BrokerRun = NO_RUN,
 ) -> Agreement:
     """Store a client's requested settings in its identity.
 
@@ -155,7 +174,7 @@ def negotiate(
         }
     identity.extended = bool(wanted["martlet"])
     identity.says_started = identity.extended and bool(wanted["martlet_started"])
-    extensions = {"martlet": _extensions(options)} if identity.extended else {}
+    extensions = {"martlet": _extensions(options, run)} if identity.extended else {}
     answer = json.dumps(
         {
             "max_rdy_count": options.max_rdy_count,
@@ -179,11 +198,14 @@ def negotiate(
     return Agreement(answer, tls, snappy, level if deflate else 0)
 
 
-def _extensions(options: BrokerOptions) -> dict[str, int]:
+def _extensions(options: BrokerOptions, run: BrokerRun) -> dict[str, int | str]:
     return {
         "version": EXTENSION_VERSION,
         "max_msg_size": options.max_msg_size,
         "max_body_size": options.max_body_size,
+        "broker": run.broker_id,
+        "epoch": run.epoch,
+        **({"replicas": True} if run.has_replicas else {}),
     }
 
 

@@ -33,6 +33,20 @@ async def test_a_consumer_subscribes_and_asks_for_messages() -> None:
         assert broker.ready_counts() == [7]
 
 
+async def test_a_lost_connection_hastens_those_to_other_addresses() -> None:
+    backoff = Backoff(first_s=0.01, max_s=1000, jitter=0)
+    async with asyncio.timeout(20), ScriptedBroker() as one, ScriptedBroker() as two:
+        await two.go_away()
+        addresses = [one.address, two.address]
+        async with Consumer("t", "c", addresses, backoff=backoff) as consumer:
+            dialer = consumer._brokers.sessions[1]._dialer
+            dialer._failures = 100
+            await eventually(lambda: dialer._failures > 100)
+            await two.listen()
+            await one.go_away()
+            await two.until(lambda: two.named("RDY"))
+
+
 async def test_messages_are_iterated_and_finished_by_the_application() -> None:
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
         broker.peers[0].send(message_frame(b"one", number=1, attempts=3, stamp=1234))

@@ -1,0 +1,303 @@
+"""A producer whose broker goes on at another address."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+
+from martlet.addresses import Address
+from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
+from martlet.client.transport import discovery
+from martlet.client.transport.discovery import Discovery
+
+FAST = Backoff(first_s=0.01, max_s=0.05)
+SLOW = Backoff(first_s=30, max_s=30, jitter=0)
+
+
+class Log:
+    """The log of one broker, whose replicas remember numbered sends."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.seen: list[tuple[str, int]] = []
+
+    def store(self, command: Command) -> bytes:
+        """Store a SEND once, and return the answer."""
+        data = command.bodies[0]
+        size = int.from_bytes(data[:4], "big")
+        options = json.loads(data[4 : 4 + size])
+        number = options["producer"], options["sequence"]
+        self.seen.append(number)
+        is_duplicate = number in self.numbers
+        if not is_duplicate:
+            self.numbers[number] = len(self.bodies)
+            self.bodies.append(data)
+        answer = {"status": "OK", "queue": 0, "offset": self.numbers[number], "id": "0" * 16}
+        return json.dumps(answer | {"duplicate": is_duplicate}).encode()
+
+
+class Replica:
+    """A script that stores what is sent, and answers unless the test wants silence."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.is_silent = False
+        self.sends = 0
+
+    async def __call__(self, command: Command) -> bool:
+        if command.name != "SEND":
+            return False
+        self.sends += 1
+        answer = self.log.store(command)
+        if not self.is_silent:
+            command.peer.answer(answer)
+        return True
+
+
+def replica(script: Replica, broker: str = "x", epoch: int = 1) -> ScriptedBroker:
+    fields = {"broker": broker, "epoch": epoch, "replicas": True} if broker else {}
+    return ScriptedBroker(script, martlet={"version": 1} | fields)
+
+
+@asynccontextmanager
+async def away(broker: ScriptedBroker) -> AsyncIterator[ScriptedBroker]:
+    """A broker that has a port, and does not listen there yet."""
+    async with broker:
+        await broker.go_away()
+        yield broker
+
+
+def sends(replicas: list[Replica]) -> list[int]:
+    return [each.sends for each in replicas]
+
+
+async def all_up(producer: Producer, count: int) -> None:
+    """Wait until the producer has connected to so many addresses."""
+    links = producer._pool.links
+    await eventually(lambda: sum(each.connection is not None for each in links) == count)
+
+
+async def test_addresses_of_one_broker_share_its_numbers() -> None:
+    log = Log()
+    scripts = [Replica(log), Replica(log)]
+    async with (
+        asyncio.timeout(20),
+        replica(scripts[0]) as one,
+        replica(scripts[1]) as two,
+        Producer([one.address, two.address]) as producer,
+    ):
+        await all_up(producer, 2)
+        for number in range(10):
+            await producer.send("t", b"%d" % number)
+        assert sorted(sends(scripts)) == [0, 10], "the other connection is spare"
+        assert [number for _, number in log.seen] == list(range(1, 11))
+        assert len({name for name, _ in log.seen}) == 1
+        assert len(producer.stats.brokers) == producer.stats.connected == 1
+
+
+@pytest.mark.parametrize("is_spare", [True, False])
+async def test_a_send_is_repeated_under_its_number_at_another_address(is_spare: bool) -> None:
+    log = Log()
+    first, second = Replica(log), Replica(log)
+    first.is_silent = True
+    async with (
+        asyncio.timeout(20),
+        away(replica(second)) as two,
+        replica(first) as one,
+        Producer([one.address, two.address], backoff=FAST, send_timeout_s=20) as producer,
+    ):
+        await all_up(producer, 1)
+        if is_spare:
+            await two.listen()
+            await all_up(producer, 2)
+        sent = [producer.send_async("t", b"0", order_key="k")]
+        await one.until(lambda: first.sends)
+        sent += [producer.send_async("t", b"%d" % number, order_key="k") for number in (1, 2)]
+        await one.go_away()
+        if not is_spare:
+            await two.listen()
+        results = await asyncio.gather(*sent)
+        assert [each.is_duplicate for each in results] == [True, False, False]
+        assert {each.broker for each in results} == {two.address}
+        assert log.seen[0] == log.seen[1]
+        assert len({name for name, _ in log.seen}) == 1
+
+
+async def test_the_newest_run_of_a_broker_is_sent_to() -> None:
+    """A primary that is paused keeps its connections, and answers nothing."""
+    log = Log()
+    paused, new, old = Replica(log), Replica(log), Replica(log)
+    paused.is_silent = True
+    async with (
+        asyncio.timeout(20),
+        away(replica(new, epoch=5)) as two,
+        away(replica(old, epoch=3)) as three,
+        replica(paused, epoch=4) as one,
+        Producer(
+            [one.address, two.address, three.address], backoff=FAST, send_timeout_s=20
+        ) as producer,
+    ):
+        send = producer.send_async("t", b"x")
+        await one.until(lambda: paused.sends)
+        await three.listen()
+        await all_up(producer, 2)
+        assert not send.done()
+        await two.listen()
+        assert (await send).broker == two.address
+        assert sends([paused, new, old]) == [1, 1, 0]
+        assert "the broker is at" in str(producer._pool.links[0].last_error)
+
+
+async def test_a_failover_does_not_wait_for_the_longest_delay() -> None:
+    log = Log()
+    backoff = Backoff(first_s=0.01, max_s=1000, jitter=0)
+    async with (
+        asyncio.timeout(20),
+        away(replica(Replica(log))) as two,
+        replica(Replica(log)) as one,
+        Producer([one.address, two.address], backoff=backoff, send_timeout_s=20) as producer,
+    ):
+        dialer = producer._pool.links[1]._dialer
+        await eventually(lambda: dialer._failures > 0)
+        dialer._failures = 100
+        await producer.send("t", b"0")
+        await eventually(lambda: dialer._failures > 100)
+        await two.listen()
+        await one.go_away()
+        assert (await producer.send("t", b"1")).broker == two.address
+
+
+async def test_a_broker_that_has_another_address_in_lookup_keeps_its_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log()
+    first, second = Replica(log), Replica(log)
+    first.is_silent = True
+    found: asyncio.Queue[list[str]] = asyncio.Queue()
+
+    async def watch(self: Discovery) -> None:
+        while True:
+            self._on_found([Address.parse(each) for each in await found.get()], True)
+            found.task_done()
+
+    monkeypatch.setattr(Discovery, "watch", watch)
+    async with asyncio.timeout(20), replica(first) as one, replica(second) as two:
+        await found.put([one.address])
+        async with Producer(lookup="127.0.0.1:1", backoff=FAST, send_timeout_s=20) as producer:
+            send = producer.send_async("t", b"x")
+            await one.until(lambda: first.sends)
+            await one.go_away()
+            await eventually(lambda: producer.stats.connected == 0)
+            await found.put([])
+            await found.join()
+            assert not producer._pool.links
+            assert not send.done()
+            await found.put([two.address])
+            assert (await send).is_duplicate
+            assert [each.address for each in producer.stats.brokers] == [two.address]
+            assert len(producer._accumulator.brokers) == 1
+
+
+async def test_another_broker_at_the_address_gets_none_of_the_numbered_sends() -> None:
+    before, after = Replica(Log()), Replica(Log())
+    before.is_silent = True
+    async with (
+        asyncio.timeout(20),
+        replica(before, "x") as broker,
+        Producer(broker.address, backoff=FAST, send_timeout_s=0.5) as producer,
+    ):
+        send = producer.send_async("t", b"x")
+        await broker.until(lambda: before.sends)
+        await broker.go_away()
+        broker._features["martlet"] = {"version": 1, "broker": "y", "epoch": 1, "replicas": True}
+        broker._script = after
+        await broker.listen()
+        with pytest.raises(PublishTimeout):
+            await send
+        assert (await producer.send("t", b"y")).offset == 0
+        assert len(after.log.bodies) == 1
+        producer._pool._look_at_all()
+        assert len(producer._accumulator.brokers) == 1
+
+
+async def test_brokers_that_tell_no_id_are_known_by_their_addresses() -> None:
+    log = Log()
+    scripts = [Replica(log), Replica(log)]
+    async with (
+        asyncio.timeout(20),
+        replica(scripts[0], "") as one,
+        replica(scripts[1], "") as two,
+        Producer([one.address, two.address]) as producer,
+    ):
+        await all_up(producer, 2)
+        for number in range(10):
+            await producer.send("t", b"%d" % number)
+        assert sends(scripts) == [5, 5]
+        assert len({name for name, _ in log.seen}) == 2
+        assert [each.health for each in producer.stats.brokers] == 2 * [Health.CONNECTED]
+
+
+async def test_the_broker_of_a_key_is_the_same_at_all_its_addresses() -> None:
+    logs = [Log(), Log()]
+    scripts = [Replica(logs[0]), Replica(logs[0]), Replica(logs[1])]
+    async with (
+        asyncio.timeout(20),
+        replica(scripts[0], "x") as one,
+        away(replica(scripts[1], "x")) as two,
+        replica(scripts[2], "y") as other,
+        Producer([one.address, two.address, other.address], backoff=FAST) as producer,
+    ):
+        await all_up(producer, 2)
+        keys = [f"k{number}" for number in range(20)]
+        before = [(await producer.send("t", b"0", order_key=key)).broker for key in keys]
+        await one.go_away()
+        await two.listen()
+        await eventually(lambda: producer.stats.connected == 2)
+        after = [(await producer.send("t", b"1", order_key=key)).broker for key in keys]
+        assert {one.address, other.address} == set(before)
+        assert after == [two.address if each == one.address else each for each in before]
+
+
+async def test_the_blocking_producer_goes_on_at_another_address() -> None:
+    log = Log()
+    first, second = Replica(log), Replica(log)
+    first.is_silent = True
+
+    async with asyncio.timeout(20), away(replica(second)) as two, replica(first) as one:
+        addresses = [one.address, two.address]
+
+        def send() -> bool:
+            with sync.Producer(addresses, backoff=FAST, send_timeout_s=20) as producer:
+                return producer.send("t", b"x").is_duplicate
+
+        sending = asyncio.create_task(asyncio.to_thread(send))
+        await one.until(lambda: first.sends)
+        await one.go_away()
+        await two.listen()
+        assert await sending
+
+
+async def test_lookup_daemons_are_polled_again_soon_after_a_lost_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "MIN_PAUSE_S", 0.01)
+    polls = 0
+
+    async def ask(self: Discovery, _url: str) -> discovery._Answer:
+        nonlocal polls
+        polls += 1
+        return discovery._Answer([], True)
+
+    monkeypatch.setattr(Discovery, "_ask", ask)
+    looking = Discovery(None, ["127.0.0.1:1"], 60.0, lambda _found, _is_all: None)
+    watch = asyncio.create_task(looking.watch())
+    await eventually(lambda: polls == 1)
+    await asyncio.sleep(0.1)
+    assert polls == 1
+    looking.look_again()
+    await eventually(lambda: polls >= 4)
+    watch.cancel()
