@@ -13,6 +13,7 @@ from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
+    from martlet.lookup.failovers import Failovers
     from martlet.lookup.registry import Peer, Registry
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,9 @@ _NEVER_NS = -6795364578871345152
 class LookupApi:
     """nsqlookupd's endpoints over a registry."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, failovers: Failovers) -> None:
         self._registry = registry
+        self._failovers = failovers
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -53,8 +55,11 @@ class LookupApi:
         return {"version": NSQD_VERSION}
 
     async def lookup(self, request: Request) -> object:
-        """Answer the brokers that have a topic, and its channels."""
+        """Answer the brokers that have a topic, and its channels; wait for a failover that is under
+        way.
+        """
         topic = request.argument("topic")
+        await self._failovers.returned(topic)
         if not self._registry.knows(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import cast
+from typing import TypedDict, cast
 
 from martlet.lookup.registry import Peer, Registry
 from martlet.names import is_valid_name
@@ -57,9 +57,13 @@ class LookupConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the broker and what it has."""
         self._connections.discard(self)
-        if self._peer is not None:
-            self._registry.leave(self._peer)
+        self._leave()
         log.info("PROTOCOL(V1): [%s] exiting", self.remote_address)
+
+    def _leave(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            self._registry.leave(peer)
 
     def data_received(self, data: bytes) -> None:
         """Answer the commands that the bytes complete."""
@@ -118,7 +122,7 @@ class LookupConnection(asyncio.Protocol):
             raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
         values = {name: str(known.get(name) or "") for name in texts}
         tcp_port, http_port = (cast(int, known[name]) for name in ports)
-        self._peer = Peer(
+        peer = Peer(
             id=self.remote_address,
             hostname=values["hostname"],
             broadcast_address=values["broadcast_address"],
@@ -128,12 +132,37 @@ class LookupConnection(asyncio.Protocol):
             topology_zone=values["topology_zone"],
             topology_region=values["topology_region"],
             last_ns=self._clock(),
+            **_primary(known.get("martlet")),
         )
+        self._replace_primary(peer)
+        self._peer = peer
         self._decoder.identified = True
-        self._registry.join(self._peer)
+        self._registry.join(peer)
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             self.remote_address, values["broadcast_address"], tcp_port, http_port,
             values["version"],
         )  # fmt: skip
         return self._describe()
+
+    def _replace_primary(self, peer: Peer) -> None:
+        """Drop the primary before this one, which may hang or be cut off."""
+        before = self._registry.primaries(peer.replicated_broker)
+        if any(each.epoch > peer.epoch for each in before):
+            raise ProtocolError("E_INVALID", "a later primary of the broker is registered")
+        for connection in [each for each in self._connections if each._peer in before]:
+            connection._leave()
+            connection._transport.abort()
+
+
+class _Primary(TypedDict, total=False):
+    replicated_broker: str
+    epoch: int
+
+
+def _primary(fields: object) -> _Primary:
+    """Return the fields of a primary of a broker with replicas; none of any other broker."""
+    match fields:
+        case {"broker": str(broker), "replica": str(), "epoch": int(epoch)}:
+            return {"replicated_broker": broker, "epoch": epoch}
+    return {}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from martlet.lookup.api import LookupApi
 from martlet.lookup.connection import LookupConnection
+from martlet.lookup.failovers import Failovers
 from martlet.lookup.registry import Registry
 from martlet.options import LookupOptions
 from martlet.protocol.nsq.v2 import NSQD_VERSION
@@ -33,8 +34,12 @@ class Lookup:
     def __init__(self, options: LookupOptions) -> None:
         self.options = options
         self._clock = time.time_ns
+        self._failovers = Failovers(time.monotonic)
         self.registry = Registry(
-            self._clock, options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
+            self._clock,
+            options.inactive_producer_timeout_ns,
+            options.tombstone_lifetime_ns,
+            self._failovers,
         )
         self._connections: set[LookupConnection] = set()
         self._http: HttpServer | None = None
@@ -51,7 +56,7 @@ class Lookup:
         self.tcp_address, self.http_address = shown(tcp), shown(http)
         self._tcp = await serve(asyncio.get_running_loop(), self._connection, tcp)
         log.info("TCP: listening on %s", self.tcp_address)
-        self._http = HttpServer(LookupApi(self.registry).routes())
+        self._http = HttpServer(LookupApi(self.registry, self._failovers).routes())
         await self._http.start(http)
         log.info("HTTP: listening on %s", self.http_address)
 

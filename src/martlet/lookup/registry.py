@@ -9,6 +9,9 @@ A *tombstone* on a broker's topic hides the broker from lookups of the topic, so
 can take it out of service before the topic is deleted there.  It lasts for a configured time, or
 until the broker registers the topic again on a new connection.
 
+Of a broker with replicas only the latest primary is registered.  A new one replaces the one before,
+whose connection stays open for a while where its machine fell silent.
+
 In a lookup or a deletion ``*`` stands for all topics, as with nsqlookupd; it is no valid name.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from martlet.lookup.failovers import Failovers
 from martlet.names import is_ephemeral
 
 
@@ -27,6 +31,8 @@ class Peer:
     Attributes:
         id: the address of its connection, as ``address:port``.
         last_ns: when its latest command came.
+        replicated_broker: the id of the broker, where this is the primary of one with replicas.
+        epoch: that of the primary.
         tombstones: when each of its hidden topics was hidden.
     """
 
@@ -39,6 +45,8 @@ class Peer:
     topology_zone: str
     topology_region: str
     last_ns: int
+    replicated_broker: str = ""
+    epoch: int = 0
     topics: dict[str, None] = field(default_factory=dict)
     channels: dict[tuple[str, str], None] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
@@ -68,12 +76,20 @@ class Registry:
         clock: nanoseconds, monotonic.
         inactive_ns: lookups omit a broker that was silent for longer.
         tombstone_ns: how long a tombstone lasts.
+        failovers: learns which brokers with replicas have no primary.
     """
 
-    def __init__(self, clock: Callable[[], int], inactive_ns: int, tombstone_ns: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        inactive_ns: int,
+        tombstone_ns: int,
+        failovers: Failovers,
+    ) -> None:
         self._clock = clock
         self._inactive_ns = inactive_ns
         self._tombstone_ns = tombstone_ns
+        self._failovers = failovers
         self.peers: Peers = {}
         self._topics: dict[str, Peers] = {}
         self._channels: dict[str, dict[str, Peers]] = {}
@@ -82,8 +98,14 @@ class Registry:
         """Add a broker that has identified itself."""
         self.peers[peer] = None
 
+    def primaries(self, broker: str) -> list[Peer]:
+        """The registered primaries of a broker with replicas."""
+        return [peer for peer in self.peers if broker and peer.replicated_broker == broker]
+
     def leave(self, peer: Peer) -> None:
         """Remove a broker; its topics and channels stay registered."""
+        if peer.replicated_broker:
+            self._failovers.lost(peer.replicated_broker, peer.topics)
         for topic, channel in list(peer.channels):
             self._channels[topic][channel].pop(peer, None)
         for topic in list(peer.topics):
@@ -103,6 +125,8 @@ class Registry:
             peer.channels[topic, channel] = None
         self._topics.setdefault(topic, {})[peer] = None
         peer.topics[topic] = None
+        if peer.replicated_broker:
+            self._failovers.registered(peer.replicated_broker, topic)
 
     def unregister(self, peer: Peer, topic: str, channel: str) -> None:
         """Unregister a broker's channel; if that is empty, its topic with all channels."""

@@ -1,5 +1,6 @@
 """The registry: its entries, and their expiry."""
 
+from martlet.lookup.failovers import Failovers
 from martlet.lookup.registry import Peer, Registry
 
 SECOND_NS = 1_000_000_000
@@ -10,7 +11,12 @@ class World:
 
     def __init__(self) -> None:
         self.now_ns = 10**18
-        self.registry = Registry(lambda: self.now_ns, 300 * SECOND_NS, 45 * SECOND_NS)
+        self.registry = Registry(
+            lambda: self.now_ns,
+            300 * SECOND_NS,
+            45 * SECOND_NS,
+            Failovers(lambda: self.now_ns / 1e9),
+        )
 
     def peer(self, name: str, *topics: str) -> Peer:
         """A broker that has these topics."""
