@@ -16,7 +16,7 @@ EDGES = {"admin", "spark", "client", "lookup", "server"}
 
 # The packages that each package may import, beside itself and the ground modules.
 MAY_IMPORT = {
-    "cli": {"pipeline", "supervisor", "migration"} | EDGES | LOWER,
+    "cli": {"pipeline", "replica", "supervisor", "migration"} | EDGES | LOWER,
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | EDGES | LOWER,
     "admin": {"client"} | LOWER,

@@ -73,6 +73,9 @@ COMMANDS = {
     "transactions": Command(
         "martlet.cli.admin.transactions", "list, show, commit or roll back transactions"
     ),
+    "replicas": Command(
+        "martlet.cli.admin.replicas", "show or change the replicas of a broker, or the primary"
+    ),
     "log": Command("martlet.cli.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command("martlet.cli.import_nsqd", "import a stopped nsqd's data folder"),
     "pipeline": Command("martlet.cli.pipeline", "jobs on topics that run on Spark", "spark"),

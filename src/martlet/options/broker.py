@@ -9,6 +9,7 @@ from martlet.options.delivery import DeliveryOptions
 from martlet.options.flag import OptionError
 from martlet.options.metrics import ReportOptions
 from martlet.options.network import NetworkOptions
+from martlet.options.replication import ReplicationOptions
 from martlet.options.security import SecurityOptions
 from martlet.options.storage import StorageOptions
 from martlet.options.transactions import TransactionOptions
@@ -26,6 +27,7 @@ class BrokerOptions(
     SecurityOptions,
     TransactionOptions,
     DeliveryOptions,
+    ReplicationOptions,
     StorageOptions,
     NetworkOptions,
 ):
@@ -51,6 +53,11 @@ class BrokerOptions(
                 f"--disk-refuse-percent={self.disk_refuse_percent} and"
                 f" --disk-full-policy={self.disk_full_policy} do not go together: the one refuses"
                 " messages, and the other makes room for them"
+            )
+        if self.replica_name and self.drops_oldest:
+            raise OptionError(
+                f"--replica-name and --disk-full-policy={self.disk_full_policy} do not go together:"
+                " replicas lose no message that is not finished"
             )
         if not is_valid_name(self.transaction_aside_topic):
             raise OptionError(

@@ -18,6 +18,7 @@ from martlet.durations import MILLISECOND_NS
 from martlet.layer.layer import SPACE_BYTES
 from martlet.plural import counted
 from martlet.protocol.nsq.v2 import ProtocolLimits
+from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.clock import Clock
 from martlet.server.data_folder import DataFolder, open_folder, refusal
 from martlet.server.disk_space import DiskSpace
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
     from martlet.options import BrokerOptions
     from martlet.server.http.request import Routes
+    from martlet.server.observability.replication import Replication
     from martlet.server.rpc.registry import Methods
 
 
@@ -73,13 +75,14 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
     for warning in options.topology_warnings():
         log.warning("%s", warning)
     tls = server_context(options)
-    _allow_many_files()
+    allow_many_files()
     with ExitStack() as undo:
         # The addresses come first: a broker that cannot listen leaves no folder behind.
         listeners = Listeners(options, tls, log)
         undo.callback(listeners.close)
         folder = open_folder(Path(options.data_path or ".").absolute(), options, log)
         undo.callback(folder.storage.close)
+        _require_no_replica(folder)
         clock = Clock()
         broker = _restore(folder, clock, options, log)
         options = with_ports(options, listeners)
@@ -99,7 +102,7 @@ def with_ports(options: BrokerOptions, listeners: Listeners) -> BrokerOptions:
     )
 
 
-def _allow_many_files() -> None:
+def allow_many_files() -> None:
     """Raise the limit of open files to the maximum: each connection is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
@@ -107,6 +110,15 @@ def _allow_many_files() -> None:
 
 
 # the log
+
+
+def _require_no_replica(folder: DataFolder) -> None:
+    """Refuse the folder of a replica: alone it would write what no other replica has."""
+    if folder.storage.read(REPLICA_NOTE) is not None:
+        raise OSError(
+            f"the data folder {folder.path} is that of a replica: start it with --replica-name and"
+            f" --metadata; or, if its replica set is given up for good, delete {REPLICA_NOTE} in it"
+        )
 
 
 def _restore(
@@ -195,26 +207,25 @@ def assemble_server(
     clock: Clock,
     log: logging.Logger,
     *,
-    answers_confirmed: bool = False,
+    replication: Replication | None = None,
 ) -> Server:
-    """Make a server of its parts; the options have the actual ports, and say whether answers wait
-    until replicas have confirmed what they are about.
-    """
+    """Make a server of its parts; the options have the actual ports."""
+    answers_confirmed = replication is not None and replication.is_sync
     commits = GroupCommit(broker, options, log, answers_confirmed=answers_confirmed)
     events = EventLog(broker, log)
-    lookups = LookupPeers(broker, options, listeners.tcp_port, listeners.http_port)
-    reclaimer = HistoryReclaimer(broker)
-    if options.drops_oldest:
-        reclaimer = Eviction(broker, commits.flusher.flush_now, events.evicted)
+    ports = (listeners.tcp_port, listeners.http_port)
+    lookups = LookupPeers(broker, options, *ports, folder.broker_id)
+    reclaimer = _reclaimer(options, broker, commits, events)
     _observe(broker, events, lookups)
-    broker.transfers.waits_for_flush = options.flush == "sync"
-    broker.transfers.on_written = commits.flusher.flush
+    _limit_transfers(broker, commits, options)
     clients: Clients[ClientConnection] = Clients(options.max_connections, events, log)
     calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log))
     flush_timeouts = FlushTimeouts(commits, clients.connections)
     auth_servers = AuthServers(options) if options.auth_http_addresses else None
     receive_buffer = bytearray(RECEIVE_BYTES)
-    upgrades = UpgradeContext(tls, memoryview(bytearray(SPACE_BYTES)), log)
+    publishes = PublishCommands(
+        broker, options, commits.answers_at_once, flush_timeouts, events, replication
+    )
     context = ConnectionContext(
         broker=broker,
         options=options,
@@ -224,8 +235,8 @@ def assemble_server(
         events=events,
         auth_servers=auth_servers,
         commands=command_handlers(
-            SessionCommands(broker, options, upgrades, events),
-            PublishCommands(broker, options, commits.answers_at_once, flush_timeouts, events),
+            SessionCommands(broker, options, _upgrades(tls, log), events, folder.broker_id),
+            publishes,
             AckCommands(options.max_req_timeout_ns, events),
             CallCommand(calls, log),
         ),
@@ -233,6 +244,9 @@ def assemble_server(
         receive_buffer=receive_buffer,
         receive_view=memoryview(receive_buffer),
         log=log,
+    )
+    stats = StatsSource(
+        broker, clients.connections, options.e2e_processing_latency_percentiles, replication
     )
     server = Server(
         options=options,
@@ -245,15 +259,28 @@ def assemble_server(
         disk_space=DiskSpace(broker, commits.flusher, reclaimer, events),
         clients=clients,
         connect=partial(_connection, context),
-        routes=lambda: _routes(server),
+        routes=lambda: _routes(server, replication),
         calls=calls,
-        stats=StatsSource(broker, clients.connections, options.e2e_processing_latency_percentiles),
+        stats=stats,
         lookups=lookups,
         flush_timeouts=flush_timeouts,
         auth_servers=auth_servers,
         log=log,
     )
     return server
+
+
+def _reclaimer(
+    options: BrokerOptions, broker: BrokerCore, commits: GroupCommit, events: EventLog
+) -> HistoryReclaimer:
+    if options.drops_oldest:
+        return Eviction(broker, commits.flusher.flush_now, events.evicted)
+    return HistoryReclaimer(broker)
+
+
+def _limit_transfers(broker: BrokerCore, commits: GroupCommit, options: BrokerOptions) -> None:
+    broker.transfers.waits_for_flush = options.flush == "sync"
+    broker.transfers.on_written = commits.flusher.flush
 
 
 def _observe(broker: BrokerCore, events: EventLog, lookups: LookupPeers) -> None:
@@ -276,6 +303,10 @@ def _observe(broker: BrokerCore, events: EventLog, lookups: LookupPeers) -> None
     broker.transactions.on_abandoned = events.abandoned
 
 
+def _upgrades(tls: ssl.SSLContext | None, log: logging.Logger) -> UpgradeContext:
+    return UpgradeContext(tls, memoryview(bytearray(SPACE_BYTES)), log)
+
+
 def _limits(options: BrokerOptions) -> ProtocolLimits:
     return ProtocolLimits(
         options.max_rdy_count,
@@ -285,12 +316,12 @@ def _limits(options: BrokerOptions) -> ProtocolLimits:
     )
 
 
-def _connection(context: ConnectionContext) -> ClientConnection:
+def _connection(context: ConnectionContext, remote_address: str = "") -> ClientConnection:
     if context.log.isEnabledFor(logging.DEBUG):
         from martlet.server.nsq.traced import TracedConnection
 
-        return TracedConnection(context)
-    return ClientConnection(context)
+        return TracedConnection(context, remote_address)
+    return ClientConnection(context, remote_address)
 
 
 def _methods(
@@ -306,7 +337,7 @@ def _methods(
     return broker_methods(broker, commits, options, folder.path, lambda: clients.is_stopping, log)
 
 
-def _routes(server: Server) -> Routes:
+def _routes(server: Server, replication: Replication | None) -> Routes:
     from martlet.server.http.nsq_api import LiveOptions
     from martlet.server.http.routes import broker_routes
     from martlet.server.observability.metrics import BrokerMetrics
@@ -314,8 +345,22 @@ def _routes(server: Server) -> Routes:
     options, broker = server.options, server.broker
     settings = LiveOptions(options, server.lookups, server.tcp_port, server.http_port)
     metrics = BrokerMetrics(
-        broker, options, server.folder, server.flusher, server.reclaimer, server.connections
+        broker,
+        options,
+        server.folder,
+        server.flusher,
+        server.reclaimer,
+        server.connections,
+        *([] if replication is None else [replication.metrics]),
     )
-    return broker_routes(
-        broker, server.commits, settings, server.folder, server.calls, server.stats, metrics
+    routes = broker_routes(
+        broker,
+        server.commits,
+        settings,
+        server.folder,
+        server.calls,
+        server.stats,
+        metrics,
+        list if replication is None else replication.http_addresses,
     )
+    return routes if replication is None else {**routes, **replication.routes()}

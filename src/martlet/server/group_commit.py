@@ -196,6 +196,16 @@ class GroupCommit:
             else:
                 self._waiting.append((receipt, future))
 
+    def refuse_waiting(self, error: WritesRefused) -> None:
+        """Refuse all publishes that wait for replicas: nobody can say when they are confirmed."""
+        for connection in list(self._awaiting):
+            connection.fail(error)
+        self._awaiting.clear()
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
     def flush_if_idle(self) -> None:
         """Flush all that is written, unless a flush is running."""
         if not self.flusher.flushing:

@@ -8,6 +8,8 @@ HTTP      ``--http-address``   the endpoints; nothing where it is empty
 HTTPS     ``--https-address``  the same in TLS; nothing without a certificate
 ========  ===================  =====================================================
 
+Who answers may change while the listeners stay open: of a replica, the standby and the primary.
+
 Each address is ``host:port`` or the path of a Unix socket. Where clients must use TLS, without the
 exception for HTTP, HTTP only names the port of HTTPS.
 """
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 class Listeners:
     """The listening sockets of a broker. They listen once made, and accept connections from
-    ``open`` on.
+    ``answer_by`` on.
 
     Args:
         options: with the addresses.
@@ -53,6 +55,7 @@ class Listeners:
     ) -> None:
         self._tls = tls
         self._log = log
+        self._connection: Callable[[], asyncio.BaseProtocol]
         self._listeners: list[asyncio.Server] = []
         self._http_servers: list[HttpServer] = []
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
@@ -73,17 +76,32 @@ class Listeners:
         self.http_port = port_of(self._http) if self._http else 0
         self.https_port = port_of(self._https) if self._https else 0
 
-    async def open(
-        self, connection: Callable[[], asyncio.BaseProtocol], routes: Callable[[], Routes]
+    async def answer_by(
+        self,
+        connection: Callable[[], asyncio.BaseProtocol],
+        routes: Callable[[], Routes],
+        *,
+        ends_requests: bool = False,
     ) -> None:
-        """Accept connections.
+        """Accept connections, and answer them from now on.
 
         Args:
             connection: makes the protocol of a TCP connection.
             routes: returns the endpoints of HTTP; called only if there is HTTP.
+            ends_requests: whether to close the connections over HTTP that are open already.
         """
+        self._connection = connection
+        if self._listeners:
+            if self._http_servers:
+                endpoints = routes()
+                answers = (
+                    each.answer_by(endpoints, ends_requests=ends_requests)
+                    for each in self._http_servers
+                )
+                await asyncio.gather(*answers)
+            return
         loop = asyncio.get_running_loop()
-        self._listeners.append(await serve(loop, connection, self._tcp))
+        self._listeners.append(await serve(loop, self._accept, self._tcp))
         self._log.info("TCP: listening on %s", self.tcp_address)
         if self._http is None and self._https is None:
             return
@@ -93,6 +111,9 @@ class Listeners:
             await self._open_http("HTTP", self._http, endpoints, None, instead)
         if self._https is not None:
             await self._open_http("HTTPS", self._https, endpoints, self._tls, None)
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        return self._connection()
 
     async def _open_http(
         self,

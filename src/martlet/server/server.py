@@ -45,7 +45,7 @@ class Server:
 
     Attributes:
         options: as at the broker's start, with the actual ports.
-        connect: makes the connection of an accepted client.
+        connect: makes the connection of an accepted client; it may be given the client's address.
         routes: returns the endpoints of HTTP, which take long to import.
     """
 
@@ -58,7 +58,7 @@ class Server:
     reclaimer: HistoryReclaimer
     disk_space: DiskSpace
     clients: Clients[ClientConnection]
-    connect: Callable[[], ClientConnection]
+    connect: Callable[..., ClientConnection]
     routes: Callable[[], Routes]
     calls: CallRegistry
     stats: StatsSource
@@ -72,7 +72,7 @@ class Server:
         """Accept connections, and start the periodic jobs."""
         options = self.options
         self.timer.start()
-        await self.listeners.open(self.connect, self.routes)
+        await self.listeners.answer_by(self.connect, self.routes)
         if options.statsd_address:
             self._run(push(self.stats, options))
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
@@ -85,7 +85,8 @@ class Server:
 
     async def stop(self) -> None:
         """Close the listeners, save the broker's state, and release the data folder."""
-        await self._stop_listening()
+        await self._stop_tasks(self.listeners.close)
+        await self.listeners.close_http()
         self.commits.close()
         await self._stop_clients()
         self.log.info("NSQ: closing topics")
@@ -98,20 +99,20 @@ class Server:
         self.folder.storage.close()
 
     async def abandon(self) -> None:
-        """Close all connections and save nothing: with replicas, another broker has begun, and the
-        log is no longer this one's. The caller releases the data folder.
+        """Close all connections of clients and save nothing: with replicas, another broker has
+        begun, and the log is no longer this one's. The caller has given the listeners to another
+        one, and releases the data folder.
         """
-        await self._stop_listening()
+        await self._stop_tasks(lambda: None)
         await self._stop_clients()
         self.flusher.close()
 
-    async def _stop_listening(self) -> None:
+    async def _stop_tasks(self, stop_listening: Callable[[], None]) -> None:
         await self.lookups.close()
-        self.listeners.close()
+        stop_listening()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.listeners.close_http()
 
     async def _stop_clients(self) -> None:
         await self.clients.stop()

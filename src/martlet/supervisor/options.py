@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
 
+REPLICA_PORT_STEP = 30
+"""The distance of a replica's ports from those of the one before: 4150, 4180, 4210."""
+MAX_REPLICAS = 9
 PORT_STEP = 100
 """The distance of a broker's ports from those of the one before: 4150, 4250, 4350."""
 EVERYWHERE = frozenset({"", "0.0.0.0", "::", "[::]"})
@@ -45,6 +49,23 @@ class UpOptions(LogOptions):
         "",
         "the name under which clients reach this machine (default: the <addr> of --tcp-address, or"
         " the host's name where that is every address)",
+    )
+    replicas: int = option(
+        1,
+        "how many replicas each broker has, each with a folder and ports of its own, which are"
+        f" {REPLICA_PORT_STEP} higher than those of the one before; a message is answered OK when"
+        " more than half of them have it",
+        limits=(1, MAX_REPLICAS),
+        section="replicas",
+    )
+    replica_address: str = option(
+        "127.0.0.1:4153",
+        "<addr>:<port> of the first replica of the first broker for the others; the further ones as"
+        " with --tcp-address",
+    )
+    metadata: str = option(
+        "",
+        "where replicas agree on who is primary (default: the file replicas.db in --data-path)",
     )
     broker_config: str = option("", "a TOML file with further options of every broker")
     lookup: bool = option(
@@ -90,6 +111,11 @@ class UpOptions(LogOptions):
         host = host_of(self.tcp_address)
         return self.broadcast_address or (socket.gethostname() if host in EVERYWHERE else host)
 
+    @property
+    def metadata_address(self) -> str:
+        """The metadata store of the replicas."""
+        return self.metadata or f"sqlite:{Path(self.data_path) / 'replicas.db'}"
+
     def _ports(self) -> list[tuple[str, int]]:
         """List the ports to listen on, each with its flag."""
         found = []
@@ -98,13 +124,33 @@ class UpOptions(LogOptions):
                 ("--lookup-tcp-address", port_of(self.lookup_tcp_address, "lookup-tcp-address")),
                 ("--lookup-http-address", port_of(self.lookup_http_address, "lookup-http-address")),
             ]
-        for name in ("tcp-address", "http-address", "https-address"):
+        names = ["tcp-address", "http-address", "https-address"]
+        if self.replicas > 1:
+            names.append("replica-address")
+        for name in names:
             first = port_of(getattr(self, name.replace("-", "_")), name)
             found += [
-                (f"--{name} of broker-{number}", first and first + PORT_STEP * number)
-                for number in range(self.workers)
+                (f"--{name} of {server}", first and first + step)
+                for server, step in self.broker_names().items()
             ]
         return found
+
+    def broker_names(self) -> dict[str, int]:
+        """The name of each process, and how much higher its ports are than those of the first."""
+        return {
+            self.broker_name(number, replica): PORT_STEP * number + REPLICA_PORT_STEP * replica
+            for number in range(self.workers)
+            for replica in range(self.replicas)
+        }
+
+    def broker_name(self, number: int, replica: int) -> str:
+        """The name of a process: ``broker-0``, or ``broker-0.a`` where it has replicas."""
+        return f"broker-{number}" + (f".{replica_name(replica)}" if self.replicas > 1 else "")
+
+
+def replica_name(number: int) -> str:
+    """The name of a replica: a, b, c."""
+    return "abcdefghi"[number]
 
 
 def host_of(address: str) -> str:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Self
 
 from martlet.options import LogLevel
-from martlet.supervisor.options import EVERYWHERE, PORT_STEP, UpOptions, host_of, port_of
+from martlet.supervisor.options import (
+    EVERYWHERE,
+    PORT_STEP,
+    REPLICA_PORT_STEP,
+    UpOptions,
+    host_of,
+    port_of,
+    replica_name,
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class Planned:
     """One server.
 
     Attributes:
-        name: ``broker-0``, ``lookup``.
+        name: ``broker-0``, ``broker-0.a`` for a replica, ``lookup``.
         arguments: those of its command, whose name is the first.
         tcp_address, http_address: where it will listen.
         folder: a broker's data folder.
@@ -59,10 +67,12 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
             f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup
         )
         arguments = (*lookup_flags, *broker_arguments)
-        numbers = range(options.workers)
-        return ServerPlan(
-            lookup, tuple(_broker(options, ports, each, arguments) for each in numbers)
-        )
+        brokers = [
+            broker
+            for number in range(options.workers)
+            for broker in _replicas(options, ports, number, arguments)
+        ]
+        return ServerPlan(lookup, tuple(brokers))
 
 
 def _lookup(options: UpOptions, ports: _Ports) -> Planned:
@@ -75,17 +85,50 @@ def _lookup(options: UpOptions, ports: _Ports) -> Planned:
     return Planned("lookup", arguments, tcp, http)
 
 
-def _broker(options: UpOptions, ports: _Ports, number: int, more: tuple[str, ...]) -> Planned:
-    tcp = ports.of(options.tcp_address, "tcp-address", number)
-    http = ports.of(options.http_address, "http-address", number)
-    https = ports.of(options.https_address, "https-address", number)
+def _replicas(
+    options: UpOptions, ports: _Ports, number: int, more: tuple[str, ...]
+) -> list[Planned]:
+    """Plan a broker: one process, or one for each of its replicas."""
+    if options.replicas == 1:
+        return [_broker(options, ports, number, 0, more)]
+    addresses = {
+        replica_name(each): ports.of(options.replica_address, "replica-address", number, each)
+        for each in range(options.replicas)
+    }
+    initial = ",".join(f"{name}={address}" for name, address in addresses.items())
+    shared = (
+        f"--metadata={options.metadata_address}",
+        f"--replica-set=broker-{number}",
+        f"--initial-replicas={initial}",
+    )
+    return [
+        _broker(
+            options,
+            ports,
+            number,
+            each,
+            (f"--replica-name={name}", f"--replica-address={address}", *shared, *more),
+        )
+        for each, (name, address) in enumerate(addresses.items())
+    ]
+
+
+def _broker(
+    options: UpOptions, ports: _Ports, number: int, replica: int, more: tuple[str, ...]
+) -> Planned:
+    tcp = ports.of(options.tcp_address, "tcp-address", number, replica)
+    http = ports.of(options.http_address, "http-address", number, replica)
+    https = ports.of(options.https_address, "https-address", number, replica)
+    # The folder of a broker without replicas becomes that of its first one.
     folder = Path(options.data_path) / f"broker-{number}"
+    if replica:
+        folder = folder.with_name(f"{folder.name}.{replica_name(replica)}")
     arguments = (
         *("broker", *_shared(options, options.broker_config), f"--data-path={folder}"),
         *(f"--tcp-address={tcp}", f"--http-address={http}", f"--https-address={https}"),
         *more,
     )
-    return Planned(f"broker-{number}", arguments, tcp, http, folder)
+    return Planned(options.broker_name(number, replica), arguments, tcp, http, folder)
 
 
 def _shared(options: UpOptions, config: str) -> list[str]:
@@ -114,11 +157,11 @@ class _Ports:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def of(self, address: str, flag: str, number: int = 0) -> str:
-        """The address of the server of that number, when this is the first's."""
+    def of(self, address: str, flag: str, number: int = 0, replica: int = 0) -> str:
+        """The address of a replica of the broker of that number, when this is the first's."""
         host, port = host_of(address), port_of(address, flag)
         if port:
-            port += PORT_STEP * number
+            port += PORT_STEP * number + REPLICA_PORT_STEP * replica
         else:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             sock = self._held.enter_context(socket.socket(family))

@@ -49,6 +49,37 @@ def test_brokers_get_other_lookup_daemons_if_none_is_started() -> None:
     assert values["lookupd_tcp_addresses"] == ("far:4160",)
 
 
+def test_each_replica_has_a_folder_and_ports_of_its_own() -> None:
+    found = plan(UpOptions(workers=2, replicas=3, data_path="data"), ("--min-in-sync=1",))
+    assert [broker.name for broker in found.brokers] == [
+        *("broker-0.a", "broker-0.b", "broker-0.c", "broker-1.a", "broker-1.b", "broker-1.c")
+    ]
+    assert [broker.folder.name for broker in found.brokers[:3]] == [
+        *("broker-0", "broker-0.b", "broker-0.c")
+    ]
+    addresses = [each for broker in found.servers for each in (broker.tcp_address,)]
+    assert len(set(addresses)) == 7
+    values, _ = arguments().read(found.brokers[4].arguments[1:])
+    assert values == {
+        "tcp_address": "127.0.0.1:4280",
+        "http_address": "127.0.0.1:4281",
+        "https_address": "127.0.0.1:4282",
+        "data_path": str(Path("data", "broker-1.b")),
+        "broadcast_address": "127.0.0.1",
+        "lookupd_tcp_addresses": ("127.0.0.1:4160",),
+        "replica_name": "b",
+        "replica_address": "127.0.0.1:4283",
+        "metadata": f"sqlite:{Path('data', 'replicas.db')}",
+        "replica_set": "broker-1",
+        "initial_replicas": "a=127.0.0.1:4253,b=127.0.0.1:4283,c=127.0.0.1:4313",
+        "min_in_sync": 1,
+    }
+
+
+def test_no_two_ports_are_the_same_however_many_replicas_there_are() -> None:
+    UpOptions(workers=20, replicas=9)
+
+
 def test_any_free_ports_are_all_different() -> None:
     anywhere = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
     options = UpOptions(workers=4, **anywhere)  # type: ignore[arg-type]

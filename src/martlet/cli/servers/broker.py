@@ -17,6 +17,8 @@ from martlet.cli import start
 from martlet.cli.servers import service
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
+from martlet.replica.note import BadNote
+from martlet.replica.replica import ReplicaFailed
 
 log = logging.getLogger(start.ROOT)
 
@@ -47,8 +49,6 @@ def _hello(options: BrokerOptions) -> list[str]:
 
 
 async def _serve(options: BrokerOptions) -> int:
-    from martlet.server.build import build_server
-
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -62,17 +62,45 @@ async def _serve(options: BrokerOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     try:
-        server = build_server(options)
-        await server.start()
-    except (OSError, OptionError) as error:
+        await (_serve_replica if options.replica_name else _serve_alone)(options, stopping)
+    except (OSError, OptionError, ReplicaFailed, BadNote) as error:
         log.critical("%s", error)
         return start.WRONG if isinstance(error, OptionError) else 1
+    log.info("NSQ: bye")
+    return 0
+
+
+async def _serve_alone(options: BrokerOptions, stopping: asyncio.Event) -> None:
+    from martlet.server.build import build_server
+
+    server = build_server(options)
+    await server.start()
+    _started()
+    await stopping.wait()
+    service.notify(service.STOPPING)
+    await server.stop()
+
+
+async def _serve_replica(options: BrokerOptions, stopping: asyncio.Event) -> None:
+    from martlet.server.replication.process import ReplicaProcess
+
+    process = ReplicaProcess(options)
+    running = asyncio.create_task(process.run())
+    useful = asyncio.create_task(process.useful())
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait([running, waiting, useful], return_when=asyncio.FIRST_COMPLETED)
+    if useful.done():
+        _started()
+    useful.cancel()
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    service.notify(service.STOPPING)
+    process.stop()
+    await running
+
+
+def _started() -> None:
     # Objects of the start live as long as the process: exclude them from collections.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     service.notify(service.READY)
-    await stopping.wait()
-    service.notify(service.STOPPING)
-    await server.stop()
-    log.info("NSQ: bye")
-    return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from martlet.cli import start, tool
 from martlet.cli.servers import broker, lookup, service
 from martlet.options import BrokerOptions, LookupOptions, OptionError
+from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.data_folder import refusal
 from martlet.supervisor.child import Child
 from martlet.supervisor.options import UpOptions
@@ -27,7 +28,10 @@ DESCRIPTION = (
     " Ctrl-C. What follows -- are flags for every broker:"
     " martlet up --workers=2 --data-path=data -- --max-msg-size=4MiB"
 )
-_OURS = ("data-path", "tcp-address", "http-address", "https-address", "broadcast-address")
+_OURS = (
+    *("data-path", "tcp-address", "http-address", "https-address", "broadcast-address"),
+    *("metadata", "replica-name", "replica-address", "replica-set", "initial-replicas"),
+)
 """The flags of a broker that this command sets, and that must not follow ``--``."""
 
 _log = logging.getLogger(start.ROOT)
@@ -40,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = plan(options, tuple(argv[at + 1 :]))
         _check(found, argv[at + 1 :])
+        _check_replicas(options, found)
         for server in found.brokers:
             _make(server.folder)
     except (OptionError, OSError) as error:
@@ -82,12 +87,12 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
     return Supervisor(
         [[child(server) for server in group] for group in (found.lookup, found.brokers)],
         options.stop_timeout_ns / 1e9,
-        lambda: _print_ready(found),
+        lambda: _print_ready(options, found),
         lambda: service.notify(service.STOPPING),
     )
 
 
-def _print_ready(found: ServerPlan) -> None:
+def _print_ready(options: UpOptions, found: ServerPlan) -> None:
     rows = [["", "TCP", "HTTP", "data"]]
     for server in found.servers:
         folder = str(server.folder) if server in found.brokers else ""
@@ -97,6 +102,8 @@ def _print_ready(found: ServerPlan) -> None:
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
+    if options.replicas > 1:
+        lines.append(f"martlet replicas show --metadata={options.metadata_address}")
     try:
         print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
     except OSError as error:
@@ -123,6 +130,17 @@ def _check(found: ServerPlan, added: Sequence[str]) -> None:
     for server in found.lookup:
         values, _ = command.read(server.arguments[1:])
         LookupOptions(**values)
+
+
+def _check_replicas(options: UpOptions, found: ServerPlan) -> None:
+    """Check that no broker with replicas is started without them. Raises OptionError."""
+    for server in found.brokers:
+        if options.replicas == 1 and (server.folder / REPLICA_NOTE).exists():
+            others = len(list(server.folder.parent.glob(f"{server.folder.name}.?")))
+            raise OptionError(
+                f"{server.folder} is a replica of a broker: give --replicas={others + 1}, as when"
+                " it was started last"
+            )
 
 
 def _name_of(argument: str) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP endpoints that show a channel's messages and rewind it.
+"""The HTTP endpoints that show a channel's messages, rewind it and advance it.
 
 ===============================  ==================================================================
 ``GET /channel/peek``            messages that the channel has yet to finish, by offset: up to
@@ -8,6 +8,8 @@
                                  after ``timestamp_ns``; with ``new=true`` a channel is made that
                                  begins there; 410 with ``start_offset`` where that has gone.
                                  Without a ``queue`` a time is looked for in all of them
+``POST /channel/advance``        a channel is done with all below ``offset`` of one ``queue``, 0 by
+                                 default; made where missing
 ===============================  ==================================================================
 
 A body is text where it is UTF-8, else as ``body_base64``; no more of it than ``max_body_bytes``.
@@ -23,7 +25,9 @@ from martlet.broker.errors import NameRefused, NotFound, OutOfReach, WritesRefus
 from martlet.broker.queue.peek import Peeked, PeekedFrames, PeekState, peek
 from martlet.broker.topic.rewind import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.names import is_valid_name
 from martlet.properties.model import Properties
+from martlet.server.http.log_api import find_part, place_of
 from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ class ChannelApi:
         return {
             "/channel/peek": {"GET": self.peek},
             "/channel/replay": {"POST": self.replay},
+            "/channel/advance": {"POST": self.advance},
         }
 
     async def peek(self, request: Request) -> object:
@@ -131,6 +136,28 @@ class ChannelApi:
             for number, offset in offsets.items()
         ]
         return {"queues": queues, "depth": topic.channels[name].all_queues.depth}
+
+    async def advance(self, request: Request) -> object:
+        """Finish all messages of a queue below an offset in a channel, created if missing."""
+        topic = self._broker.queues[find_part(self._broker, *place_of(request)).id]
+        name = request.argument("channel")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        offset = request.number("offset")
+        if offset > topic.queue.visible_end:
+            raise HttpError(
+                400,
+                f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
+                f" {topic.queue.visible_end}",
+            )
+        try:
+            starts = {part.number: part.queue.start_offset for part in topic.parts}
+            topic.parts[0].channel(name, start=starts)
+            topic.channels[name].advance(offset)
+            await self._commits.all_settled()
+        except WritesRefused as error:
+            raise HttpError(503, f"REFUSED {error}") from None
+        return None
 
     def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:
         """Return the requested offset in each queue, from an offset, a time or the beginning."""

@@ -4,12 +4,19 @@ A reader lists the topics, finds offsets by time, looks batches up in the index,
 batch records: the bytes of the log, each record verifiable by itself. A channel that the reader
 advances retains the messages that it has not read yet.
 
+A standby answers the same from its copy, as far as that is confirmed and taken in. It may lag
+behind the primary, and keep what that has removed. A request with ``complete=true`` wants all up to
+its ``end``, or the batch of its ``offset``: a replica that does not have it answers 503 BEHIND.
+
 ===============================  ==================================================================
 ``GET /log/topics``              all topics, or those in ``names``, comma separated, with their
                                  queues and the offsets that those hold; a queue's records name its
                                  ``topic_id``, where it has its own. Where something is missing
                                  before ``start_offset`` that was not released, ``holes`` has the
-                                 offsets, and ``first_offset`` is where to begin to read
+                                 offsets, and ``first_offset`` is where to begin to read. Of
+                                 several replicas the one with the highest ``epoch`` and without
+                                 ``standby`` is the primary; ``replicas`` has the HTTP addresses of
+                                 all that are known, also of dead ones
 ``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
 ``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
 ``POST /log/index``              the same of up to 1,000 queues at once, each a list of its topic,
@@ -26,7 +33,6 @@ advances retains the messages that it has not read yet.
 ``GET /log/segment``             bytes of the segment with a ``base``, from ``at`` on; 404 where it
                                  is gone
 ``GET /log/checkpoint``          the last checkpoint as it is on the disk; 404 where there is none
-``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
 ===============================  ==================================================================
 
 Offsets are of one ``queue``, 0 by default.  A request that names its ``topic_id`` gets nothing of
@@ -37,13 +43,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from aiohttp import web
 
-from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.errors import NotFound
 from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file
 from martlet.log.index import ENTRY
@@ -52,12 +59,13 @@ from martlet.names import is_valid_name
 from martlet.server.http.request import HttpError, Request, Routes
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.queue.queue_log import QueueLog
-    from martlet.broker.topic.topic import Topic
+    from collections.abc import Callable, Iterable, Iterator
+
+    from martlet.broker.queue.log_view import LogView, TopicView
+    from martlet.broker.queue.stored_queue import StoredQueue
     from martlet.log.index import Rows
+    from martlet.log.segmented import SegmentedLog
     from martlet.server.data_folder import DataFolder
-    from martlet.server.group_commit import GroupCommit
 
 MIB = 1 << 20
 MAX_INDEX_ROWS = MIB // ENTRY.itemsize
@@ -72,18 +80,33 @@ _MAX_PLACES_BYTES = 1 << 20
 _PLACES_AT_A_TIME = 64
 _REACH_ROWS = 1 << 16
 _OCTETS = "application/octet-stream"
-_Asked = tuple[str, int, int, int, int]
-"""Topic, queue, the topic's number, start and end."""
+_Place = tuple[str, int, int | None]
+"""Topic, queue and the topic's number, None for any."""
 
 
 class LogApi:
-    """The endpoints for readers of a broker's log."""
+    """The endpoints for readers of a broker's log.
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit, folder: DataFolder) -> None:
-        self._broker = broker
-        self._commits = commits
+    Args:
+        view: returns the state of the log at this moment. Raises HttpError where there is none.
+        folder: holds the log.
+        replicas: returns the HTTP addresses of the broker's replicas; none of a broker without.
+        is_standby: whether another replica is the primary.
+    """
+
+    def __init__(
+        self,
+        view: Callable[[], LogView],
+        folder: DataFolder,
+        replicas: Callable[[], list[str]] = list,
+        *,
+        is_standby: bool = False,
+    ) -> None:
+        self._view = view
         self._folder = folder
-        self._known_holes: WeakKeyDictionary[QueueLog, tuple[object, dict[str, object]]] = (
+        self._replicas = replicas
+        self._is_standby = is_standby
+        self._known_holes: WeakKeyDictionary[StoredQueue, tuple[object, dict[str, object]]] = (
             WeakKeyDictionary()
         )
         """The result for each queue, and the state of the log that it is of."""
@@ -99,20 +122,19 @@ class LogApi:
             "/log/segments": {"GET": self.segments},
             "/log/segment": {"GET": self.segment},
             "/log/checkpoint": {"GET": self.checkpoint},
-            "/channel/advance": {"POST": self.advance},
         }
 
     async def topics(self, request: Request) -> object:
         """List topics and their queues."""
-        broker = self._broker
+        view = self._view()
         names = request.query.get("names")
-        some: list[Topic] = list(broker.topics.values())
-        if names is not None:
-            known = broker.topics
-            some = [known[name] for name in dict.fromkeys(names.split(",")) if name in known]
+        some = view.all_topics() if names is None else _named(view, names.split(","))
         return {
             "broker": self._folder.broker_id,
             "data_path": str(self._folder.path),
+            "epoch": view.epoch,
+            **({"standby": True} if self._is_standby else {}),
+            **({"replicas": replicas} if (replicas := self._replicas()) else {}),
             "topics": [
                 {
                     "topic": topic.name,
@@ -123,7 +145,7 @@ class LogApi:
                             **({"topic_id": part.id} if part.number else {}),
                             "start_offset": part.queue.start_offset,
                             "end_offset": part.queue.visible_end,
-                            **self._holes(part.queue),
+                            **self._holes(view.log, part.queue),
                         }
                         for part in topic.parts
                     ],
@@ -132,11 +154,10 @@ class LogApi:
             ],
         }
 
-    def _holes(self, queue: QueueLog) -> dict[str, object]:
+    def _holes(self, log: SegmentedLog, queue: StoredQueue) -> dict[str, object]:
         """Return the fields with a queue's holes, if it has any."""
         if not queue.start_offset:
             return {}
-        log = self._broker.log
         state = (log.retired_count, queue.index.first_row, queue.start_row)
         known = self._known_holes.get(queue)
         if known is None or known[0] != state:
@@ -152,6 +173,8 @@ class LogApi:
         index = queue.index
         row = index.find_time(timestamp_ns)
         if row >= index.end_row:
+            if self._is_standby and _is_complete(request):
+                raise HttpError(503, f"BEHIND: this replica has nothing after {timestamp_ns} yet")
             return {"offset": queue.visible_end}
         first = min(index.row(row).first_offset, queue.visible_end)
         return {"offset": max(first, queue.start_offset)}
@@ -160,6 +183,7 @@ class LogApi:
         """Answer the index rows of the batches with any offset from ``start`` up to ``end``."""
         queue = self._queue(request)
         start, end = request.number("start"), request.number("end")
+        _require(request, queue, end)
         rows = _rows(queue, start, end, MAX_INDEX_ROWS)
         return web.Response(body=rows.tobytes(), content_type=_OCTETS)
 
@@ -168,8 +192,10 @@ class LogApi:
         body = await request.read(_MAX_PLACES_BYTES, "BODY_TOO_BIG")
         pieces: list[bytes] = []
         left = MAX_INDEX_ROWS
-        for number, (topic, queue, topic_id, start, end) in enumerate(_places(body), 1):
-            rows = _rows(self._part_of(topic, queue, topic_id).queue, start, end, left)
+        for number, (place, start, end) in enumerate(_places(body), 1):
+            found = self._find(request, place)
+            _require(request, found, end)
+            rows = _rows(found, start, end, left)
             left -= len(rows)
             pieces += (len(rows).to_bytes(8, "little"), rows.tobytes())
             if number % _PLACES_AT_A_TIME == 0:
@@ -180,7 +206,9 @@ class LogApi:
         """Find the offset up to which `max_bytes` of the log reach."""
         queue = self._queue(request)
         index = queue.index
-        start, end = request.number("start"), min(request.number("end"), queue.visible_end)
+        start, end = request.number("start"), request.number("end")
+        _require(request, queue, end)
+        end = min(end, queue.visible_end)
         max_bytes = request.number("max_bytes")
         reached, total = start, 0
         number = index.find(start)
@@ -204,6 +232,7 @@ class LogApi:
         """Answer records of the log, as they are stored."""
         queue = self._queue(request)
         offset = request.number("offset")
+        _require(request, queue, offset + 1)
         max_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
         if offset >= queue.visible_end:
             return web.Response(status=204)
@@ -222,12 +251,12 @@ class LogApi:
             )
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
-    def _records(self, queue: QueueLog, offset: int, max_bytes: int) -> list[memoryview]:
+    def _records(self, queue: StoredQueue, offset: int, max_bytes: int) -> list[memoryview]:
         """Return the log's bytes from the batch that holds an offset on; none if it has gone.
 
         Adjacent records come as one piece.
         """
-        log, index = self._broker.log, queue.index
+        log, index = self._view().log, queue.index
         runs: list[tuple[int, int]] = []
         total = 0
         number, stop = index.find(offset), index.find(queue.visible_end)
@@ -249,12 +278,12 @@ class LogApi:
         views = [log.view(position, length) for position, length in runs]
         return [view for view in views if view is not None]
 
-    def _heads(self, queue: QueueLog, offset: int, max_bytes: int) -> list[memoryview]:
+    def _heads(self, queue: StoredQueue, offset: int, max_bytes: int) -> list[memoryview]:
         """Return header and properties of the same batches, up to the same number of bytes.
 
         A record with a damaged header gives the header alone.
         """
-        log, index = self._broker.log, queue.index
+        log, index = self._view().log, queue.index
         number, stop = index.find(offset), index.find(queue.visible_end)
         rows = index.rows(number, min(number + _ROWS_AT_A_TIME, stop))
         if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
@@ -274,84 +303,93 @@ class LogApi:
 
     async def segments(self, request: Request) -> object:
         """List the segments of the log."""
-        log = self._broker.log
+        view = self._view()
         return {
             "broker": self._folder.broker_id,
             "data_path": str(self._folder.path),
-            "position": self._broker.visible_position,
+            "position": view.visible_position,
             "segments": [
-                {"base": segment.base, "bytes": segment.capacity} for segment in log.segments
+                {"base": segment.base, "bytes": segment.capacity} for segment in view.log.segments
             ],
         }
 
     async def segment(self, request: Request) -> object:
         """Answer bytes of a segment, up to its end or the log's."""
-        log = self._broker.log
+        view = self._view()
         base, at = request.number("base"), request.number("at", 0)
         max_bytes = min(request.number("max_bytes", DEFAULT_BATCHES_BYTES), MAX_BATCHES_BYTES)
-        segment = next((each for each in log.segments if each.base == base), None)
+        segment = next((each for each in view.log.segments if each.base == base), None)
         if segment is None:
             raise HttpError(404, f"SEGMENT_NOT_FOUND: no segment begins at position {base}")
-        end = min(segment.capacity, self._broker.visible_position - base, at + max_bytes)
+        end = min(segment.capacity, view.visible_position - base, at + max_bytes)
         pieces = [segment.view[at:end]] if at < end else []
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
     async def checkpoint(self, request: Request) -> object:
         """Answer the last checkpoint."""
+        self._view()  # Before, the file may be of what is not confirmed.
         data = self._folder.storage.read(checkpoint_file.NAME)
-        if data is None:
+        if not data:
             raise HttpError(404, "CHECKPOINT_NOT_FOUND: there is none yet")
         return web.Response(body=data, content_type=_OCTETS)
 
-    async def advance(self, request: Request) -> object:
-        """Finish all messages of a queue below an offset in a channel, created if missing."""
-        topic = self._part(request)
-        name = request.argument("channel")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
-        offset = request.number("offset")
-        if offset > topic.queue.visible_end:
-            raise HttpError(
-                400,
-                f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
-                f" {topic.queue.visible_end}",
-            )
+    def _queue(self, request: Request) -> StoredQueue:
+        return self._find(request, place_of(request))
+
+    def _find(self, request: Request, place: _Place) -> StoredQueue:
+        """Return a queue. Raises HttpError."""
         try:
-            starts = {part.number: part.queue.start_offset for part in topic.parts}
-            topic.parts[0].channel(name, start=starts)
-            topic.channels[name].advance(offset)
-            await self._commits.all_settled()
-        except WritesRefused as error:
-            raise HttpError(503, f"REFUSED {error}") from None
-        return None
-
-    def _queue(self, request: Request) -> QueueLog:
-        return self._part(request).queue
-
-    def _part(self, request: Request) -> Topic:
-        """Return the topic's named queue, by default queue 0."""
-        asked = request.number("topic_id") if "topic_id" in request.query else None
-        return self._part_of(request.argument("topic"), request.number("queue", 0), asked)
-
-    def _part_of(self, name: str, number: int, topic_id: int | None) -> Topic:
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        try:
-            topic = self._broker.find_topic(name)
-        except NotFound:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
-        try:
-            part = topic.part(number)
-        except NotFound:
-            raise HttpError(404, "QUEUE_NOT_FOUND") from None
-        if topic_id not in (None, part.id):
-            raise HttpError(
-                404, f"TOPIC_MADE_ANEW: topic {name} is number {part.id} now, not {topic_id}"
-            )
-        return part
+            return find_part(self._view(), *place).queue
+        except HttpError as error:
+            if error.status == 404 and self._is_standby and _is_complete(request):
+                raise HttpError(503, f"BEHIND: {error.message}") from None
+            raise
 
 
-def _rows(queue: QueueLog, start: int, end: int, max_count: int) -> Rows:
+def _is_complete(request: Request) -> bool:
+    """Whether a replica shall refuse to answer where it lacks something."""
+    return request.query.get("complete") == "true"
+
+
+def _require(request: Request, queue: StoredQueue, end: int) -> None:
+    """Check that a queue has all up to an offset, if the request says so. Raises HttpError."""
+    if queue.visible_end < end and _is_complete(request):
+        raise HttpError(503, f"BEHIND: this replica has the queue up to {queue.visible_end}")
+
+
+def place_of(request: Request) -> _Place:
+    """Return the queue that a request names, by default queue 0. Raises HttpError."""
+    asked = request.number("topic_id") if "topic_id" in request.query else None
+    return request.argument("topic"), request.number("queue", 0), asked
+
+
+def find_part(view: LogView, name: str, number: int, topic_id: int | None) -> TopicView:
+    """Return a topic at one of its queues. Raises HttpError."""
+    if not is_valid_name(name):
+        raise HttpError(400, "INVALID_ARG_TOPIC")
+    try:
+        topic = view.find_topic(name)
+    except NotFound:
+        raise HttpError(404, "TOPIC_NOT_FOUND") from None
+    try:
+        part = topic.part(number)
+    except NotFound:
+        raise HttpError(404, "QUEUE_NOT_FOUND") from None
+    if topic_id not in (None, part.id):
+        raise HttpError(
+            404, f"TOPIC_MADE_ANEW: topic {name} is number {part.id} now, not {topic_id}"
+        )
+    return part
+
+
+def _named(view: LogView, names: Iterable[str]) -> Iterator[TopicView]:
+    """Yield the topics of some names that exist."""
+    for name in dict.fromkeys(names):
+        with suppress(NotFound):
+            yield view.find_topic(name)
+
+
+def _rows(queue: StoredQueue, start: int, end: int, max_count: int) -> Rows:
     """Return index rows of the batches with any offset in a range, up to a maximum number."""
     index, end = queue.index, min(end, queue.visible_end)
     if start >= end or not max_count:
@@ -361,17 +399,21 @@ def _rows(queue: QueueLog, start: int, end: int, max_count: int) -> Rows:
     return found[found["first_offset"] < end]
 
 
-def _places(body: bytes) -> list[_Asked]:
+def _places(body: bytes) -> list[tuple[tuple[str, int, int], int, int]]:
     """Return the ranges that a request names. Raises HttpError."""
     try:
         places = json.loads(body)
-        wanted = [(str(t), int(q), int(i), int(first), int(end)) for t, q, i, first, end in places]
+        wanted = [
+            ((str(topic), int(queue), int(topic_id)), int(start), int(end))
+            for topic, queue, topic_id, start, end in places
+        ]
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise HttpError(
             400, "INVALID_BODY: it must be a JSON list of [topic, queue, topic_id, start, end]"
         ) from None
     if len(wanted) > MAX_PLACES:
         raise HttpError(400, f"TOO_MANY_PLACES: {len(wanted)}, and {MAX_PLACES} at most")
-    if any(min(place[1:]) < 0 or max(place[1:]) >= 1 << 63 for place in wanted):
+    numbers = [(*place[1:], start, end) for place, start, end in wanted]
+    if any(min(each) < 0 or max(each) >= 1 << 63 for each in numbers):
         raise HttpError(400, "INVALID_BODY: a number is negative, or too large")
     return wanted

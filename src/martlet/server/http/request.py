@@ -56,10 +56,14 @@ class HttpError(Exception):
         self.plain = plain
 
 
+class AnswerAgain(Exception):
+    """Other endpoints answer since the request came: find the one that answers it now."""
+
+
 class Request:
     """A request to one of the endpoints."""
 
-    __slots__ = ("_query", "_request", "method", "path", "query_text", "target")
+    __slots__ = ("_held", "_query", "_request", "method", "path", "query_text", "target")
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
@@ -70,6 +74,13 @@ class Request:
         path, _, self.query_text = self.target.partition("?")
         self.path = _decode(path)
         self._query: Mapping[str, str] | None = None
+        self._held: bytes | None = None
+        """The body, where it was read to be sent elsewhere."""
+
+    @property
+    def raw(self) -> web.BaseRequest:
+        """The request as aiohttp has it, to be forwarded."""
+        return self._request
 
     @property
     def remote_address(self) -> str:
@@ -167,6 +178,8 @@ class Request:
         request = self._request
         if self.content_length > limit_bytes:
             raise HttpError(413, too_large)
+        if self._held is not None:
+            return self._held
         if not request.body_exists:
             return b""
         expects = request.headers.get("Expect", "")
@@ -187,6 +200,11 @@ class Request:
         except (ClientError, HttpProcessingError, OSError):
             raise HttpError(500, "INTERNAL_ERROR") from None
         raise HttpError(413, too_large)
+
+    async def hold(self, limit_bytes: int) -> bytes:
+        """Read the body, which `read` returns again later. Raises HttpError."""
+        self._held = await self.read(limit_bytes, "BODY_TOO_BIG")
+        return self._held
 
     async def stream(
         self, pieces: Iterable[memoryview], content_type: str, max_bytes: int

@@ -12,6 +12,8 @@ from martlet.server.http.nsq_api import NsqApi
 from martlet.server.http.rpc_api import CallApi
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from martlet.broker.broker import BrokerCore
     from martlet.server.data_folder import DataFolder
     from martlet.server.group_commit import GroupCommit
@@ -30,12 +32,13 @@ def broker_routes(
     calls: CallRegistry,
     stats: StatsSource,
     metrics: BrokerMetrics,
+    replicas: Callable[[], list[str]],
 ) -> Routes:
     """Return the endpoints of a broker."""
     _ = calls.methods  # imported now, so that the first client does not wait for it
     return {
         **NsqApi(broker, commits, settings, stats).routes(),
-        **LogApi(broker, commits, folder).routes(),
+        **LogApi(lambda: broker, folder, replicas).routes(),
         **ChannelApi(broker, commits).routes(),
         **CallApi(calls).routes(),
         **MetricsApi(metrics).routes(),

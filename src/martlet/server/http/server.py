@@ -21,7 +21,15 @@ from urllib.parse import quote
 from aiohttp import web
 
 from martlet.durations import format_duration
-from martlet.server.http.request import BAD_ESCAPE, SERVER, Endpoint, HttpError, Request, Routes
+from martlet.server.http.request import (
+    BAD_ESCAPE,
+    SERVER,
+    AnswerAgain,
+    Endpoint,
+    HttpError,
+    Request,
+    Routes,
+)
 from martlet.server.http.response import ReadyText, refuse, respond
 from martlet.server.listening_socket import serve, shown_host
 from martlet.server.observability.stats import pauses
@@ -31,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MAX_ROLES = 5
+"""How often the role of a replica may change while a request is answered."""
 _STOP_S = 0.3
 """The time in seconds that open requests get when the broker stops."""
 _LINGER_S = 1.0
@@ -82,7 +92,11 @@ class HttpServer:
     def __init__(self, routes: Routes, https_port_instead: int | None = None) -> None:
         self._routes = routes
         self._https_port_instead = https_port_instead
-        self._web = _WebServer(
+        self._web = self._make()
+        self._listener: asyncio.Server | None = None
+
+    def _make(self) -> _WebServer:
+        return _WebServer(
             self._handle,
             access_log=None,
             lingering_time=_LINGER_S,
@@ -91,12 +105,28 @@ class HttpServer:
             max_headers=_MAX_HEADERS,
             auto_decompress=False,  # a message is stored as it arrives
         )
-        self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a listening socket, in TLS if given a context."""
         pauses.watch()
-        self._listener = await serve(asyncio.get_running_loop(), self._web, sock, tls)
+        loop = asyncio.get_running_loop()
+        self._listener = await serve(loop, self.connection, sock, tls)
+
+    def connection(self) -> web.RequestHandler:
+        """Return the protocol of a new connection."""
+        return self._web()
+
+    async def answer_by(self, routes: Routes, *, ends_requests: bool) -> None:
+        """Answer by other endpoints.
+
+        Args:
+            routes: the endpoints.
+            ends_requests: whether to close the open connections, after a moment.
+        """
+        self._routes = routes
+        if ends_requests:
+            before, self._web = self._web, self._make()
+            await before.shutdown(_STOP_S)
 
     async def stop(self) -> None:
         """Stop accepting, and close open connections after a moment."""
@@ -113,7 +143,7 @@ class HttpServer:
         request = Request(base)
         started = time.perf_counter_ns()
         try:
-            answer = await self._answer(request)
+            answer = await self._answer_by_role(request)
             if answer == "OK" and request.path in _UNLOGGED and ReadyText.suits(base):
                 return _OK
             response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
@@ -139,6 +169,14 @@ class HttpServer:
                 elapsed,
             )
         return response
+
+    async def _answer_by_role(self, request: Request) -> object:
+        for _ in range(_MAX_ROLES):
+            try:
+                return await self._answer(request)
+            except AnswerAgain:
+                continue
+        raise HttpError(503, "NO_PRIMARY")
 
     async def _answer(self, request: Request) -> object:
         methods = self._find(request.path)

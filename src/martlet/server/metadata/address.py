@@ -13,22 +13,22 @@ class BadStoreAddress(ValueError):
     """No address of a metadata store; the text says what one looks like."""
 
 
-def open_store(address: str, broker: str) -> MetadataStore:
-    """Return the store of an address, for one broker; the first call connects.
+def open_store(address: str, name: str) -> MetadataStore:
+    """Return the store of an address, for one replica set; the first call connects.
 
     Args:
         address: ``etcd:HOST:PORT,HOST:PORT`` or ``sqlite:PATH``.
-        broker: the id of the broker.
+        name: of the replica set.
 
     Raises BadStoreAddress.
     """
     kind, _, rest = address.partition(":")
     if kind == "sqlite" and rest:
-        return SqliteStore(Path(rest), broker)
+        return SqliteStore(Path(rest), name)
     if kind == "etcd":
         endpoints = rest.split(",")
         if all(_is_endpoint(endpoint) for endpoint in endpoints):
-            return EtcdStore(endpoints, broker)
+            return EtcdStore(endpoints, name)
     raise BadStoreAddress(
         f"{address!r} is no metadata store: it is etcd:HOST:PORT,HOST:PORT for replicas on several"
         " machines, or sqlite:PATH for replicas on this one"

@@ -2,8 +2,8 @@
 
 ::
 
-    /martlet/<broker>/state            the document; its version is the key's mod_revision
-    /martlet/<broker>/replica/<name>   a presence, with a lease of 3 s
+    /martlet/<set>/state            the document; its version is the key's mod_revision
+    /martlet/<set>/replica/<name>   a presence, with a lease of 3 s
 
 Reads are linearizable, which is etcd's default. All calls are POST; keys and values are base64, and
 64-bit numbers strings (https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/).
@@ -20,6 +20,7 @@ import aiohttp
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear
 
+_ROOT = "/martlet/"
 _TIMEOUT_S = 1.0
 """How long one member of etcd is waited for, in seconds."""
 
@@ -29,13 +30,13 @@ class EtcdStore:
 
     Args:
         endpoints: ``HOST:PORT`` of its members, tried in turn.
-        broker: the id of the broker.
+        name: of the replica set.
     """
 
-    def __init__(self, endpoints: Sequence[str], broker: str) -> None:
+    def __init__(self, endpoints: Sequence[str], name: str) -> None:
         assert endpoints
         self._endpoints = list(endpoints)
-        self._prefix = f"/martlet/{broker}/"
+        self._prefix = f"{_ROOT}{name}/"
         self._state_key = _text(f"{self._prefix}state")
         self._session: aiohttp.ClientSession | None = None
         self._lease: str | None = None
@@ -85,6 +86,17 @@ class EtcdStore:
         except StoreUnreachable:
             self._lease = None
             raise
+
+    async def names(self) -> list[str]:
+        """As `MetadataStore.names`."""
+        question = {
+            "key": _text(_ROOT),
+            "range_end": _text(_ROOT[:-1] + "0"),
+            "keys_only": True,
+        }
+        answer = await self._ask("kv/range", question)
+        keys = [b64decode(pair["key"]).decode() for pair in answer.get("kvs", [])]
+        return [key[len(_ROOT) : -len("/state")] for key in keys if key.endswith("/state")]
 
     async def close(self) -> None:
         """As `MetadataStore.close`."""

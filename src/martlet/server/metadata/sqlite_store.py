@@ -22,10 +22,10 @@ _BUSY_S = 1.0
 """How long a call waits for another process, in seconds."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS replica_set (
-    broker TEXT PRIMARY KEY, version INTEGER NOT NULL, document BLOB NOT NULL);
+    name TEXT PRIMARY KEY, version INTEGER NOT NULL, document BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS presence (
-    broker TEXT NOT NULL, replica TEXT NOT NULL, boot TEXT NOT NULL, until_ns INTEGER NOT NULL,
-    document BLOB NOT NULL, PRIMARY KEY (broker, replica));
+    name TEXT NOT NULL, replica TEXT NOT NULL, boot TEXT NOT NULL, until_ns INTEGER NOT NULL,
+    document BLOB NOT NULL, PRIMARY KEY (name, replica));
 """
 
 
@@ -34,7 +34,7 @@ class SqliteStore:
 
     Args:
         path: the file; it is made where it is not there.
-        broker: the id of the broker.
+        name: of the replica set.
         clock_ns: the machine's monotonic clock.
         boot_id: of this boot of the machine.
     """
@@ -42,13 +42,13 @@ class SqliteStore:
     def __init__(
         self,
         path: Path,
-        broker: str,
+        name: str,
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         boot_id: str | None = None,
     ) -> None:
         self._path = path
-        self._broker = broker
+        self._name = name
         self._clock_ns = clock_ns
         self._boot_id = read_boot_id() if boot_id is None else boot_id
         self._connection: sqlite3.Connection | None = None
@@ -59,12 +59,12 @@ class SqliteStore:
 
         def read(found: sqlite3.Connection) -> Seen:
             row = found.execute(
-                "SELECT version, document FROM replica_set WHERE broker = ?", (self._broker,)
+                "SELECT version, document FROM replica_set WHERE name = ?", (self._name,)
             ).fetchone()
             presences = found.execute(
                 "SELECT replica, document FROM presence"
-                " WHERE broker = ? AND boot = ? AND until_ns > ?",
-                (self._broker, self._boot_id, self._clock_ns()),
+                " WHERE name = ? AND boot = ? AND until_ns > ?",
+                (self._name, self._boot_id, self._clock_ns()),
             ).fetchall()
             alive = {name: Presence.unpack(document) for name, document in presences}
             if row is None:
@@ -73,7 +73,7 @@ class SqliteStore:
             return Seen(ReplicaSet.unpack(document), version, alive)
 
         try:
-            return await asyncio.to_thread(self._transact, read)
+            return await asyncio.to_thread(self._transact, read, True)
         except (sqlite3.Error, OSError) as error:
             raise self._unreachable(error) from error
 
@@ -82,13 +82,13 @@ class SqliteStore:
 
         def write(found: sqlite3.Connection) -> int | None:
             row = found.execute(
-                "SELECT version FROM replica_set WHERE broker = ?", (self._broker,)
+                "SELECT version FROM replica_set WHERE name = ?", (self._name,)
             ).fetchone()
             if (row[0] if row else 0) != version:
                 return None
             found.execute(
                 "INSERT OR REPLACE INTO replica_set VALUES (?, ?, ?)",
-                (self._broker, version + 1, replica_set.pack()),
+                (self._name, version + 1, replica_set.pack()),
             )
             return version + 1
 
@@ -104,11 +104,23 @@ class SqliteStore:
             until_ns = self._clock_ns() + PRESENCE_S * 1_000_000_000
             found.execute(
                 "INSERT OR REPLACE INTO presence VALUES (?, ?, ?, ?, ?)",
-                (self._broker, name, self._boot_id, until_ns, presence.pack()),
+                (self._name, name, self._boot_id, until_ns, presence.pack()),
             )
 
         try:
             await asyncio.to_thread(self._transact, write)
+        except (sqlite3.Error, OSError) as error:
+            raise self._unreachable(error) from error
+
+    async def names(self) -> list[str]:
+        """As `MetadataStore.names`."""
+
+        def read(found: sqlite3.Connection) -> list[str]:
+            rows = found.execute("SELECT name FROM replica_set ORDER BY name")
+            return [str(name) for (name,) in rows]
+
+        try:
+            return await asyncio.to_thread(self._transact, read, True)
         except (sqlite3.Error, OSError) as error:
             raise self._unreachable(error) from error
 
@@ -119,14 +131,14 @@ class SqliteStore:
     def _unreachable(self, error: Exception) -> StoreUnreachable:
         return StoreUnreachable(f"the metadata store {self._path}: {error}")
 
-    def _transact(self, step: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _transact(self, step: Callable[[sqlite3.Connection], _T], is_read: bool = False) -> _T:
         """Run a step in a transaction of its own, durably."""
         with self._lock:
             if self._connection is None:
                 self._connection = self._connect()
             found = self._connection
             try:
-                found.execute("BEGIN IMMEDIATE")
+                found.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
                 try:
                     outcome = step(found)
                 except BaseException:

@@ -21,7 +21,7 @@ class SwapUnclear(Exception):
 
 
 class MetadataStore(Protocol):
-    """A metadata store, for one broker."""
+    """A metadata store, for one replica set."""
 
     async def look(self) -> Seen:
         """Read the document and the presences, as they are at one moment after the call began.
@@ -42,6 +42,9 @@ class MetadataStore(Protocol):
 
     async def announce(self, name: str, presence: Presence) -> None:
         """Renew the presence of a replica, for `PRESENCE_S`. Raises StoreUnreachable."""
+
+    async def names(self) -> list[str]:
+        """Return the names of all replica sets in the store. Raises StoreUnreachable."""
 
     async def close(self) -> None:
         """Release all resources."""

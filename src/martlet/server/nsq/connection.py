@@ -83,7 +83,12 @@ class ConnectionContext:
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """The connection of one client."""
+    """The connection of one client.
+
+    Args:
+        context: what the connections share.
+        remote_address: of a client that another replica has accepted.
+    """
 
     # More than 30 attributes in a dict cost each access the interpreter's quick way.
     __slots__ = (
@@ -125,8 +130,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     may_be_brief = True
     """Whether connections of this class use the fast path for a lone PUB."""
 
-    def __init__(self, context: ConnectionContext) -> None:
+    def __init__(self, context: ConnectionContext, remote_address: str = "") -> None:
         self._context = context
+        self.remote_address = remote_address
         self._commands = context.commands
         self._publish_lone = context.publish_lone
         self._ticks = context.commits.ticks
@@ -184,7 +190,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Wait for the client's first bytes."""
         context = self._context
         self.transport = cast(asyncio.Transport, transport)
-        self.remote_address = shown_peer(transport)
+        self.remote_address = self.remote_address or shown_peer(transport)
         self.connected_at_ns = context.broker.clock()
         self.identity = default_identity(context.options, self.remote_address)
         self._output = OutputQueue(self.transport, partial(self.drop, "reads nothing"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
 from martlet.broker.queue.topology import nearness
 from martlet.protocol.nsq import v2
-from martlet.protocol.nsq.negotiation import negotiate
+from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.upgrade import Upgrade
 
@@ -32,6 +32,7 @@ class SessionCommands:
         options: the features offered to clients.
         upgrades: the context of TLS and compression.
         events: logs IDENTIFY.
+        broker_id: the broker's id, for Martlet's clients.
     """
 
     def __init__(
@@ -40,17 +41,21 @@ class SessionCommands:
         options: BrokerOptions,
         upgrades: UpgradeContext,
         events: EventLog,
+        broker_id: str,
     ) -> None:
         self._broker = broker
         self._options = options
         self._upgrades = upgrades
         self._events = events
+        self._broker_id = broker_id
         self._place = options.topology_zone, options.topology_region
 
     def identify(self, connection: ClientConnection, command: v2.IdentifyCommand) -> Outcome:
         """IDENTIFY."""
         has_tls = self._upgrades.tls is not None
-        offered = (self._options, v2.NSQD_VERSION, has_tls)
+        has_replicas = bool(self._options.replica_name)
+        run = BrokerRun(self._broker_id, self._broker.log.epoch, has_replicas)
+        offered = (self._options, v2.NSQD_VERSION, has_tls, run)
         agreement = negotiate(command.fields, connection.identity, *offered)
         self._events.identified(connection.remote_address, command.fields)
         if agreement.upgrades and (connection.tls or connection.snappy or connection.deflate):

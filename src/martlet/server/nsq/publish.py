@@ -12,8 +12,9 @@ The options of SEND, all of which may be left out:
 - ``deliver_at_ms``: delivery time since 1970 (see `martlet.server.delivery_time`)
 - ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
 - ``wait``: false for an answer once they are written, even if a PUB would wait for the disk
-- ``flush_timeout_ms``: the limit of the wait for the disk, in place of ``--sync-flush-timeout``;
-  the status is then FLUSH_DISK_TIMEOUT, and they are stored all the same
+- ``flush_timeout_ms``: the limit of the wait for the disk or for replicas, in place of
+  ``--sync-flush-timeout`` and ``--sync-replica-timeout``; the status is then FLUSH_DISK_TIMEOUT or
+  FLUSH_SLAVE_TIMEOUT, and they are stored all the same
 - ``transaction``: invisible until the transaction is committed, see below
 - ``oneway``: true for no answer at all
 - ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  A repeated send is
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.connection import ClientConnection
     from martlet.server.nsq.flush_timeouts import FlushTimeouts
     from martlet.server.observability.event_log import EventLog
+    from martlet.server.observability.replication import Replication
 
 _OPTIONS = (
     "age_ms",
@@ -141,9 +143,18 @@ class StoredSend(DeferredReply):
         send: their place in it.
         waits: whether to answer only when they are as safe as a PUB answered OK.
         is_duplicate: whether they were stored before.
+        replication: tells of other replicas, where there are any.
     """
 
-    __slots__ = ("_is_duplicate", "_send", "_status", "_target", "_topic", "is_answered")
+    __slots__ = (
+        "_is_duplicate",
+        "_replication",
+        "_send",
+        "_status",
+        "_target",
+        "_topic",
+        "is_answered",
+    )
 
     def __init__(
         self,
@@ -152,8 +163,10 @@ class StoredSend(DeferredReply):
         send: ProducerSend,
         waits: bool,
         is_duplicate: bool = False,
+        replication: Replication | None = None,
     ) -> None:
         super().__init__(waits)
+        self._replication = replication
         self._target = target
         self._topic = topic
         self._send = send
@@ -163,14 +176,18 @@ class StoredSend(DeferredReply):
         """Whether the answer was sent."""
 
     def hurry(self) -> None:
-        """Stop waiting for the disk: it takes too long."""
+        """Stop waiting for the disk, or for replicas: it takes too long."""
         self.waits = False
-        self._status = PutStatus.FLUSH_DISK_TIMEOUT
+        is_sync = self._replication is not None and self._replication.is_sync
+        self._status = PutStatus.FLUSH_SLAVE_TIMEOUT if is_sync else PutStatus.FLUSH_DISK_TIMEOUT
 
     def stored(self) -> bytes:
         """The answer."""
         self.is_answered = True
         topic, offset = self._topic, self._send.offset
+        replication = self._replication
+        if self.waits and replication is not None and replication.lacks_replicas:
+            self._status = PutStatus.SLAVE_NOT_AVAILABLE
         return encode_reply(
             status=self._status,
             queue=self._target.number,
@@ -255,6 +272,7 @@ class PublishCommands:
         answers_at_once: whether answers wait for no flush.
         flush_timeouts: limit the wait for a flush.
         events: logs unanswered errors.
+        replication: tells of other replicas, where there are any.
     """
 
     def __init__(
@@ -264,10 +282,15 @@ class PublishCommands:
         answers_at_once: bool,
         flush_timeouts: FlushTimeouts,
         events: EventLog,
+        replication: Replication | None,
     ) -> None:
         self._broker = broker
         self._max_delay_ns = options.max_delay_ns
-        self._flush_timeout_ms = options.sync_flush_timeout_ns // MILLISECOND_NS
+        timeout_ns = options.sync_flush_timeout_ns
+        if replication is not None and replication.is_sync:
+            timeout_ns = options.sync_replica_timeout_ns
+        self._flush_timeout_ms = timeout_ns // MILLISECOND_NS
+        self._replication = replication
         self._answers_at_once = answers_at_once
         self._flush_timeouts = flush_timeouts
         self._events = events
@@ -346,7 +369,12 @@ class PublishCommands:
             target = broker.by_id[known.target].target
             assert target is not None
             promise = StoredSend(
-                target, broker.by_id.get(known.topic), known, waits, is_duplicate=True
+                target,
+                broker.by_id.get(known.topic),
+                known,
+                waits,
+                is_duplicate=True,
+                replication=self._replication,
             )
             receipt = known.receipt
         else:
@@ -360,7 +388,7 @@ class PublishCommands:
                 broker.producers.add(sent, stored, broker.clock())
             counters = connection.message_counters
             counters[command.topic] = counters.get(command.topic, 0) + count
-            promise = StoredSend(target, part, stored, waits)
+            promise = StoredSend(target, part, stored, waits, replication=self._replication)
         if no_reply is not None:
             promise = no_reply
         elif waits and not self._answers_at_once:

@@ -188,6 +188,7 @@ class BrokerMetrics:
         flusher: has the durations.
         reclaimer: has the evictions.
         connections: those of the clients.
+        more: returns the lines of other parts.
     """
 
     broker: BrokerCore
@@ -196,6 +197,7 @@ class BrokerMetrics:
     flusher: Flusher
     reclaimer: HistoryReclaimer
     connections: Sized
+    more: Callable[[], str] = str
 
     async def text(self) -> str:
         """Answer all metrics in Prometheus's text format."""
@@ -209,7 +211,12 @@ class BrokerMetrics:
             (channel for topic in topics for channel in topic.channels.values()),
             key=attrgetter("id"),
         )
-        yield _broker(self.broker, len(self.connections)) + self._log() + _process()
+        yield (
+            _broker(self.broker, len(self.connections))
+            + self._log()
+            + process_metrics()
+            + self.more()
+        )
         async for part in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
             yield part
         async for part in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
@@ -422,7 +429,7 @@ def _durations(what: str, help_text: str, durations: Histogram) -> str:
     )
 
 
-def _process() -> str:
+def process_metrics() -> str:
     """Return the metrics of the process, under the names of Prometheus's client libraries."""
     with open("/proc/self/stat", encoding="ascii") as file:
         # The second field is the program's name, in brackets, with any characters in it.

@@ -5,7 +5,7 @@ on disk, is the full depth. An unmeasured value (latency, without its flag) is r
 reports an unused one. Four fields are Martlet's own: ``dropped_count``, the messages that were
 removed to free space, by ``--disk-full-policy``; ``refused_count``, those refused at publishing for
 lack of space; ``dead_letter_count``, those that went to a channel's dead-letter topic; and
-``queues``, of a topic that has several.
+``queues``, of a topic that has several. A broker with replicas has a field ``replication``, too.
 
 Counting thousands of channels takes long, so it is done in slices (`martlet.server.time_slice`),
 and the numbers of one report may be taken some milliseconds apart.
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.server.nsq.connection import ClientConnection
+    from martlet.server.observability.replication import Replication
 
 Report = dict[str, Any]
 """The answer of ``/stats?format=json``, or a part of it."""
@@ -49,6 +50,7 @@ class StatsSource:
         broker: has the topics.
         connections: those of the clients.
         levels: the reported percentiles of latency.
+        replication: of a broker with replicas.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class StatsSource:
         broker: BrokerCore,
         connections: Collection[ClientConnection],
         levels: Sequence[float],
+        replication: Replication | None = None,
     ) -> None:
         self._broker = broker
         self._connections = connections
         self._levels = levels
+        self._replication = replication
 
     def head(self) -> Report:
         """The fields before the topics."""
@@ -67,6 +71,7 @@ class StatsSource:
             "version": NSQD_VERSION,
             "health": self._broker.health,
             "start_time": self._broker.started_at_ns // SECOND_NS,
+            **({"replication": of.report()} if (of := self._replication) is not None else {}),
         }
 
     async def topic_reports(

@@ -1,4 +1,9 @@
-"""Connections between replicas: frames over TCP."""
+"""Connections between replicas: frames over TCP, or over TLS.
+
+A connection begins with the handshake of `martlet.server.replication.trust`, if there is a secret.
+Its first frame may be SPLICE: then it carries the bytes of one client, whom another replica has
+accepted, and no more frames once SPLICED has answered.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,33 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from martlet.replica.frames import Frame, FrameReader, FrameRefused
+from martlet.replica.frames import Frame, FrameKind, FrameReader, FrameRefused
+from martlet.server.replication.trust import LinkTrust, NotTrusted, SecretHandshake
 
 MAX_LINKS = 64
-"""The maximum of connections from and to other replicas."""
+"""The maximum of connections from and to other replicas, those of spliced clients aside."""
+MAX_STRANGERS = 256
+"""The maximum of accepted connections that have not said yet what they are for; the oldest go."""
 _CONNECT_S = 1.0
 """How long a connection may take to come about, in seconds."""
+_FIRST_FRAME_S = 5.0
+"""How long an accepted connection may take until its first frame, in seconds."""
 
 
 class LinkOwner(Protocol):
     """The process at one end of the connections.
 
     Attributes:
-        links: the open ones.
+        links: those that have sent a frame, or that this process has opened.
+        strangers: those accepted that have not, oldest first.
     """
 
     links: set[ReplicaLink]
+    strangers: dict[ReplicaLink, None]
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
@@ -32,50 +45,126 @@ class LinkOwner(Protocol):
     def link_lost(self, link: ReplicaLink) -> None:
         """A connection ended that this process did not end."""
 
+    def link_spliced(self, link: ReplicaLink, frame: Frame) -> None:
+        """A replica asks that this connection carry the bytes of one of its clients."""
+
 
 class ReplicaLink(asyncio.Protocol):
     """One end of a connection: `martlet.replica.shipping.Link`.
 
     Args:
         owner: is called for what arrives.
+        trust: how replicas know each other.
         log: the destination of log lines.
+        is_acceptor: whether the other end has connected.
     """
 
-    def __init__(self, owner: LinkOwner, log: logging.Logger) -> None:
+    def __init__(
+        self, owner: LinkOwner, trust: LinkTrust, log: logging.Logger, *, is_acceptor: bool = True
+    ) -> None:
         self._owner = owner
         self._log = log
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
+        self._handshake = (
+            SecretHandshake(trust.secret, is_acceptor=is_acceptor) if trust.secret else None
+        )
+        self._is_acceptor = is_acceptor
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_first = True
+        self._refusal: OSError | None = None
         self.is_closed = False
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once frames may be sent."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
-        if len(self._owner.links) >= MAX_LINKS:
-            self._log.warning("REPLICA: more than %d connections of replicas", MAX_LINKS)
-            self.is_closed = True
-            transport.close()
-            return
-        self._owner.links.add(self)
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it.
+        if self._is_acceptor:
+            self._be_stranger()
+        else:
+            self._owner.links.add(self)
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._handshake is None:
+            self.ready.set_result(None)
+            return
+        self._transport.write(self._handshake.begin())
+
+    def _be_stranger(self) -> None:
+        """Wait for the first frame, for a while, beside a limited number of others."""
+        strangers = self._owner.strangers
+        strangers[self] = None
+        if len(strangers) > MAX_STRANGERS:
+            next(iter(strangers)).close()
+        loop = asyncio.get_running_loop()
+        why = NotTrusted(f"no frame within {_FIRST_FRAME_S:g} s")
+        self._deadline = loop.call_later(_FIRST_FRAME_S, self._refuse, why)
+
+    def _be_known(self) -> None:
+        """The first frame has come: so it is another replica."""
+        self._owner.strangers.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         try:
-            frames = self._reader.feed(data)
-        except FrameRefused as error:
-            self._log.warning("REPLICA: closing a connection: %s", error)
-            self.close()
-            self._owner.link_lost(self)
+            if self._handshake is not None:
+                data = self._prove(self._handshake, data)
+            frames = self._reader.feed(data) if data else []
+        except (FrameRefused, NotTrusted) as error:
+            self._refuse(error)
             return
-        if frames:
-            self._owner.link_received(self, frames)
+        if not frames:
+            return
+        is_first, self._is_first = self._is_first and self._is_acceptor, False
+        if is_first:
+            self._be_known()
+            if frames[0].kind == FrameKind.SPLICE:
+                self._owner.link_spliced(self, frames[0])
+                return
+            if len(self._owner.links) >= MAX_LINKS:
+                self._refuse(NotTrusted(f"{MAX_LINKS} connections of replicas are the maximum"))
+                return
+            self._owner.links.add(self)
+        self._owner.link_received(self, frames)
+
+    def _prove(self, handshake: SecretHandshake, data: bytes) -> bytes:
+        """Go on with the handshake. Returns the bytes behind it. Raises NotTrusted."""
+        assert self._transport is not None
+        reply, rest = handshake.feed(data)
+        self._transport.write(reply)
+        if handshake.is_done:
+            self._handshake = None
+            self.ready.set_result(None)
+        return rest
+
+    def _refuse(self, error: Exception) -> None:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        # Of strangers there may be many.
+        level = logging.INFO if self in self._owner.strangers else logging.WARNING
+        self._log.log(level, "REPLICA: closing the connection to %s: %s", peer, error)
+        self._refusal = error if isinstance(error, OSError) else None
+        self.close()
+        self._owner.link_lost(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
         self._owner.links.discard(self)
+        self._be_known()
+        if not self.ready.done():
+            reason = self._refusal or error
+            self.ready.set_exception(
+                reason
+                if isinstance(reason, OSError)
+                else ConnectionResetError(
+                    "the other replica closed the connection: it may have another"
+                    " --replica-secret-file"
+                )
+            )
+            self.ready.exception()  # It need not be awaited.
         if not self.is_closed:
             self.is_closed = True
             self._owner.link_lost(self)
@@ -86,17 +175,59 @@ class ReplicaLink(asyncio.Protocol):
             return
         # A copy: the transport may keep what it is given, and a segment's bytes may change once it
         # is used again.
-        self._transport.write(frame.pack_header() + bytes(frame.body))
+        self._transport.write(b"".join((frame.pack_header(), frame.body)))
 
     def close(self) -> None:
         """End the connection at once; the owner is not called for it."""
         self.is_closed = True
+        self._be_known()
         if self._transport is not None:
             self._transport.abort()
 
+    def release(self, protocol: asyncio.BaseProtocol) -> asyncio.Transport:
+        """Give the connection to another protocol; this one is done with it."""
+        assert self._transport is not None and not self.is_closed
+        self.is_closed = True
+        self._owner.links.discard(self)
+        self._be_known()
+        hand_to(self._transport, protocol)
+        return self._transport
 
-async def connect(address: str, make: Callable[[], ReplicaLink]) -> ReplicaLink:
+
+def hand_to(
+    transport: asyncio.Transport,
+    protocol: asyncio.BaseProtocol,
+    received: bytes | bytearray = b"",
+) -> None:
+    """Give a connection to another protocol, with what was received before, and call its
+    ``connection_made``.
+    """
+    # uvloop chooses how it reads when reading begins.
+    transport.pause_reading()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    while received:
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            space = memoryview(protocol.get_buffer(len(received)))
+            length = min(len(space), len(received))
+            space[:length] = received[:length]
+            protocol.buffer_updated(length)
+            received = received[length:]
+        else:
+            assert isinstance(protocol, asyncio.Protocol)
+            protocol.data_received(bytes(received))
+            break
+    if not transport.is_closing():
+        transport.resume_reading()
+
+
+async def connect(address: str, trust: LinkTrust, make: Callable[[], ReplicaLink]) -> ReplicaLink:
     """Connect to a replica at ``HOST:PORT``.
+
+    Args:
+        address: of the replica.
+        trust: how replicas know each other.
+        make: makes this end.
 
     Raises:
         ConnectionRefusedError: nothing listens there.
@@ -106,7 +237,20 @@ async def connect(address: str, make: Callable[[], ReplicaLink]) -> ReplicaLink:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_S):
-            _, link = await loop.create_connection(make, host.strip("[]"), int(port))
+            _, link = await loop.create_connection(
+                make, host.strip("[]"), int(port), ssl=trust.client_tls
+            )
+            try:
+                await link.ready
+            except BaseException:
+                link.close()
+                raise
     except TimeoutError as error:
-        raise OSError(errno.ETIMEDOUT, f"no answer within {_CONNECT_S:g} s") from error
+        raise OSError(
+            errno.ETIMEDOUT,
+            f"no answer within {_CONNECT_S:g} s; if it runs, do both have the same"
+            " --replica-secret-file and --replica-tls-cert, or none?",
+        ) from error
+    except ssl.SSLError as error:
+        raise OSError(f"TLS with the replica at {address} failed: {error}") from error
     return link

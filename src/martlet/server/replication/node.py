@@ -17,34 +17,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
+import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.restore import BrokerRecovery, promote
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
+from martlet.log.cut import CutTail
 from martlet.log.epochs import EpochRange
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
-from martlet.replica.frames import Frame
+from martlet.outage import Outage
+from martlet.replica.frames import Frame, FrameKind
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica, ReplicaFailed
-from martlet.replica.replica_set import BadReplicaSet, ReplicaSet
+from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, Seen
 from martlet.replica.settings import ReplicaSettings
-from martlet.replica.standby import Standby
+from martlet.replica.standby import Standby, StandbyState
+from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.build import assemble_server, broker_settings, log_recovery, with_ports
 from martlet.server.clock import Clock
 from martlet.server.data_folder import DataFolder, open_folder
+from martlet.server.http.request import Routes
+from martlet.server.http.server import HttpServer
+from martlet.server.http.standby_api import CopiedState, standby_routes
 from martlet.server.listeners import Listeners
+from martlet.server.listening_socket import listen, serve
 from martlet.server.metadata.sqlite_store import read_boot_id
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
+from martlet.server.replication.client_addresses import AddressBook
 from martlet.server.replication.link import ReplicaLink, connect
+from martlet.server.replication.status import ReplicaStatus
+from martlet.server.replication.trust import LinkTrust
 from martlet.server.server import Server
 from martlet.server.tls import server_context
 
@@ -52,29 +64,33 @@ TICK_S = 0.02
 """How often time passes for a replica, in seconds."""
 ANNOUNCE_S = 1.0
 """How often a replica renews its presence, in seconds."""
+_LOOK_S = 0.5
+"""How often a replica that waits for its replica set looks for it, in seconds."""
 _HAND_OVER_S = 2.0
 """How long a primary that stops waits for its successor, in seconds."""
+_MAX_ADDRESS_BYTES = 100
 _BOOT = "boot"
 """The file with the boot of the machine in which the replica last ran; blank after a clean stop."""
 
 
-@dataclass(frozen=True)
-class NodeOptions:
-    """The options of a replica, beside those of its broker.
+class ClientPorts(Protocol):
+    """The ports of clients, which outlast a node.
 
     Attributes:
-        name: of the replica, in the replica set.
-        broker_id: of the broker, the same for all replicas.
-        address: ``HOST:PORT`` where other replicas connect.
-        is_sync: whether an answer waits until the message is confirmed.
-        settings: those of all replicas.
+        listeners: of the broker.
+        trust: how replicas know each other.
+        instance: a random name of this process.
     """
 
-    name: str
-    broker_id: str
-    address: str
-    is_sync: bool = True
-    settings: ReplicaSettings = field(default_factory=ReplicaSettings)
+    instance: str
+    listeners: Listeners
+    trust: LinkTrust
+
+    async def answer_as_standby(self) -> None:
+        """Pass clients on to the primary from now on."""
+
+    def epoch_began(self, epoch: int) -> None:
+        """End the connections of clients to the primary of an earlier epoch."""
 
 
 class SteppedDown(ReplicaFailed):
@@ -85,35 +101,67 @@ class ReplicaNode:
     """A replica with its files, sockets and timers: `martlet.replica.replica.ReplicaHost`.
 
     Args:
-        options: of the broker.
-        node: of the replica.
+        options: of the broker and the replica.
         store: the metadata store.
+        ports: those of clients.
         log: the destination of log lines.
     """
 
     def __init__(
-        self, options: BrokerOptions, node: NodeOptions, store: MetadataStore, log: logging.Logger
+        self,
+        options: BrokerOptions,
+        store: MetadataStore,
+        ports: ClientPorts,
+        log: logging.Logger,
     ) -> None:
-        self.options = options
-        self.node = node
+        self.options = with_ports(options, ports.listeners)
+        self.name = options.replica_name
         self.log = log
         self.server: Server | None = None
         """The broker and its clients, while this replica is primary."""
         self.is_serving = asyncio.Event()
         """Set once clients are served."""
+        self.is_useful = asyncio.Event()
+        """Set once this replica is primary and serves clients, or follows one."""
+        self.waits_for = "it reads its log"
+        """Why there is no replica yet."""
+        self.status = ReplicaStatus(self)
+        self.log_routes: Routes = {}
+        """The endpoints for readers of the log at a standby, once its folder is open."""
+        self._settings = ReplicaSettings(
+            flush_sync=options.flush == "sync", replica_timeout_ns=options.replica_timeout_ns
+        )
         self._store = store
+        self._ports = ports
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk = ThreadPoolExecutor(1, "martlet-replica-disk")
         self._said = ""
+        self._epoch = 0
+        """The newest one that it has pledged to."""
+        self._ticks_soon = False
         self._is_started = False
         self._is_stopping = False
         self._is_flushing = False
         self._is_saving = False
+        self._began_s = 0
+        """When the epoch of this primary began, in seconds since 1970."""
+        self._shortage = ""
+        """Why this primary takes no messages; empty while it does."""
+        self._store_outage = Outage(
+            "REPLICA: cannot use the metadata store",
+            "REPLICA: the metadata store answers",
+            log=log,
+            level=logging.ERROR,
+        )
         self._listener: asyncio.Server | None = None
+        self._spliced_http: HttpServer | None = None
+        """Answers requests that standbys forward, while this replica is primary."""
         self.links: set[ReplicaLink] = set()
+        self.strangers: dict[ReplicaLink, None] = {}
         self.folder: DataFolder
+        self.addresses: AddressBook
         self.replica: Replica
 
     async def run(self) -> None:
@@ -137,45 +185,135 @@ class ReplicaNode:
         primary = self.replica.primary if hasattr(self, "replica") else None
         successor = primary.successor if primary is not None else None
         if primary is None or successor is None or self._is_stopping:
-            self._ended.set_result(None)
+            self.stop_at_once()
             return
         self._is_stopping = True
-        self.log.info("REPLICA: %s hands over to %s", self.node.name, successor)
-        primary.log.refuse_writes(
-            f"replica {self.node.name} stops, and {successor} goes on: publish to that one"
-        )
+        self.log.info("REPLICA: %s hands over to %s", self.name, successor)
         primary.hand_over(successor)
         self._loop.call_later(_HAND_OVER_S, self.stop)
         self._tick()
 
+    def stop_at_once(self) -> None:
+        """Make `run` return."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
     async def _start(self) -> None:
         options = self.options
-        host, _, port = self.node.address.rpartition(":")
-        self._listener = await self._loop.create_server(self._link, host.strip("[]"), int(port))
         path = Path(options.data_path or ".").absolute()
-        self.folder = open_folder(path, options, self.log, self.node.broker_id)
-        if self.folder.broker_id != self.node.broker_id:
-            raise OSError(
-                f"the data folder {path} is of broker {self.folder.broker_id}, and the replica set"
-                f" of {self.node.broker_id}: give a new --data-path"
-            )
+        await self._until_alone()
+        broker_id = ""
+        if not (path / IDENTITY_NAME).exists():
+            broker_id = await self._find_broker_id()
+            if self._ended.done():
+                return
+        self.folder = open_folder(path, options, self.log, broker_id)
+        self.log.info("REPLICA: %s of broker %s, in %s", self.name, self.folder.broker_id, path)
+        self.log_routes = standby_routes(
+            self.folder, self._copied_state, self.status.http_addresses
+        )
         storage = self.folder.storage
+        self.addresses = AddressBook(storage)
         boot = (storage.read(_BOOT) or b"").decode()
         lost_power = boot not in ("", read_boot_id())
-        self.replica = Replica(
-            self.node.name,
-            self.node.broker_id,
-            storage,
-            self,
-            Random(),
-            self.node.settings,
-            self._now_ns(),
-            may_be_incomplete=lost_power and not self.node.settings.flush_sync,
+        # In a thread: it reads the whole log, and clients are carried on to the primary meanwhile.
+        self.replica = await self._loop.run_in_executor(
+            self._disk,
+            partial(
+                Replica,
+                self.name,
+                self.folder.broker_id,
+                storage,
+                self,
+                Random(),
+                self._settings,
+                self.now_ns(),
+                may_be_incomplete=lost_power and not self._settings.flush_sync,
+            ),
         )
         storage.replace(_BOOT, read_boot_id().encode())
+        await self._listen()
         self._every(TICK_S, self._tick)
         self._every(ANNOUNCE_S, self._announce)
         self._every(options.sync_timeout_ns / 1e9, self._flush_standby)
+
+    def _copied_state(self) -> CopiedState | None:
+        """The state that readers of the log see at a standby."""
+        role = self.replica.role if hasattr(self, "replica") else None
+        if not isinstance(role, Standby):
+            return None
+        return CopiedState(role.copy, role.recovery, self.replica.confirmed_position)
+
+    async def _listen(self) -> None:
+        """Take connections of other replicas. Raises OSError."""
+        address = self.options.replica_address
+        sock = listen(address, "replica-address")
+        self._listener = await serve(self._loop, self._link, sock, self._ports.trust.server_tls)
+        self.log.info("REPLICA: listening on %s", address)
+
+    async def _find_broker_id(self) -> str:
+        """Return the id of the broker of which a new data folder is to be a replica; wait until
+        there is one.
+        """
+        options = self.options
+        waiting = ""
+        while not self._ended.done():
+            try:
+                found = (await self._store.look()).replica_set
+                waiting = (
+                    "there is no replica set yet: create one with `martlet replicas create`"
+                    if found is None
+                    else f"the replica set does not have this replica: add it with `martlet"
+                    f" replicas add {self.name}`"
+                )
+                if found is not None and self.name in found.replicas:
+                    return found.broker
+                if found is None and next(iter(options.initial_addresses), "") == self.name:
+                    return uuid.uuid4().hex
+                self._store_outage.over()
+                presence = Presence(is_whole=False, role="waiting", problem=waiting)
+                await self._store.announce(self.name, self._present(presence))
+            except (StoreUnreachable, BadReplicaSet) as error:
+                self.waits_for = str(error)
+                self._store_outage.failed(str(error))
+            if waiting:
+                self.waits_for = waiting
+                self._say(f"waiting: {waiting}")
+            # The store calls nobody.
+            await asyncio.wait([self._ended], timeout=_LOOK_S)
+        return ""
+
+    async def _keep_document(self, seen: Seen) -> bool:
+        """Make the document, or change this replica's address in it. Returns whether that was to
+        be done. Raises SwapUnclear.
+        """
+        found, address = seen.replica_set, self.options.replica_address
+        if found is None:
+            return await self._create()
+        if found.replicas.get(self.name, address) == address:
+            return False
+        self.log.info("REPLICA: %s moves to %s", found.replicas[self.name], address)
+        await self._store.swap(found.with_replica(self.name, address), seen.version)
+        return True
+
+    async def _create(self) -> bool:
+        """Make the replica set from this replica's log, where an operator wants that."""
+        options, replica = self.options, self.replica
+        addresses = options.initial_addresses
+        if next(iter(addresses), "") != self.name or replica.note.pledged:
+            return False
+        assert not isinstance(replica.role, Primary)
+        first = ReplicaSet.first(
+            self.name,
+            addresses,
+            broker=replica.broker,
+            epoch=replica.role.copy.epochs.last,
+            wanted_copies=options.copies or None,
+            min_in_sync=options.min_in_sync or (1 if options.replication == "async" else None),
+        )
+        if await self._store.swap(first, 0):
+            self.log.info("REPLICA: made the replica set of %s", options.initial_replicas)
+        return True
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -183,13 +321,17 @@ class ReplicaNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
-        for link in list(self.links):
+        for link in [*self.links, *self.strangers]:
             link.close()
         server, self.server = self.server, None
         self._disk.shutdown()
+        self.is_serving.clear()
         if server is not None:
+            await self._ports.answer_as_standby()
+            if self._spliced_http is not None:
+                await self._spliced_http.stop()
             await server.abandon()
-        if self._ended.done() and self._ended.exception() is None:
+        if hasattr(self, "replica") and self._ended.done() and self._ended.exception() is None:
             await self._loop.run_in_executor(None, self._note_clean_stop)
         if hasattr(self, "folder"):
             self.folder.storage.close()
@@ -208,7 +350,8 @@ class ReplicaNode:
         except OSError as error:
             self.log.error("LOG: flushing it at the end failed: %s", error)
 
-    def _now_ns(self) -> int:
+    def now_ns(self) -> int:
+        """The time, which never goes back."""
         return int(self._loop.time() * 1e9)
 
     def _do(self, step: Callable[[], object]) -> None:
@@ -241,14 +384,28 @@ class ReplicaNode:
 
         self._run(repeat())
 
+    def _tick_soon(self) -> None:
+        """Do at once what is due since something has changed."""
+        if not self._ticks_soon:
+            self._ticks_soon = True
+            self._loop.call_soon(self._tick)
+
     def _tick(self) -> None:
-        self._do(lambda: self.replica.tick(self._now_ns()))
+        self._ticks_soon = False
+        if self._ended.done():
+            return
+        self._do(lambda: self.replica.tick(self.now_ns()))
+        self._refuse_if_short()
         self._end_turn()
+        primary = self.replica.primary
+        if self._is_stopping and primary is not None and not primary.standbys:
+            # All replicas stop, and nobody is left to hand over to.
+            self.stop_at_once()
 
     def _end_turn(self) -> None:
-        self._do(lambda: self.replica.end_turn(self._now_ns()))
+        self._do(lambda: self.replica.end_turn(self.now_ns()))
         self._report()
-        if self.node.settings.flush_sync:
+        if self._settings.flush_sync:
             # What is appended outside of a tick of the server is to be confirmed, too.
             if self.server is not None:
                 self.server.flusher.flush()
@@ -257,42 +414,137 @@ class ReplicaNode:
 
     def _report(self) -> None:
         """Log what this replica has become, and what hinders it."""
-        role = self.replica.role
-        said = f"{type(role).__name__.lower()} in epoch {role.epoch}"
-        if self.replica.problem:
-            said += f": {self.replica.problem}"
+        replica = self.replica
+        role = replica.role
+        if role.epoch > self._epoch:
+            self._epoch = role.epoch
+            self._ports.epoch_began(role.epoch)
+        said = f"{replica.role_name} in epoch {role.epoch}"
+        if replica.problem:
+            said += f": {replica.problem}"
+        self._say(said)
+        if isinstance(role, Standby) and role.state is StandbyState.FOLLOWING:
+            self.is_useful.set()
+
+    def _say(self, said: str) -> None:
         if said != self._said:
             self._said = said
-            self.log.info("REPLICA: %s is %s", self.node.name, said)
+            self.log.info("REPLICA: %s is %s", self.name, said)
+            if hasattr(self, "replica"):
+                self._run(self._announce())  # So that others see it at once.
+
+    def _refuse_if_short(self) -> None:
+        """Take no messages while too few replicas can have them."""
+        primary, server = self.replica.primary, self.server
+        if primary is None or server is None or primary.handing_over_to is not None:
+            return
+        why = primary.shortage(self.now_ns())
+        if why and not self._shortage:
+            self.log.error("REPLICA: messages are refused: %s", why)
+            primary.log.refuse_writes(why)
+            # By then the sends that wait have been answered that replicas take too long.
+            self._loop.call_later(
+                self.options.sync_replica_timeout_ns / 1e9, self._refuse_waiting, server
+            )
+        elif self._shortage and not why:
+            self.log.info("REPLICA: messages are taken again")
+            primary.log.accept_writes()
+        self._shortage = why
+
+    def _refuse_waiting(self, server: Server) -> None:
+        if self._shortage and self.server is server:
+            server.commits.refuse_waiting(WritesRefused(self._shortage))
+
+    def _present(self, presence: Presence) -> Presence:
+        """Add what does not depend on the replica's role."""
+        options = self.options
+        modes = f"--flush={options.flush} --replication={options.replication}"
+        problem = presence.problem
+        seen = self.replica.seen if hasattr(self, "replica") else None
+        for name, other in seen.presences.items() if seen is not None else ():
+            if not problem and other.modes not in ("", modes):
+                problem = f"it runs with {modes}, and {name} with {other.modes}"
+        return replace(
+            presence,
+            address=options.replica_address,
+            instance=self._ports.instance,
+            modes=modes,
+            problem=problem,
+        )
+
+    async def _until_alone(self) -> None:
+        """Wait while another process is this replica: both would acknowledge for one."""
+        while not self._ended.done():
+            try:
+                other = (await self._store.look()).presences.get(self.name)
+            except (StoreUnreachable, BadReplicaSet):
+                return  # It goes on without the store, as it did before.
+            address = self.options.replica_address
+            if (
+                other is None
+                or other.instance == self._ports.instance
+                # On one machine two cannot listen there: it was this one, before it was killed.
+                or other.address == address
+            ):
+                return
+            self.waits_for = (
+                f"another process is replica {self.name}, at {other.address}: stop it, or give this"
+                " one another --replica-name"
+            )
+            self._say(f"waiting: {self.waits_for}")
+            await asyncio.wait([self._ended], timeout=_LOOK_S)
 
     async def _announce(self) -> None:
+        options = self.options
+        host, tcp, http = (
+            options.broadcast_address,
+            options.broadcast_tcp_port,
+            options.broadcast_http_port,
+        )
+        host = f"[{host}]" if ":" in host else host
         presence = replace(
-            self.replica.presence(self._now_ns()),
-            tcp_address=self.server.tcp_address if self.server is not None else "",
-            http_address=self.server.http_address if self.server is not None else "",
+            self._present(self.replica.presence(self.now_ns())),
+            tcp_address=f"{host}:{tcp}" if tcp else "",
+            http_address=f"{host}:{http}" if http else "",
+            began_s=0 if self.server is None else self._began_s,
         )
         try:
-            await self._store.announce(self.node.name, presence)
+            await self._store.announce(self.name, presence)
+            self._store_outage.over()
         except StoreUnreachable as error:
-            self.log.warning("REPLICA: %s", error)
+            self._store_outage.failed(str(error))
 
     # links
 
     def _link(self) -> ReplicaLink:
-        return ReplicaLink(self, self.log)
+        return ReplicaLink(self, self._ports.trust, self.log)
+
+    def _own_link(self) -> ReplicaLink:
+        return ReplicaLink(self, self._ports.trust, self.log, is_acceptor=False)
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
         for frame in frames:
             if link.is_closed:
                 break
-            self._do(lambda frame=frame: self.replica.received(link, frame, self._now_ns()))  # type: ignore[misc]
+            self._do(lambda frame=frame: self.replica.received(link, frame, self.now_ns()))  # type: ignore[misc]
         self._end_turn()
 
     def link_lost(self, link: ReplicaLink) -> None:
         """A connection ended."""
         if hasattr(self, "replica"):
-            self._do(lambda: self.replica.disconnected(link, self._now_ns()))
+            self._do(lambda: self.replica.disconnected(link, self.now_ns()))
+            self._tick_soon()
+
+    def link_spliced(self, link: ReplicaLink, frame: Frame) -> None:
+        """A client of a standby is connected; the connection ends where this is no primary."""
+        server, http = self.server, self._spliced_http
+        if server is None or http is None or not self.is_serving.is_set():
+            link.close()
+            return
+        link.send(Frame(FrameKind.SPLICED, self.replica.role.epoch))
+        client = bytes(frame.body[:_MAX_ADDRESS_BYTES]).decode(errors="replace")
+        link.release(http.connection() if frame.position else server.connect(client))
 
     # ReplicaHost
 
@@ -301,16 +553,17 @@ class ReplicaNode:
 
         async def begin() -> None:
             try:
-                link = await connect(address, self._link)
+                link = await connect(address, self._ports.trust, self._own_link)
             except OSError as error:
                 refused = isinstance(error, ConnectionRefusedError)
+                reason = "" if refused else f"not connected to {name} at {address}: {error}"
                 self._do(
                     lambda: self.replica.connect_failed(
-                        attempt, is_refused=refused, now_ns=self._now_ns()
+                        attempt, is_refused=refused, now_ns=self.now_ns(), reason=reason
                     )
                 )
                 return
-            self._do(lambda: self.replica.connected(attempt, link, self._now_ns()))
+            self._do(lambda: self.replica.connected(attempt, link, self.now_ns()))
 
         self._run(begin())
 
@@ -320,12 +573,16 @@ class ReplicaNode:
         async def begin() -> None:
             try:
                 seen = await self._store.look()
-            except (StoreUnreachable, BadReplicaSet) as error:
-                self.log.warning("REPLICA: %s", error)
-                self._do(lambda: self.replica.look_failed(self._now_ns()))
+                if await self._keep_document(seen):
+                    seen = await self._store.look()
+            except (StoreUnreachable, SwapUnclear, BadReplicaSet) as error:
+                self._store_outage.failed(str(error))
+                self._do(lambda: self.replica.look_failed(self.now_ns()))
                 return
-            self._do(lambda: self.replica.looked(seen, self._now_ns()))
-            self._end_turn()
+            self._store_outage.over()
+            self.addresses.note(seen.presences)
+            self._do(lambda: self.replica.looked(seen, self.now_ns()))
+            self._tick_soon()
 
         self._run(begin())
 
@@ -337,9 +594,10 @@ class ReplicaNode:
                 outcome = await self._store.swap(replica_set, version)
             except SwapUnclear as error:
                 self.log.warning("REPLICA: %s", error)
-                self._do(lambda: self.replica.swap_unclear(replica_set, self._now_ns()))
+                self._do(lambda: self.replica.swap_unclear(replica_set, self.now_ns()))
                 return
-            self._do(lambda: self.replica.swapped(replica_set, outcome, self._now_ns()))
+            self._do(lambda: self.replica.swapped(replica_set, outcome, self.now_ns()))
+            self._tick_soon()
 
         self._run(begin())
 
@@ -352,7 +610,18 @@ class ReplicaNode:
         copy, report = open_copy(self.folder.storage, epochs=epochs)
         for damage in report.damaged:
             self.log.error("LOG: %s; another replica's bytes are asked for", damage)
+        copy.on_cut = self._log_cut
         return copy
+
+    def _log_cut(self, tail: CutTail) -> None:
+        self.log.warning(
+            "LOG: %d bytes from position %d on are cut off, which the primary does not have: they"
+            " were not confirmed. %d bytes of them are kept in %s",
+            tail.end - tail.start,
+            tail.start,
+            tail.kept_bytes,
+            ", ".join(str(self.folder.path / name) for name in tail.kept) or "no file",
+        )
 
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         """Begin the state of a broker from a copied log."""
@@ -362,37 +631,34 @@ class ReplicaNode:
         self, copy: CopiedLog, recovery: BrokerRecovery, epoch: int, confirmed: int
     ) -> CommitLog:
         """Begin an epoch. Raises OSError and WritesRefused."""
-        tls = server_context(self.options)
         clock = Clock()
-        with ExitStack() as undo:
-            listeners = Listeners(self.options, tls, self.log)
-            undo.callback(listeners.close)
-            broker, restored = promote(
-                copy,
-                recovery,
-                epoch,
-                clock,
-                random.SystemRandom(),
-                segment_bytes=self.options.segment_bytes,
-                **broker_settings(self.options, self.log),
-            )
-            if not restored.has_begun:
-                raise WritesRefused("; ".join(restored.notes))
-            undo.pop_all()
+        broker, restored = promote(
+            copy,
+            recovery,
+            epoch,
+            clock,
+            random.SystemRandom(),
+            segment_bytes=self.options.segment_bytes,
+            **broker_settings(self.options, self.log),
+        )
+        if not restored.has_begun:
+            raise WritesRefused("; ".join(restored.notes))
+        broker.log.refuse_percent = self.options.disk_refuse_percent
         log_recovery(self.folder.path, broker, restored, self.log)
         broker.await_confirmation(min(confirmed, broker.log.position))
         self.server = server = assemble_server(
-            with_ports(self.options, listeners),
-            tls,
-            listeners,
+            self.options,
+            server_context(self.options),
+            self._ports.listeners,
             self.folder,
             broker,
             clock,
             self.log,
-            answers_confirmed=self.node.is_sync,
+            replication=self.status,
         )
         server.commits.on_log_moved = self._log_moved
-        self.log.info("REPLICA: %s begins epoch %d at %d", self.node.name, epoch, copy.position)
+        self._began_s = int(time.time())
+        self.log.info("REPLICA: %s begins epoch %d at %d", self.name, epoch, copy.position)
         return broker.log
 
     def confirmed(self, position: int) -> None:
@@ -408,14 +674,17 @@ class ReplicaNode:
 
     async def _serve(self, server: Server) -> None:
         await server.start()
+        self._spliced_http = HttpServer(server.routes())
         self.is_serving.set()
+        self.is_useful.set()
+        await self._announce()  # So that standbys find this one at once.
 
     def _log_moved(self) -> None:
         """The log of the primary has grown, or has become durable."""
         role = self.replica.role
         if isinstance(role, Primary):
             role.flushed()
-        self._do(lambda: self.replica.end_turn(self._now_ns()))
+        self._do(lambda: self.replica.end_turn(self.now_ns()))
 
     # the disk of a standby
 

@@ -244,10 +244,11 @@ class TransactionCalls:
 
     # operators
 
-    def series(self, caller: Caller, arguments: CallArguments) -> Answer:
+    async def series(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Answer the last committed number of a commit sequence; null if it is unknown."""
         arguments.only("series")
         last = self._transactions.series.last(arguments.text("series", max_value=MAX_NAME_LENGTH))
+        await self._commits.all_settled()  # A commit that may still be lost does not count.
         if last is None:
             return {"series_number": None}
         return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}

@@ -18,7 +18,7 @@ from martlet.server.metadata.sqlite_store import SqliteStore
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 from martlet.testing.ports import free_port
 
-FIRST = ReplicaSet.first("a", {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153"})
+FIRST = ReplicaSet.first("a", {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153"}, broker="1")
 
 
 @pytest.fixture(scope="module")

@@ -8,40 +8,53 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from tests.crash.wire import Wire, mpub
+from tests.interop.certificates import Certificates
 
 from martlet.options import BrokerOptions
-from martlet.replica.replica_set import ReplicaSet
+from martlet.replica.frames import Frame, FrameKind
+from martlet.replica.replica_set import Presence, ReplicaSet
+from martlet.server.build import build_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
-from martlet.server.replication.link import MAX_LINKS, connect
-from martlet.server.replication.node import NodeOptions, ReplicaNode
+from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
+from martlet.server.replication.node import ReplicaNode
+from martlet.server.replication.process import ReplicaProcess
+from martlet.server.replication.trust import LinkTrust
 from martlet.testing.ports import free_port
 
 log = logging.getLogger("martlet")
 
 
 @asynccontextmanager
-async def running(folder: Path, broker_id: str = "broker-1") -> AsyncIterator[ReplicaNode]:
+async def running(folder: Path, **others: Any) -> AsyncIterator[ReplicaNode]:
     """The only replica of a broker, with its clients served."""
     address = f"127.0.0.1:{free_port()}"
-    store = SqliteStore(folder / "replicas.db", broker_id)
-    await store.swap(ReplicaSet.first("a", {"a": address}), 0)
+    store = SqliteStore(folder / "replicas.db", "martlet")
+    await store.swap(ReplicaSet.first("a", {"a": address}, broker="broker-1"), 0)
     options = BrokerOptions(
-        tcp_address=f"127.0.0.1:{free_port()}", http_address="", data_path=str(folder / "a")
+        tcp_address=f"127.0.0.1:{free_port()}",
+        http_address="",
+        data_path=str(folder / "a"),
+        replica_name="a",
+        replica_address=address,
+        metadata=f"sqlite:{folder / 'replicas.db'}",
+        **others,
     )
-    node = ReplicaNode(options, NodeOptions("a", broker_id, address), store, log)
-    running = asyncio.create_task(node.run())
-    serving = asyncio.create_task(node.is_serving.wait())
+    process = ReplicaProcess(options, log)
+    running = asyncio.create_task(process.run())
+    serving = asyncio.create_task(process.node.is_serving.wait())
     done, _ = await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if running in done:
             await running
-        yield node
+        yield process.node
     finally:
         serving.cancel()
-        node.stop()
+        process.stop()
         await asyncio.gather(running, return_exceptions=True)
         await store.close()
 
@@ -79,26 +92,197 @@ async def test_a_power_cut_is_noticed_by_another_boot(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "replica.json").read_text())["pledged"] == 2
 
 
-async def test_a_folder_of_another_broker_is_refused(tmp_path: Path) -> None:
+async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        address = node.options.replica_address
+    (tmp_path / "replicas.db").unlink()
+    store = SqliteStore(tmp_path / "replicas.db", "martlet")
+    assert await store.swap(ReplicaSet.first("a", {"a": address}, broker="broker-2"), 0)
+    process = ReplicaProcess(node.options, log)
+    running_again = asyncio.create_task(process.run())
+    async with asyncio.timeout(10):
+        while not hasattr(process.node, "replica") or not process.node.replica.problem:  # noqa: ASYNC110, looks tell nobody
+            await asyncio.sleep(0.01)
+    report = process.node.status.report()
+    assert "is of broker broker-2, and this data folder of broker broker-1" in report["problem"]
+    assert report["role"] == "waiting"
+    process.stop()
+    await running_again
+    await store.close()
+
+
+async def test_a_broker_without_replicas_refuses_the_folder_of_one(tmp_path: Path) -> None:
     async with running(tmp_path):
         pass
-    with pytest.raises(OSError, match="is of broker broker-1, and the replica set of broker-2"):
-        async with running(tmp_path, "broker-2"):
-            pass
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0", http_address="", data_path=str(tmp_path / "a")
+    )
+    with pytest.raises(OSError, match="is that of a replica: start it with --replica-name"):
+        build_server(options)
+
+
+async def test_the_folder_of_a_broker_without_replicas_becomes_the_first_one(
+    tmp_path: Path,
+) -> None:
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0", http_address="", data_path=str(tmp_path / "a")
+    )
+    alone = build_server(options)
+    await alone.start()
+    wire = await Wire.open(alone.tcp_address)
+    wire.send(mpub("t", [b"one", b"two"]))
+    await wire.ok()
+    wire.writer.close()
+    await alone.stop()
+    address = f"127.0.0.1:{free_port()}"
+    process = ReplicaProcess(
+        options.replace(
+            replica_name="a",
+            replica_address=address,
+            metadata=f"sqlite:{tmp_path / 'replicas.db'}",
+            initial_replicas=f"a={address}",
+        ),
+        log,
+    )
+    going = asyncio.create_task(process.run())
+    await process.useful()
+    server = process.node.server
+    assert server is not None
+    assert server.broker.topics["t"].queue.end_offset == 2
+    report = process.node.status.report()
+    assert (report["epoch"], report["broker_id"]) == (2, alone.folder.broker_id)
+    process.stop()
+    await going
 
 
 async def test_strangers_at_the_replica_port_harm_nobody(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        host, _, port = node.node.address.rpartition(":")
+        address = node.options.replica_address
+        host, _, port = address.rpartition(":")
         for data in (b"GET / HTTP/1.1\r\nHost: 10.0.0.1\r\nAccept: */*\r\n\r\n", bytes(100)):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(data)
             assert await reader.read() == b""
             writer.close()
-        links = [await connect(node.node.address, node._link) for _ in range(MAX_LINKS)]
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.read() == b""
-        writer.close()
-        for link in links:
-            link.close()
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_STRANGERS + 20)]
+        link = await connect(address, LinkTrust(), node._own_link)
+        link.send(Frame(FrameKind.HELLO, 1, body=b"{}"))
+        async with asyncio.timeout(10):
+            while not link.is_closed:  # noqa: ASYNC110, it tells its owner
+                await asyncio.sleep(0.01)
+        assert len(node.strangers) <= MAX_STRANGERS
         await publish(node, b"one")
+        for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize("secret", [b"another secret of 32 bytes", b""])
+async def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, secret: bytes) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"the secret that all replicas share")
+    async with running(tmp_path, replica_secret_file=str(file)) as node:
+        address = node.options.replica_address
+        right = LinkTrust.load(node.options)
+
+        def link(trust: LinkTrust) -> ReplicaLink:
+            return ReplicaLink(node, trust, log, is_acceptor=False)
+
+        (await connect(address, right, lambda: link(right))).close()
+        wrong = LinkTrust(secret)
+        if secret:
+            with pytest.raises(OSError, match="secret"):
+                await connect(address, wrong, lambda: link(wrong))
+        else:
+            stranger = await connect(address, wrong, lambda: link(wrong))
+            stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
+            async with asyncio.timeout(5):
+                while not stranger.is_closed:  # noqa: ASYNC110, it tells its owner
+                    await asyncio.sleep(0.01)
+        await publish(node, b"one")
+
+
+async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        store = SqliteStore(tmp_path / "replicas.db", "martlet")
+        await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
+        async with asyncio.timeout(10):
+            while not (problem := (await store.look()).presences["a"].problem):
+                await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
+                await asyncio.sleep(0.05)
+        await store.close()
+        assert problem == (
+            "it runs with --flush=async --replication=sync, and b with --flush=sync"
+            " --replication=sync"
+        )
+        assert not node.replica.problem
+
+
+async def test_a_replica_without_a_replica_set_shows_why(tmp_path: Path) -> None:
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0",
+        http_address="127.0.0.1:0",
+        data_path=str(tmp_path / "a"),
+        replica_name="a",
+        replica_address=f"127.0.0.1:{free_port()}",
+        metadata=f"sqlite:{tmp_path / 'replicas.db'}",
+    )
+    process = ReplicaProcess(options, log)
+    going = asyncio.create_task(process.run())
+    async with aiohttp.ClientSession(f"http://{process.listeners.http_address}") as session:
+        async with asyncio.timeout(10):
+            while "create one" not in process.node.waits_for:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        async with session.get("/replica") as answer:
+            report = await answer.json()
+            assert (answer.status, report["role"]) == (200, "waiting")
+            assert "martlet replicas create" in report["problem"]
+        async with session.get("/metrics") as answer:
+            assert 'role="waiting"} 1' in await answer.text()
+        async with session.get("/replica/primary") as answer:
+            assert answer.status == 503
+    process.stop()
+    await going
+
+
+async def test_replicas_show_each_other_certificates(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    tls = {
+        "replica_tls_cert": str(made.certificate),
+        "replica_tls_key": str(made.key),
+        "replica_tls_ca_file": str(made.authority),
+    }
+    async with running(tmp_path, **tls) as node:
+        address = node.options.replica_address
+        strange = node.options.replace(
+            replica_tls_cert=str(made.stranger), replica_tls_key=str(made.stranger_key)
+        )
+
+        def link(trust: LinkTrust) -> ReplicaLink:
+            return ReplicaLink(node, trust, log, is_acceptor=False)
+
+        right = LinkTrust.load(node.options)
+        (await connect(address, right, lambda: link(right))).close()
+        for trust in (LinkTrust(), LinkTrust.load(strange)):
+            stranger = await connect(address, trust, lambda trust=trust: link(trust))  # type: ignore[misc]
+            stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
+            async with asyncio.timeout(10):
+                while not stranger.is_closed:  # noqa: ASYNC110, it tells its owner
+                    await asyncio.sleep(0.01)
+        await publish(node, b"one")
+    wrong = node.options.replace(replica_tls_ca_file=str(tmp_path / "missing.pem"))
+    with pytest.raises(OSError, match=r"--replica-tls-ca-file=.*missing.pem cannot be used"):
+        LinkTrust.load(wrong)
+
+
+@pytest.mark.parametrize(
+    ("secret", "why"), [(None, "cannot be read"), (b"short", "has 5 bytes, and the minimum is 16")]
+)
+async def test_a_secret_that_cannot_be_used_is_named(
+    tmp_path: Path, secret: bytes | None, why: str
+) -> None:
+    file = tmp_path / "secret"
+    if secret is not None:
+        file.write_bytes(secret)
+    with pytest.raises(OSError, match=why):
+        async with running(tmp_path, replica_secret_file=str(file)):
+            pass

@@ -1,0 +1,267 @@
+"""``martlet replicas``: show and change the replicas of a broker, through their metadata store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from martlet.cli import tool
+from martlet.cli.text import age, json_line, laid_out, printable
+from martlet.durations import SECOND_NS
+from martlet.options import LogOptions
+from martlet.options.checks import require_action, require_names
+from martlet.options.flag import OptionError, option
+from martlet.options.replication import MetadataOptions
+from martlet.plural import counted
+from martlet.replica.replica_set import ReplicaSet, Seen
+from martlet.server.metadata.address import BadStoreAddress, open_store
+from martlet.server.metadata.store import MetadataStore, StoreUnreachable
+from martlet.server.replication.operations import OperationRefused, Operations
+
+_COUNTS = {
+    "show": (0, 0),
+    "create": (1, 15),
+    "add": (1, 1),
+    "remove": (1, 1),
+    "hand-over": (0, 1),
+    "force": (1, 1),
+    "recreate": (1, 15),
+    "set": (0, 0),
+}
+"""How many replicas each action takes."""
+DESCRIPTION = """Show or change the replicas of a broker:
+ show (their roles and lag); create NAME ... (make the replica set of running replicas, from the log
+ of the first one); add NAME; remove NAME; hand-over [NAME] (make it the primary, without losing a
+ message); set --copies=N --min-in-sync=N; force NAME --accept-loss (make it the primary though the
+ others, which may have more, are gone); recreate NAME ... (after the metadata store was lost)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicasOptions(MetadataOptions, LogOptions):
+    """The options of ``martlet replicas``."""
+
+    replica_set: str = option(
+        "", "the name of the replica set (default: the only one in the metadata store)"
+    )
+    action: str = option("show", f"one of {', '.join(_COUNTS)}", section="what to do")
+    replicas: tuple[str, ...] = option(
+        (), "the name of a replica; may be given several times", name="replica"
+    )
+    copies: int | None = option(
+        None,
+        "how many replicas must have a message, the primary included (default: more than half)",
+        limits=(1, 15),
+    )
+    min_in_sync: int | None = option(
+        None,
+        "refuse messages while fewer replicas are in sync (default: as many as --copies)",
+        limits=(1, 15),
+    )
+    accept_loss: bool = option(
+        False, "with force: what the other replicas have beyond this one's log is lost"
+    )
+    timeout_ns: int = option(
+        30 * SECOND_NS, "how long to wait for the replicas", limits=(SECOND_NS // 10, None)
+    )
+    json: bool = option(False, "a line of JSON", section="output")
+
+    def __post_init__(self) -> None:
+        LogOptions.__post_init__(self)
+        require_action(self.action, tuple(_COUNTS))
+        if not self.metadata:
+            raise OptionError(
+                "the metadata store is missing: give --metadata=etcd:HOST:2379,HOST:2379 or"
+                " --metadata=sqlite:PATH, as the replicas have it"
+            )
+        if self.replica_set:
+            require_names("replica-set", [self.replica_set])
+        require_names("replica", self.replicas)
+        min_count, max_count = _COUNTS[self.action]
+        if not min_count <= len(self.replicas) <= max_count:
+            wanted = {0: "no replica", 1: "one replica"}.get(max_count, "the names of the replicas")
+            raise OptionError(f"{self.action} takes {wanted}, not {len(self.replicas)}")
+        if self.action == "set" and self.copies is None and self.min_in_sync is None:
+            raise OptionError("set what: give --copies or --min-in-sync")
+        if self.action == "force" and not self.accept_loss:
+            raise OptionError(
+                "force makes a replica the primary whatever its log lacks: see `martlet replicas"
+                " show` for what the others have, and give --accept-loss"
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show or change replicas; return the exit code of the process."""
+    flags, words = tool.split(ReplicasOptions, argv)
+    named = [f"--action={words[0]}"] if words else []
+    named += [f"--replica={word}" for word in words[1:]]
+    options = tool.options(
+        "replicas", DESCRIPTION, ReplicasOptions, [*flags, *named], "ACTION [NAME ...]"
+    )
+    return tool.run_alone(lambda: _run(options))
+
+
+async def _run(options: ReplicasOptions) -> None:
+    store = await _open(options)
+    try:
+        operations = Operations(store, options.timeout_ns / SECOND_NS)
+        lines = await _do(options, operations)
+    except OperationRefused as error:
+        raise OSError(str(error)) from error
+    finally:
+        await store.close()
+    await tool.show(lines)
+
+
+async def _open(options: ReplicasOptions) -> MetadataStore:
+    """Open the store, for the named replica set or the only one. Raises OSError."""
+    kind, _, path = options.metadata.partition(":")
+    if kind == "sqlite" and not Path(path).exists():
+        raise OSError(f"--metadata={options.metadata}: there is no such file")
+    try:
+        if options.replica_set:
+            return open_store(options.metadata, options.replica_set)
+        store = open_store(options.metadata, "martlet")
+    except BadStoreAddress as error:
+        raise OSError(f"--metadata={error}") from error
+    try:
+        names = await store.names()
+    except StoreUnreachable as error:
+        await store.close()
+        raise OSError(str(error)) from error
+    if "martlet" in names or not names:
+        return store
+    await store.close()
+    if len(names) > 1:
+        raise OSError(f"there are several replica sets, {', '.join(names)}: give --replica-set")
+    return open_store(options.metadata, names[0])
+
+
+async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
+    """Do what is asked; return the lines of the result. Raises OperationRefused."""
+    names = options.replicas
+    if options.action == "show":
+        seen = await operations.look()
+        return [json_line(_fields(seen))] if options.json else show_lines(seen, time.time())
+    if options.action == "create":
+        found = await operations.create(
+            names, copies=options.copies, min_in_sync=options.min_in_sync
+        )
+        done = f"made the replica set of {', '.join(names)}"
+    elif options.action == "add":
+        found = await operations.add(names[0])
+        done = f"added {names[0]}: it comes into sync once it has copied the log"
+    elif options.action == "remove":
+        found = await operations.remove(names[0])
+        done = f"removed {names[0]}: stop its process, and delete its data folder"
+    elif options.action == "hand-over":
+        found = await operations.hand_over(*names)
+        done = f"{found.primary} is the primary"
+    elif options.action == "force":
+        found = await operations.force(names[0])
+        done = (
+            f"{names[0]} becomes the primary, and messages are taken with one replica in sync:"
+            " raise that with `martlet replicas set --min-in-sync` once others are back"
+        )
+    elif options.action == "recreate":
+        found = await operations.recreate(names, min_in_sync=options.min_in_sync)
+        done = f"made the replica set of {', '.join(names)} anew"
+    else:
+        found = await operations.set(copies=options.copies, min_in_sync=options.min_in_sync)
+        done = "set"
+    if options.json:
+        return [json_line(_fields(Seen(found, 0, {})))]
+    return [
+        f"{done}; {counted(len(found.replicas), 'replica')}, {found.wanted_copies} copies,"
+        f" at least {found.min_in_sync} in sync"
+    ]
+
+
+def _fields(seen: Seen) -> dict[str, object]:
+    found = seen.replica_set
+    return {
+        "broker_id": found.broker if found else None,
+        "epoch": found.epoch if found else None,
+        "primary": found.primary if found else None,
+        "wanted_copies": found.wanted_copies if found else None,
+        "min_in_sync": found.min_in_sync if found else None,
+        "replicas": [
+            {
+                "replica": name,
+                "address": found.replicas[name] if found and name in found.replicas else "",
+                "is_member": found is not None and name in found.replicas,
+                "is_in_sync": found is not None and name in found.in_sync,
+                "is_running": name in seen.presences,
+                **(
+                    {
+                        "role": presence.role,
+                        "epoch": presence.epoch,
+                        "is_whole": presence.is_whole,
+                        "end_position": presence.end_position,
+                        "confirmed_position": presence.confirmed_position,
+                        "tcp_address": presence.tcp_address,
+                        "http_address": presence.http_address,
+                        "problem": presence.problem,
+                    }
+                    if (presence := seen.presences.get(name)) is not None
+                    else {}
+                ),
+            }
+            for name in _names(seen)
+        ],
+    }
+
+
+def _names(seen: Seen) -> list[str]:
+    members = seen.replica_set.replicas if seen.replica_set is not None else {}
+    return sorted({*members, *seen.presences})
+
+
+def show_lines(seen: Seen, now_s: float) -> list[str]:
+    """Format a replica set as text."""
+    found = seen.replica_set
+    lines = [_head(found, seen, now_s)]
+    rows: list[tuple[str, ...]] = [
+        ("REPLICA", "ROLE", "IN SYNC", "EPOCH", "LAG", "ADDRESS", "PROBLEM")
+    ]
+    primary = seen.presences.get(found.primary or "") if found is not None else None
+    for name in _names(seen):
+        presence = seen.presences.get(name)
+        is_member = found is not None and name in found.replicas
+        address = found.replicas[name] if found is not None and is_member else ""
+        is_in_sync = "yes" if found is not None and name in found.in_sync else "no"
+        if presence is None:
+            rows.append((name, "-", is_in_sync, "-", "-", address, "it is not running"))
+            continue
+        lag = "-"
+        if primary is not None and presence.role == "standby":
+            lag = f"{max(0, primary.end_position - presence.end_position)} B"
+        problem = presence.problem
+        if not problem and found is not None and not is_member:
+            problem = "it is not in the replica set"
+        elif not problem and not presence.is_whole:
+            problem = "it catches up"
+        rows.append(
+            (
+                *(name, presence.role, is_in_sync, str(presence.epoch), lag),
+                *(address or presence.address, printable(problem)),
+            )
+        )
+    return [*lines, "", *laid_out(rows, (3, 4))]
+
+
+def _head(found: ReplicaSet | None, seen: Seen, now_s: float) -> str:
+    if found is None:
+        return (
+            "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
+        )
+    primary = seen.presences.get(found.primary or "")
+    since = (
+        f" for {age(now_s - primary.began_s)}" if primary is not None and primary.began_s else ""
+    )
+    return (
+        f"broker {found.broker}: {found.primary or 'no replica'} is primary of epoch"
+        f" {found.epoch}{since}; {len(found.in_sync)} of {len(found.replicas)} in sync,"
+        f" {found.wanted_copies} copies of each message, at least {found.min_in_sync} in sync"
+    )

@@ -1,0 +1,167 @@
+"""The process of a replica: its ports of clients stay open while its roles change.
+
+::
+
+    clients -> Listeners --- primary -------> Server
+                         |-- standby, TCP --> SplicedConnection --> the primary
+                         '-- standby, HTTP -> StandbyRoutes ------> the primary, but for its own
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from martlet.options import BrokerOptions, OptionError
+from martlet.server.build import allow_many_files
+from martlet.server.listeners import Listeners
+from martlet.server.lookup_peer import host_and_port
+from martlet.server.metadata.address import BadStoreAddress, open_store
+from martlet.server.replication.node import ReplicaNode, SteppedDown
+from martlet.server.replication.splice import MAX_SPLICING, SplicedConnection, open_splice
+from martlet.server.replication.trust import LinkTrust
+from martlet.server.tls import server_context
+
+if TYPE_CHECKING:
+    from martlet.server.http.request import Routes
+    from martlet.server.replication.link import ReplicaLink
+    from martlet.server.replication.standby_http import Forwarder
+
+_USEFUL_S = 10.0
+"""How long a start waits until the replica serves clients or follows a primary, in seconds."""
+
+
+class ReplicaProcess:
+    """A replica, from the start of its process until it is told to stop.
+
+    Args:
+        options: of the broker and the replica.
+        log: the destination of log lines.
+
+    Raises:
+        OSError: an address or a file of the options cannot be used.
+        OptionError: an option is no address of a lookup daemon, or of a metadata store.
+    """
+
+    def __init__(self, options: BrokerOptions, log: logging.Logger | None = None) -> None:
+        for address in options.lookupd_tcp_addresses:
+            host_and_port(address)
+        self.options = options
+        self.log = log or logging.getLogger("martlet")
+        try:
+            self._store = open_store(options.metadata, options.replica_set)
+        except BadStoreAddress as error:
+            raise OptionError(f"--metadata={error}") from error
+        allow_many_files()
+        self.instance = uuid.uuid4().hex
+        self.trust = LinkTrust.load(options)
+        self.listeners = Listeners(options, server_context(options), self.log)
+        self.spliced: set[SplicedConnection] = set()
+        self.epoch = 0
+        self.splicing = asyncio.Semaphore(MAX_SPLICING)
+        self.node = ReplicaNode(options, self._store, self, self.log)
+        self._started_at_s = int(time.time())
+        self._forwarder: Forwarder | None = None
+        self._last_primary = ("", "")
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        """Be a replica until `stop` is called.
+
+        Raises:
+            ReplicaFailed: the disk failed; start the process again once it is well.
+            OSError: an address or the folder cannot be used.
+        """
+        try:
+            await self.answer_as_standby()
+            while True:
+                try:
+                    await self.node.run()
+                    return
+                except SteppedDown as error:
+                    if self._is_stopping:
+                        return
+                    self.log.warning("REPLICA: %s is no primary any more: %s",
+                                     self.options.replica_name, error)  # fmt: skip
+                self.node = ReplicaNode(self.options, self._store, self, self.log)
+                # The broker that is dropped keeps files open, and was excluded from collections.
+                gc.unfreeze()
+                gc.collect()
+                gc.freeze()
+        finally:
+            self.listeners.close()
+            for connection in list(self.spliced):
+                connection.abort()
+            await self.listeners.close_http()
+            if self._forwarder is not None:
+                await self._forwarder.close()
+            await self._store.close()
+
+    async def useful(self) -> None:
+        """Return once the replica serves clients or follows a primary, or after a while."""
+        try:
+            async with asyncio.timeout(_USEFUL_S):
+                await self.node.is_useful.wait()
+        except TimeoutError:
+            return
+
+    def stop(self) -> None:
+        """Make `run` return; a primary first hands over to a standby, if one is in sync."""
+        self._is_stopping = True
+        self.node.stop()
+
+    # as a standby
+
+    async def answer_as_standby(self) -> None:
+        """Pass clients on to the primary from now on."""
+        await self.listeners.answer_by(
+            lambda: SplicedConnection(self, self.log), self._routes, ends_requests=True
+        )
+
+    def epoch_began(self, epoch: int) -> None:
+        """End the connections of clients to the primary of an earlier epoch."""
+        self.epoch = epoch
+        if self._forwarder is not None:
+            self._forwarder.end_requests()
+        for connection in list(self.spliced):
+            connection.epoch_began(epoch)
+
+    def _routes(self) -> Routes:
+        from martlet.server.replication.standby_http import Forwarder, StandbyRoutes, own_routes
+
+        if self._forwarder is None:
+            limit = max(self.options.max_body_size, self.options.max_msg_size)
+            self._forwarder = Forwarder(self._connect_http, self._is_primary, limit)
+        own = own_routes(lambda: self.node.status, self._started_at_s)
+        # Of the node that is there when a request comes, which may be another one by then.
+        return StandbyRoutes(lambda: {**own, **self.node.log_routes}, self._forwarder.forward)
+
+    def primary_address(self) -> str | None:
+        """Return where the primary takes connections of replicas; None where there is none."""
+        replica = getattr(self.node, "replica", None)
+        seen = replica.seen if replica is not None else None
+        found = seen.replica_set if seen is not None else None
+        if found is not None and found.primary is not None:
+            # Kept for when the metadata store loses the document.
+            self._last_primary = (found.primary, found.replicas[found.primary])
+        name, address = self._last_primary
+        return address if name not in ("", self.options.replica_name) else None
+
+    def _is_primary(self) -> bool:
+        return self.node.is_serving.is_set()
+
+    async def _connect_http(self) -> ReplicaLink:
+        """Connect to the primary for a request. Raises OSError."""
+        link, _ = await open_splice(self, self.log, "", is_http=True)
+        return link
+
+    def own_connection(self) -> asyncio.BaseProtocol | None:
+        """Return the protocol of a client of this replica; None where it is no primary."""
+        server = self.node.server
+        if server is None or not self.node.is_serving.is_set():
+            return None
+        return server.connect()

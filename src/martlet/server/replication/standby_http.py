@@ -1,0 +1,262 @@
+"""HTTP at a replica that is not primary: it answers what is its own, and forwards the rest.
+
+A request is forwarded over a connection between replicas, as the bytes of a client of NSQ's
+protocol are: so it is as safe on its way, and goes no further where the primary has just changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.http.request import AnswerAgain, Endpoint, HttpError, Request, Routes
+from martlet.server.http.response import respond_json
+from martlet.server.observability import stats_text
+from martlet.server.observability.metrics import process_metrics
+from martlet.server.observability.prometheus import CONTENT_TYPE
+from martlet.server.replication.splice import HOLD_S
+from martlet.server.time_slice import TimeSlice
+
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.tracing import Trace
+
+    from martlet.server.replication.link import ReplicaLink
+    from martlet.server.replication.status import ReplicaStatus
+
+_OF_CONNECTION = {
+    *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate"),
+    *("proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
+}
+"""The headers that concern one connection alone."""
+_RETRY_S = 0.05
+_PIECE_BYTES = 1 << 16
+
+
+class _NotTaken(Exception):
+    """No primary took the request, and nothing was done."""
+
+
+class _SpliceConnector(aiohttp.BaseConnector):
+    """Connects to the primary, whatever the host of a URL.
+
+    Args:
+        connect: opens a connection to the primary for a client.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[ReplicaLink]]) -> None:
+        super().__init__(force_close=True, limit=0)
+        self._connect_primary = connect
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        try:
+            link = await self._connect_primary()
+        except OSError as error:
+            raise _NotTaken(str(error)) from error
+        protocol: ResponseHandler = self._factory()
+        link.release(protocol)
+        return protocol
+
+
+class _AnyMethod(Mapping[str, Endpoint]):
+    """One endpoint for each method."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def __getitem__(self, method: str) -> Endpoint:
+        return self._endpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class StandbyRoutes(Mapping[str, Mapping[str, Endpoint]]):
+    """The endpoints of a standby: its own, and any other one as the primary answers it.
+
+    Args:
+        own: returns its own at the moment.
+        forward: answers any other request.
+    """
+
+    def __init__(self, own: Callable[[], Routes], forward: Endpoint) -> None:
+        self._own = own
+        self._others = _AnyMethod(forward)
+
+    def __getitem__(self, path: str) -> Mapping[str, Endpoint]:
+        return self._own().get(path, self._others)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+class Forwarder:
+    """Forwards requests to the primary.
+
+    Args:
+        connect: opens a connection to the primary for a client.
+        is_primary: returns whether this replica has become it.
+        max_body_bytes: the maximum of a body.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[ReplicaLink]],
+        is_primary: Callable[[], bool],
+        max_body_bytes: int,
+    ) -> None:
+        self._connect = connect
+        self._is_primary = is_primary
+        self._max_body_bytes = max_body_bytes
+        self._session: aiohttp.ClientSession | None = None
+        self._asking: set[asyncio.Task[web.StreamResponse]] = set()
+
+    async def forward(self, request: Request) -> object:
+        """Answer a request as the primary does.
+
+        Raises:
+            HttpError: there is none, or it went away before it answered.
+            AnswerAgain: this replica has become it.
+        """
+        body = await request.hold(self._max_body_bytes)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + HOLD_S
+        while True:
+            if self._is_primary():
+                raise AnswerAgain
+            try:
+                return await self._until_answered(self._ask(request, body))
+            except _NotTaken as error:
+                if loop.time() > deadline_s:
+                    raise HttpError(503, "NO_PRIMARY", {"detail": str(error)}) from error
+            except (aiohttp.ClientError, OSError) as error:
+                detail = f"it may have been done: {error}"
+                raise HttpError(502, "PRIMARY_UNREACHABLE", {"detail": detail}) from error
+            # An election under way ends at any moment, and tells nobody.
+            await asyncio.sleep(_RETRY_S)
+
+    async def _until_answered(
+        self, asking: Coroutine[object, object, web.StreamResponse]
+    ) -> web.StreamResponse:
+        """Wait for an answer, or for `end_requests`. Raises ClientError."""
+        task = asyncio.create_task(asking)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise aiohttp.ClientError("another replica is primary now") from None
+            task.cancel()
+            raise
+
+    def end_requests(self) -> None:
+        """End the requests under way: another replica is primary, and this one may hang."""
+        for task in self._asking:
+            task.cancel()
+
+    async def _ask(self, request: Request, body: bytes) -> web.StreamResponse:
+        """Send a request to the primary, and pass its answer on. Raises _NotTaken, ClientError."""
+        raw = request.raw
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=_SpliceConnector(self._connect),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+            )
+        headers = [
+            (name, value)
+            for name, value in raw.headers.items()
+            if name.lower() not in _OF_CONNECTION
+        ]
+        headers.append(("X-Forwarded-For", request.remote_address.rpartition(":")[0]))
+        async with self._session.request(
+            request.method,
+            URL(f"http://primary{request.target}", encoded=True),
+            headers=headers,
+            data=io.BytesIO(body) if raw.body_exists else None,
+            allow_redirects=False,
+            skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
+        ) as answer:
+            return await _pass_on(answer, raw)
+
+    async def close(self) -> None:
+        """Release all resources."""
+        if self._session is not None:
+            await self._session.close()
+
+
+async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, reason=answer.reason)
+    for name, value in answer.headers.items():
+        if name.lower() not in _OF_CONNECTION:
+            response.headers.add(name, value)
+    response.content_length = answer.content_length
+    await response.prepare(raw)
+    async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+        await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+def own_routes(
+    status: Callable[[], ReplicaStatus], started_at_s: int
+) -> dict[str, dict[str, Endpoint]]:
+    """Return the endpoints that a standby answers itself.
+
+    Its ``/stats`` has no topics, so that monitoring that adds up all replicas counts each topic
+    once.
+
+    Args:
+        status: returns that of the node that runs.
+        started_at_s: when the process started, in seconds since 1970.
+    """
+
+    async def ping(request: Request) -> object:
+        return "OK"
+
+    async def stats(request: Request) -> object:
+        head: dict[str, Any] = {"version": NSQD_VERSION, "health": "OK", "start_time": started_at_s}
+        pace = TimeSlice()
+        if request.query.get("format") == "json":
+            head["replication"] = status().report()
+            return respond_json(await stats_text.report_json(head, [], None, [], pace))
+        return await stats_text.report_text(head, [], None, [], time.time_ns(), pace)
+
+    async def show_metrics(request: Request) -> object:
+        text = status().metrics() + process_metrics()
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def show(request: Request) -> object:
+        return await status().show(request)
+
+    async def show_whether_primary(request: Request) -> object:
+        return await status().show_whether_primary(request)
+
+    return {
+        "/ping": {"GET": ping},
+        "/stats": {"GET": stats},
+        "/metrics": {"GET": show_metrics},
+        "/replica": {"GET": show},
+        "/replica/primary": {"GET": show_whether_primary},
+    }

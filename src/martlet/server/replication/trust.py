@@ -1,0 +1,164 @@
+"""How replicas know each other: by certificates, by a shared secret, or by being on one machine.
+
+With a secret, a connection begins with a handshake in which each end proves that it knows it::
+
+    acceptor  -> connector   "MTLRAUTH" nonce of the acceptor (32)
+    connector -> acceptor    "MTLRAUTH" nonce of the connector (32), proof of the connector (32)
+    acceptor  -> connector   "MTLRAUTH" proof of the acceptor (32)
+
+A proof is the HMAC-SHA256 of the role and both nonces. It keeps strangers out; what follows is
+neither encrypted nor signed. Where others can read or change the traffic, use certificates.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from martlet.options import BrokerOptions
+
+MAGIC = b"MTLRAUTH"
+_NONCE_BYTES = 32
+_CHALLENGE_BYTES = len(MAGIC) + _NONCE_BYTES
+_PROOF_BYTES = 32
+_MIN_SECRET_BYTES = 16
+
+
+class NotTrusted(OSError):
+    """The other end does not know the secret, or has none; the text says which."""
+
+
+@dataclass(frozen=True)
+class LinkTrust:
+    """The secrets and certificates of connections between replicas.
+
+    Attributes:
+        secret: the shared one; empty for none.
+        server_tls, client_tls: of the accepting and the connecting end; None for plain TCP.
+    """
+
+    secret: bytes = b""
+    server_tls: ssl.SSLContext | None = None
+    client_tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def load(cls, options: BrokerOptions) -> LinkTrust:
+        """Read the files that the options name. Raises OSError; the text names the flag."""
+        secret = b""
+        if options.replica_secret_file:
+            secret = _read_secret(options.replica_secret_file)
+        if not options.replica_tls_cert:
+            return cls(secret)
+        return cls(
+            secret,
+            _context(options, ssl.Purpose.CLIENT_AUTH),
+            _context(options, ssl.Purpose.SERVER_AUTH),
+        )
+
+
+def _read_secret(path: str) -> bytes:
+    try:
+        secret = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise OSError(f"--replica-secret-file={path} cannot be read: {error.strerror}") from error
+    if len(secret) < _MIN_SECRET_BYTES:
+        raise OSError(
+            f"--replica-secret-file={path} has {len(secret)} bytes, and the minimum is"
+            f" {_MIN_SECRET_BYTES}: make one with `openssl rand -hex 32`"
+        )
+    return secret
+
+
+def _context(options: BrokerOptions, purpose: ssl.Purpose) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(purpose, cafile=options.replica_tls_ca_file)
+        context.load_cert_chain(options.replica_tls_cert, options.replica_tls_key)
+    except OSError as error:
+        raise OSError(
+            f"--replica-tls-cert={options.replica_tls_cert},"
+            f" --replica-tls-key={options.replica_tls_key} and"
+            f" --replica-tls-ca-file={options.replica_tls_ca_file} cannot be used: {error}"
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class SecretHandshake:
+    """One end of the handshake.
+
+    Args:
+        secret: the shared one.
+        is_acceptor: whether the other end has connected.
+    """
+
+    def __init__(self, secret: bytes, *, is_acceptor: bool) -> None:
+        assert secret
+        self._secret = secret
+        self._is_acceptor = is_acceptor
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._expected = b""
+        self._received = bytearray()
+        self.is_done = False
+
+    def begin(self) -> bytes:
+        """Return what is to be sent at once."""
+        return MAGIC + self._nonce if self._is_acceptor else b""
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Take in what arrived, until `is_done`.
+
+        Returns what is to be sent, and what the other end sent behind its handshake.
+
+        Raises NotTrusted.
+        """
+        assert not self.is_done
+        self._received += data
+        if not self._received.startswith(MAGIC[: len(self._received)]):
+            raise NotTrusted(
+                "it does not begin with the proof of a secret: give --replica-secret-file at all"
+                " replicas"
+            )
+        if self._is_acceptor:
+            return self._accept()
+        reply = b""
+        if not self._expected:
+            nonce = self._take(_CHALLENGE_BYTES)
+            if nonce is None:
+                return b"", b""
+            reply = MAGIC + self._nonce + self._proof(b"connector", nonce, self._nonce)
+            self._expected = self._proof(b"acceptor", nonce, self._nonce)
+        proof = self._take(len(MAGIC) + _PROOF_BYTES)
+        if proof is None:
+            return reply, b""
+        self._check(proof, self._expected)
+        return reply, bytes(self._received)
+
+    def _accept(self) -> tuple[bytes, bytes]:
+        answer = self._take(_CHALLENGE_BYTES + _PROOF_BYTES)
+        if answer is None:
+            return b"", b""
+        nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        self._check(proof, self._proof(b"connector", self._nonce, nonce))
+        return MAGIC + self._proof(b"acceptor", self._nonce, nonce), bytes(self._received)
+
+    def _take(self, length: int) -> bytes | None:
+        """Take a part of the handshake off what was received, without its magic; None where it is
+        not whole yet.
+        """
+        if len(self._received) < length:
+            return None
+        part = bytes(self._received[len(MAGIC) : length])
+        del self._received[:length]
+        return part
+
+    def _check(self, proof: bytes, expected: bytes) -> None:
+        if not hmac.compare_digest(proof, expected):
+            raise NotTrusted("it has another secret than --replica-secret-file")
+        self.is_done = True
+
+    def _proof(self, role: bytes, acceptor_nonce: bytes, connector_nonce: bytes) -> bytes:
+        return hmac.digest(self._secret, role + acceptor_nonce + connector_nonce, "sha256")

@@ -1,0 +1,112 @@
+"""`martlet replicas`: its options, and what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from martlet.cli.admin import replicas
+from martlet.cli.admin.replicas import ReplicasOptions, show_lines
+from martlet.options.flag import OptionError
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.server.metadata.sqlite_store import SqliteStore
+
+ADDRESSES = {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153", "c": "10.0.0.3:4153"}
+FOUND = ReplicaSet.first("a", ADDRESSES, broker="id").elected("a").with_in_sync(frozenset("ab"))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"action": "shwo"}, "there is no action 'shwo'; did you mean 'show'"),
+        ({"action": "show", "metadata": ""}, "the metadata store is missing: give --metadata"),
+        ({"action": "add"}, "add takes one replica, not 0"),
+        ({"action": "add", "replicas": ("a", "b")}, "add takes one replica, not 2"),
+        ({"action": "show", "replicas": ("a",)}, "show takes no replica, not 1"),
+        ({"action": "create"}, "create takes the names of the replicas, not 0"),
+        ({"action": "set"}, "set what: give --copies or --min-in-sync"),
+        ({"action": "force", "replicas": ("a",)}, "give --accept-loss"),
+        ({"action": "remove", "replicas": ("a b",)}, "--replica=a b is not valid"),
+    ],
+)
+def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        ReplicasOptions(**({"metadata": "sqlite:x"} | given))  # type: ignore[arg-type]
+
+
+def test_a_replica_set_is_shown() -> None:
+    presences = {
+        "a": Presence(3, 5000, role="primary", began_s=1000, address="10.0.0.1:4153"),
+        "b": Presence(3, 4000, role="standby"),
+        "d": Presence(role="waiting", address="10.0.0.4:4153", is_whole=False),
+    }
+    lines = show_lines(Seen(FOUND, 3, presences), 1300)
+    assert lines == [
+        "broker id: a is primary of epoch 1 for 5m; 2 of 3 in sync, 2 copies of each message, at"
+        " least 2 in sync",
+        "",
+        "REPLICA  ROLE     IN SYNC  EPOCH     LAG  ADDRESS        PROBLEM",
+        "a        primary  yes          3       -  10.0.0.1:4153",
+        "b        standby  yes          3  1000 B  10.0.0.2:4153",
+        "c        -        no           -       -  10.0.0.3:4153  it is not running",
+        "d        waiting  no           0       -  10.0.0.4:4153  it is not in the replica set",
+    ]
+
+
+def written(path: Path, *names: str) -> None:
+    async def write() -> None:
+        for name in names:
+            store = SqliteStore(path, name)
+            assert await store.swap(FOUND, 0)
+            await store.close()
+
+    asyncio.run(write())
+
+
+def test_the_only_set_of_a_store_needs_no_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "replicas.db"
+    written(path, "broker-0")
+    assert replicas.main(["show", f"--metadata=sqlite:{path}", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert (shown["primary"], shown["epoch"]) == ("a", 1)
+    assert shown["replicas"][2] == {
+        "replica": "c",
+        "address": "10.0.0.3:4153",
+        "is_member": True,
+        "is_in_sync": False,
+        "is_running": False,
+    }
+    written(path, "broker-1")
+    assert replicas.main([f"--metadata=sqlite:{path}"]) == 1
+    assert "there are several replica sets, broker-0, broker-1" in capfd.readouterr().err
+    assert replicas.main([f"--metadata=sqlite:{path}", "--replica-set=broker-1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ("sqlite:missing.db", "there is no such file"),
+        ("zookeeper:10.0.0.1:2181", "is no metadata store: it is etcd:HOST:PORT"),
+        ("etcd:127.0.0.1:1", "etcd did not answer"),
+    ],
+)
+def test_a_store_that_is_not_there_is_named(
+    metadata: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert replicas.main(["show", f"--metadata={metadata}"]) == 1
+    assert why in capfd.readouterr().err
+
+
+def test_replicas_that_do_not_run_cannot_make_a_set(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "replicas.db"
+    path.touch()
+    arguments = ["create", "a", "b", f"--metadata=sqlite:{path}", "--timeout=200ms"]
+    assert replicas.main(arguments) == 1
+    assert "a, b is not running: start it with `martlet broker" in capfd.readouterr().err

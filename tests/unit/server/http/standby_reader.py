@@ -1,0 +1,153 @@
+"""A primary and a standby in one process, and a reader that asks both over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+from tests.property.log_feed import feed
+from tests.unit.broker.core import SEGMENT_BYTES, Core
+
+from martlet.broker.recovery.restore import BrokerRecovery
+from martlet.log.copy import CopiedLog, open_copy
+from martlet.log.storage import DiskStorage
+from martlet.server.data_folder import DataFolder
+from martlet.server.http.log_api import LogApi
+from martlet.server.http.request import Routes
+from martlet.server.http.server import HttpServer
+from martlet.server.http.standby_api import CopiedState, standby_routes
+from martlet.server.listening_socket import listen, shown
+
+
+class Pair:
+    """A primary, which confirms what its standby has, and the standby.
+
+    Attributes:
+        core: the primary.
+        copy, recovery, confirmed_position: of the standby.
+        is_standby: whether it is one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.dice = Random(1)
+        self.core = Core()
+        self.core.broker.await_confirmation(self.core.broker.log.position)
+        self._folders = [
+            DataFolder(folder / name, DiskStorage(folder / name), "id") for name in "ab"
+        ]
+        self.copy: CopiedLog = open_copy(self._folders[1].storage)[0]
+        self.recovery: BrokerRecovery | None = None
+        self.confirmed_position = 0
+        self.is_standby = True
+
+    def ship(self, max_bytes: int = 1 << 40) -> None:
+        """Bring the copy nearer to the primary's end."""
+        feed(self.core.broker.log, self.copy, self.dice, max_bytes)
+
+    def confirm(self) -> None:
+        """The standby acknowledges what it has, and the primary confirms it."""
+        self.confirmed_position = max(self.confirmed_position, self.copy.end_position)
+        broker = self.core.broker
+        broker.confirm(max(broker.confirmed_position, self.confirmed_position))
+
+    def recover(self) -> BrokerRecovery:
+        """Build the standby's state anew."""
+        copy = self.copy
+        self.recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+        return self.recovery
+
+    def take_in(self) -> None:
+        """The standby's state follows what is confirmed."""
+        if self.recovery is None or not self.recovery.is_usable:
+            self.recover()
+        assert self.recovery is not None
+        if self.confirmed_position > self.recovery.position:
+            self.recovery.follow(self.confirmed_position)
+
+    def follow(self) -> None:
+        """The standby gets everything, and takes it in."""
+        self.ship()
+        self.confirm()
+        self.take_in()
+
+    def save(self) -> bool:
+        """Save the standby's checkpoint, where there is one."""
+        assert self.recovery is not None
+        job = self.copy.flush_job()
+        job.run()
+        self.copy.flushed(job)
+        found = self.recovery.take_checkpoint(self.copy.durable_position)
+        if found is not None:
+            found.save(self.copy.storage)
+            self.recovery.saved(found)
+        return found is not None
+
+    def retire(self) -> None:
+        """The primary makes a checkpoint, and says in its log which segments nothing needs."""
+        self.core.broker.write_journal()
+        self.core.checkpoint()
+        self.core.broker.write_journal()
+
+    def reopen(self) -> None:
+        """The standby's process is killed and starts again."""
+        self.copy = open_copy(self.copy.storage)[0]
+        self.recovery = None
+
+    def current(self) -> CopiedState | None:
+        if not self.is_standby:
+            return None
+        return CopiedState(self.copy, self.recovery, self.confirmed_position)
+
+    def routes(self) -> tuple[Routes, Routes]:
+        """The endpoints of the primary and of the standby."""
+        primary, standby = self._folders
+        return (
+            LogApi(lambda: self.core.broker, primary).routes(),
+            standby_routes(standby, self.current, list),
+        )
+
+    def close(self) -> None:
+        for folder in self._folders:
+            folder.storage.close()
+
+
+class HttpReader:
+    """Ask the server at an address."""
+
+    def __init__(self, address: str, session: aiohttp.ClientSession) -> None:
+        self.address = address
+        self._session = session
+
+    async def get(self, path: str, **arguments: object) -> tuple[int, bytes]:
+        params = {name: str(value) for name, value in arguments.items()}
+        async with self._session.get(f"http://{self.address}{path}", params=params) as answer:
+            return answer.status, await answer.read()
+
+    async def json(self, path: str, **arguments: object) -> Any:
+        status, body = await self.get(path, **arguments)
+        assert status == 200, body
+        return json.loads(body)
+
+    async def post(self, path: str, data: bytes) -> tuple[int, bytes]:
+        async with self._session.post(f"http://{self.address}{path}", data=data) as answer:
+            return answer.status, await answer.read()
+
+
+@asynccontextmanager
+async def serving(*routes: Routes) -> AsyncIterator[list[HttpReader]]:
+    """A reader of each server."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        readers = []
+        for each in routes:
+            server = HttpServer(each)
+            sock = listen("127.0.0.1:0", "--http-address")
+            await server.start(sock)
+            stack.push_async_callback(server.stop)
+            readers.append(HttpReader(shown(sock), session))
+        yield readers

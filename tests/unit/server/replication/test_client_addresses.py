@@ -1,0 +1,35 @@
+"""The last known addresses of replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from martlet.log.storage import DiskStorage
+from martlet.replica.replica_set import Presence
+from martlet.server.replication.client_addresses import NAME, AddressBook, ClientAddresses
+
+
+def announced(port: int) -> Presence:
+    return Presence(tcp_address=f"host:{port}", http_address=f"host:{port + 1}")
+
+
+def test_addresses_outlast_presences_and_restarts(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    book = AddressBook(storage)
+    book.note({"a": announced(1), "b": announced(3), "c": Presence(role="waiting")})
+    book.note({"b": announced(5)})
+    for each in (book, AddressBook(storage)):
+        assert each.find("a") == ClientAddresses("host:1", "host:2")
+        assert each.find("b") == ClientAddresses("host:5", "host:6")
+        assert each.find("c") is None
+    storage.close()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x"]}', "\xff"])
+def test_a_damaged_file_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text, "latin-1")
+    storage = DiskStorage(tmp_path)
+    assert AddressBook(storage).find("a") is None
+    storage.close()

@@ -1,0 +1,243 @@
+"""What an operator does with a replica set, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from martlet.replica.replica_set import Presence, ReplicaSet
+from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.server.replication.operations import OperationRefused, Operations
+
+ADDRESSES = {name: f"10.0.0.{number}:4153" for number, name in enumerate("abcde")}
+
+
+class Operator:
+    """Operations on a store whose replicas are played by the test."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store = store
+        self.do = Operations(store, 1.0)
+
+    async def announce(self, names: str, **fields: object) -> None:
+        for name in names:
+            presence = Presence(address=ADDRESSES[name], role="standby", broker="id")
+            await self.store.announce(name, replace(presence, **fields))  # type: ignore[arg-type]
+
+    async def set_of(self, names: str, in_sync: str) -> ReplicaSet:
+        """Make a replica set whose primary is the first one."""
+        replicas = {name: ADDRESSES[name] for name in names}
+        found = ReplicaSet.first(names[0], replicas, broker="id").elected(names[0])
+        found = found.with_in_sync(frozenset(in_sync))
+        assert await self.store.swap(found, 0)
+        await self.announce(names, epoch=1)
+        return found
+
+    async def answer(self, change: Callable[[ReplicaSet], ReplicaSet | None]) -> None:
+        """Be the primary: change the document as soon as it asks for something."""
+        while True:
+            seen = await self.store.look()
+            assert seen.replica_set is not None
+            wanted = change(seen.replica_set)
+            if wanted is not None:
+                assert await self.store.swap(wanted, seen.version)
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def operator(tmp_path: Path) -> AsyncIterator[Operator]:
+    store = SqliteStore(tmp_path / "replicas.db", "martlet")
+    yield Operator(store)
+    await store.close()
+
+
+async def test_a_set_is_made_of_running_replicas(operator: Operator) -> None:
+    await operator.announce("a", broker="id", end_position=5000, log_epoch=3)
+    await operator.announce("bc", broker="")
+    found = await operator.do.create("abc", copies=None, min_in_sync=1)
+    assert found == ReplicaSet.first(
+        "a", {name: ADDRESSES[name] for name in "abc"}, broker="id", epoch=3, min_in_sync=1
+    )
+    assert (await operator.store.look()).replica_set == found
+    with pytest.raises(OperationRefused, match="there is a replica set already, of a, b, c"):
+        await operator.do.create("abc", copies=None, min_in_sync=None)
+
+
+async def test_a_new_set_gives_all_the_id_of_one_broker(operator: Operator) -> None:
+    await operator.announce("ab", broker="")
+    found = await operator.do.create("ab", copies=None, min_in_sync=None)
+    assert len(found.broker) == 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"epoch": 4}, "has been in a replica set, up to epoch 4"),
+        ({"broker": "other"}, "is that of another broker"),
+        ({"end_position": 100}, "has messages, which the log of a would replace"),
+    ],
+)
+async def test_no_set_is_made_at_the_cost_of_messages(
+    operator: Operator, fields: dict[str, object], why: str
+) -> None:
+    await operator.announce("ac")
+    await operator.announce("b", **fields)
+    with pytest.raises(OperationRefused, match=f"b .*{why}"):
+        await operator.do.create("abc", copies=None, min_in_sync=None)
+    assert (await operator.store.look()).replica_set is None
+
+
+async def test_a_replica_that_does_not_run_is_named(operator: Operator) -> None:
+    await operator.announce("a")
+    with pytest.raises(OperationRefused, match="b, c is not running: start it with"):
+        await operator.do.create("abc", copies=None, min_in_sync=None)
+
+
+async def test_more_copies_than_replicas_are_refused(operator: Operator) -> None:
+    await operator.announce("ab")
+    with pytest.raises(OperationRefused, match="3 copies wanted"):
+        await operator.do.create("ab", copies=3, min_in_sync=None)
+
+
+async def test_a_replica_is_added_and_the_majority_is_kept(operator: Operator) -> None:
+    await operator.set_of("abc", "abc")
+    await operator.announce("de", broker="")
+    assert (await operator.do.add("d")).wanted_copies == 3
+    found = await operator.do.add("e")
+    assert (found.wanted_copies, found.min_in_sync, found.copies) == (3, 3, 2)
+    assert found.replicas == ADDRESSES
+    with pytest.raises(OperationRefused, match="e is a replica already"):
+        await operator.do.add("e")
+
+
+async def test_a_replica_of_another_broker_is_not_added(operator: Operator) -> None:
+    await operator.set_of("ab", "ab")
+    await operator.announce("c", broker="other")
+    with pytest.raises(OperationRefused, match="data folder of c is that of another broker"):
+        await operator.do.add("c")
+
+
+async def test_a_replica_is_removed_once_it_is_out_of_sync(operator: Operator) -> None:
+    await operator.set_of("abc", "abc")
+    primary = asyncio.create_task(
+        operator.answer(
+            lambda found: found.with_in_sync(found.in_sync - {"c"}) if found.leaving else None
+        )
+    )
+    found = await operator.do.remove("c")
+    await primary
+    assert (set(found.replicas), found.leaving) == ({"a", "b"}, frozenset())
+    assert (found.wanted_copies, found.min_in_sync) == (2, 2)
+
+
+async def test_a_replica_that_the_primary_keeps_is_not_removed(operator: Operator) -> None:
+    before = await operator.set_of("abc", "abc")
+    with pytest.raises(OperationRefused, match=r"did not take c out of sync.*waited 1 s"):
+        await operator.do.remove("c")
+    assert (await operator.store.look()).replica_set == before
+    with pytest.raises(OperationRefused, match="a is the primary: first make another"):
+        await operator.do.remove("a")
+    with pytest.raises(OperationRefused, match="there is no replica x; there are a, b, c"):
+        await operator.do.remove("x")
+
+
+async def test_the_most_complete_replica_takes_over(operator: Operator) -> None:
+    await operator.set_of("abc", "abc")
+    await operator.announce("b", end_position=100)
+    await operator.announce("c", end_position=200)
+
+    def hand_over(found: ReplicaSet) -> ReplicaSet | None:
+        return found.elected(found.hand_over_to) if found.hand_over_to else None
+
+    primary = asyncio.create_task(operator.answer(hand_over))
+    going = asyncio.create_task(operator.do.hand_over())
+    await primary
+    await operator.announce("c", role="primary")
+    assert (await going).primary == "c"
+    with pytest.raises(OperationRefused, match="c is the primary already"):
+        await operator.do.hand_over("c")
+
+
+async def test_a_hand_over_that_the_primary_refuses_has_failed(operator: Operator) -> None:
+    await operator.set_of("abc", "ab")
+    with pytest.raises(OperationRefused, match="c is not in sync, and lacks messages"):
+        await operator.do.hand_over("c")
+    primary = asyncio.create_task(
+        operator.answer(
+            lambda found: found.asked_to_hand_over(None) if found.hand_over_to else None
+        )
+    )
+    with pytest.raises(OperationRefused, match="a is the primary: b was not ready"):
+        await operator.do.hand_over("b")
+    await primary
+
+
+async def test_a_hand_over_of_a_dead_primary_is_taken_back(operator: Operator) -> None:
+    before = await operator.set_of("ab", "ab")
+    with pytest.raises(OperationRefused, match="a, the primary, did not answer"):
+        await operator.do.hand_over("b")
+    assert (await operator.store.look()).replica_set == before
+
+
+async def test_a_replica_is_forced(operator: Operator) -> None:
+    await operator.set_of("abc", "ab")
+    await operator.announce("d", epoch=0)
+    with pytest.raises(OperationRefused, match="d has an empty data folder"):
+        await operator.do.force("d")
+    found = await operator.do.force("c")
+    assert (found.primary, found.epoch, found.is_forced) == ("c", 2, True)
+    assert (found.in_sync, found.copies, found.min_in_sync) == (frozenset("c"), 1, 1)
+
+
+async def test_a_lost_document_is_made_anew_above_all_pledges(operator: Operator) -> None:
+    await operator.announce("ac", epoch=7)
+    await operator.announce("b", epoch=6)
+    found = await operator.do.recreate("abc", min_in_sync=None)
+    assert (found.epoch, found.primary, found.in_sync, found.copies) == (
+        *(8, None, frozenset("abc"), 1),
+    )
+    assert found.quorum.answers_needed == 3, "whoever has most is among them"
+
+
+async def test_an_old_document_is_replaced_and_a_good_one_is_not(operator: Operator) -> None:
+    await operator.set_of("abc", "abc")
+    with pytest.raises(OperationRefused, match="the replica set is there, at epoch 1"):
+        await operator.do.recreate("abc", min_in_sync=None)
+    await operator.announce("abc", epoch=5)
+    assert (await operator.do.recreate("abc", min_in_sync=None)).epoch == 6
+
+
+async def test_no_replica_is_forced_beside_a_primary_that_is_alive(operator: Operator) -> None:
+    await operator.set_of("abc", "abc")
+    await operator.announce("a", epoch=1, role="primary")
+    with pytest.raises(OperationRefused, match="a is the primary, and alive"):
+        await operator.do.force("b")
+
+
+async def test_fewer_copies_may_be_wanted_than_are_made(operator: Operator) -> None:
+    before = await operator.set_of("abc", "abc")
+    found = await operator.do.set(copies=1, min_in_sync=1)
+    assert (found.wanted_copies, found.copies) == (1, before.copies)
+
+
+async def test_a_removal_after_an_addition_is_as_before(operator: Operator) -> None:
+    before = await operator.set_of("abc", "abc")
+    await operator.announce("d", broker="")
+    await operator.do.add("d")
+    found = await operator.do.remove("d")
+    assert (found.wanted_copies, found.min_in_sync) == (before.wanted_copies, before.min_in_sync)
+
+
+async def test_settings_change(operator: Operator) -> None:
+    with pytest.raises(OperationRefused, match="there is no replica set yet"):
+        await operator.do.set(copies=1, min_in_sync=None)
+    await operator.set_of("abc", "abc")
+    found = await operator.do.set(copies=3, min_in_sync=1)
+    assert (found.wanted_copies, found.min_in_sync, found.copies) == (3, 1, 2)
+    with pytest.raises(OperationRefused, match="min_in_sync is 4"):
+        await operator.do.set(copies=None, min_in_sync=4)
