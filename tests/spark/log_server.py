@@ -27,6 +27,7 @@ class LogServer(ThreadingHTTPServer):
         requests: the paths asked for so far.
         failing: how many of the next requests are answered with 503.
         held: an event that requests wait for before they are answered, or None.
+        epoch, is_standby, replicas: as the listing says.
     """
 
     daemon_threads = True
@@ -40,6 +41,9 @@ class LogServer(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.failing = 0
         self.held: threading.Event | None = None
+        self.epoch = 1
+        self.is_standby = False
+        self.replicas: list[str] = []
 
     @property
     def address(self) -> str:
@@ -84,6 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
         if "topic_id" in asked and int(asked["topic_id"]) != topics[asked["topic"]]:
             self._answer(404, {"message": "TOPIC_MADE_ANEW"})
             return
+        if self._is_behind(url.path, asked):
+            self._answer(503, {"message": "BEHIND"})
+            return
+        if self.server.is_standby and not url.path.startswith("/log/"):
+            self._answer(404, {"message": "NOT_FOUND"})
+            return
         {
             "/log/topics": self._topics,
             "/log/offset": self._offset,
@@ -95,6 +105,17 @@ class _Handler(BaseHTTPRequestHandler):
         }[url.path](asked)
 
     do_POST = do_GET
+
+    def _is_behind(self, path: str, asked: dict[str, str]) -> bool:
+        """Whether a request wants what this replica does not have."""
+        ends = self.server.folder.end_offsets
+        if asked.get("complete") != "true":
+            return False
+        if path == "/log/index" and self.command == "POST":
+            places = json.loads(self.body)
+            return any(end > ends.get((topic, queue), 0) for topic, queue, _, _, end in places)
+        end = int(asked["offset"]) + 1 if "offset" in asked else int(asked.get("end", 0))
+        return end > ends.get((asked["topic"], int(asked["queue"])), 0)
 
     def _topics(self, asked: dict[str, str]) -> None:
         folder = self.server.folder
@@ -112,7 +133,16 @@ class _Handler(BaseHTTPRequestHandler):
             for name, number in folder.topics.items()
             if name in names
         ]
-        answer = {"broker": folder.broker, "data_path": self.server.data_path, "topics": topics}
+        answer = {
+            "broker": folder.broker,
+            "data_path": self.server.data_path,
+            "epoch": self.server.epoch,
+            "topics": topics,
+        }
+        if self.server.is_standby:
+            answer["standby"] = True
+        if self.server.replicas:
+            answer["replicas"] = self.server.replicas
         self._answer(200, answer)
 
     def _rows(self, asked: dict[str, str]) -> Any:

@@ -16,7 +16,12 @@ def rows_of(address: str, topic: str) -> list[dict[str, Any]]:
     known = [each["topic"] for each in ask(address, "/log/topics")["topics"]]
     if topic not in known:
         return []
-    options = ReadOptions.parse({"addresses": address, "topic": topic}, "batch")
+    return rows_at(address, topic)
+
+
+def rows_at(addresses: str, topic: str) -> list[dict[str, Any]]:
+    """The same of a topic that exists, given the addresses of all replicas of its broker."""
+    options = ReadOptions.parse({"addresses": addresses, "topic": topic}, "batch")
     reader = BatchReader(options, arrow_schema(SCHEMA))
     rows = [
         row

@@ -24,7 +24,7 @@ from martlet.spark.write import sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import BrokerUnavailable, broker_for, tcp_address
+from martlet.spark.write.placement import BrokerUnavailable, broker_for, find_broker
 from martlet.spark.write.sink import BatchWriter, StreamWriter
 from martlet.testing import BrokerProcess
 
@@ -284,22 +284,27 @@ def test_addresses_of_no_broker() -> None:
 
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         address = f"127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.handle_request)
+
+        def answer_twice() -> None:
+            server.handle_request()
+            server.handle_request()
+
+        thread = threading.Thread(target=answer_twice)
         thread.start()
         with pytest.raises(
             BrokerUnavailable, match=f"{address} is no broker's HTTP address.*'hello'"
         ):
-            tcp_address(address, None, 1000)
+            find_broker(address, (), None, 1000)
         thread.join()
     with pytest.raises(
         BrokerUnavailable, match=r"did not answer /info.*waited 200 ms, see option timeoutMs"
     ):
-        tcp_address(address, None, 200)
+        find_broker(address, (), None, 200)
 
 
 def test_the_tcp_port_is_refused(broker: BrokerProcess) -> None:
     with pytest.raises(BrokerUnavailable, match=rf"{broker.tcp_address}: that is a TCP port; give"):
-        tcp_address(broker.tcp_address, None, 600_000)
+        find_broker(broker.tcp_address, (), None, 600_000)
 
 
 def test_tls_and_auth(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"path": "t"}, "a path, 't', means nothing here: option topic"),
         ({"topics": "t"}, "unknown option 'topics': did you mean topic.* the martlet sink knows"),
         ({"lookupAddresses": "here:4161"}, "stays at one broker.* give option addresses"),
+        ({"lookupAddresses": "here:4161", "broker": "b"}, "give one of them"),
+        ({"broker": "b"}, "option broker needs option lookupAddresses"),
         ({"topic": "no name"}, "'no name' is not a topic name"),
         ({"applicationId": ""}, "applicationId: '' is not 1 to 255 printable"),
         ({"applicationId": "x" * 256}, "is not 1 to 255 printable"),

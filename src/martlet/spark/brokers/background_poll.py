@@ -47,6 +47,11 @@ class BackgroundPoll(Generic[T]):
         self._request: Future[T] | None = None
         self._is_patient = False
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it did not answer the last request."""
+        return self.silent_since_s is not None
+
     def begin(self, pool: ThreadPoolExecutor, *, patient: bool) -> None:
         """Send the request, unless one is under way.
 
@@ -89,6 +94,16 @@ class BackgroundPoll(Generic[T]):
         else:
             self.silent_since_s = None
         self._request = None
+
+    @property
+    def request(self) -> Future[T] | None:
+        """The request under way."""
+        return self._request
+
+    def give_up(self) -> None:
+        """Let the request under way be the last try of a patient one."""
+        self.endpoint.is_given_up = True
+        self._is_patient = False
 
     def close(self) -> None:
         """Close the connection, and let a request under way be the last.

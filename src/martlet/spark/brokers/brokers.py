@@ -3,13 +3,19 @@
 Their addresses are options, or lookup daemons name them and are asked for new ones every 2 s.  A
 broker that answered before and is silent now fails no query at once: its queues are left out until
 it is back, or until it was silent for longer than the timeout.
+
+A broker with several addresses has replicas.  It is silent only if all of them are.  Each tells how
+far its copy of a queue is confirmed: the furthest end counts, and never goes back.  An address that
+has never answered may be that of a dead replica, and only is if another replica names it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +27,7 @@ from martlet.spark.brokers.endpoint import (
     Listing,
     NotABroker,
     QueueRange,
+    ReplicaPlace,
 )
 from martlet.spark.read.offsets import QueueKey
 from martlet.spark.read.options import ReadOptions
@@ -30,6 +37,10 @@ _LOOKUP_INTERVAL_S = 2.0
 """How often to ask lookup daemons for new brokers."""
 _WAIT_S = 2.0
 """How long one poll waits for a broker before it goes on without it."""
+_SILENT_REPLICA_WAIT_S = 0.05
+"""How long it waits for a replica that was silent before, while another one answers."""
+_ELECTION_PAUSE_S = 0.2
+"""How long it waits between looks at standbys that elect a primary."""
 _MAX_THREADS = 32
 _MAX_TOPICS_NAMED = 20
 Seen = dict[QueueKey, QueueRange]
@@ -51,8 +62,8 @@ class QueryBrokers:
         self._timeout_ms = options.timeout_ms
         self._tls = options.tls
         self._polls = {address: self._new_poll(address) for address in options.addresses}
-        self._endpoints: dict[str, Endpoint] = {}
-        """By broker id, for requests other than listings."""
+        self._endpoints: dict[str, tuple[tuple[str, ...], Endpoint]] = {}
+        """By broker id, for requests other than listings, with the addresses."""
         self._lookups = [
             BackgroundPoll(
                 Endpoint(address, options.timeout_ms, options.tls),
@@ -62,6 +73,8 @@ class QueryBrokers:
         ]
         self._lookups_asked_at_s: float | None = None
         self._has_polled = False
+        self._ends: dict[QueueKey, int] = {}
+        """Of the queues of brokers with replicas: the furthest end that any of them has named."""
         self._foreign: set[str] = set()
         """Addresses that lookup daemons name and at which no Martlet broker answers."""
 
@@ -77,7 +90,7 @@ class QueryBrokers:
 
     def close(self) -> None:
         """Close the connections; the next request opens them again."""
-        for endpoint in self._endpoints.values():
+        for _, endpoint in self._endpoints.values():
             endpoint.close()
         if "_pool" in self.__dict__:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -101,25 +114,118 @@ class QueryBrokers:
         patient = patient or not self._has_polled
         self._ask_lookups(patient)
         for poll in self._polls.values():
-            poll.begin(self._pool, patient=patient)
+            poll.begin(self._pool, patient=patient and not self._answers_elsewhere(poll))
         deadline_s = time.monotonic() + _WAIT_S
-        for address, poll in list(self._polls.items()):
-            was_silent = poll.silent_since_s is not None
+        for address, poll in self._as_they_answer(patient):
+            was_silent = poll.is_silent
+            wait_s = None if patient else max(0.0, deadline_s - time.monotonic())
+            if not _has_answered(poll) and self._is_replaced(poll, patient=patient):
+                poll.give_up()
+                wait_s = _SILENT_REPLICA_WAIT_S if was_silent else _WAIT_S
             try:
-                poll.end(None if patient else max(0.0, deadline_s - time.monotonic()))
+                poll.end(wait_s)
             except NotABroker as error:
                 self._leave_out(address, error)
                 continue
             self._check_silence(poll, was_silent)
         self._has_polled = True
         seen: Seen = {}
-        for poll in reversed(self._answered_polls()):
-            assert poll.latest is not None
-            for queue in poll.latest.queues:
-                if self._topics.has(queue.topic):
-                    key = QueueKey(_broker(poll), queue.topic, queue.queue, queue.topic_id)
-                    seen[key] = queue
+        for polls in self._by_broker().values():
+            seen |= self._queues(polls)
+        self._ends = {key: end for key, end in self._ends.items() if key in seen}
         return seen
+
+    def _as_they_answer(self, patient: bool) -> Iterator[tuple[str, BackgroundPoll[Listing]]]:
+        """Yield the polls under way, by address; if patient, as they end or need not be awaited."""
+        left = sorted(self._polls.items(), key=lambda item: item[1].is_silent)
+        while patient and left:
+            ready = [item for item in left if self._is_ready(item[1])]
+            ready.sort(key=lambda item: not _has_answered(item[1]))
+            yield from ready
+            left = [item for item in left if item not in ready]
+            if left and not ready:
+                requests = [poll.request for _, poll in left if poll.request]
+                wait(requests, _ELECTION_PAUSE_S, FIRST_COMPLETED)
+        yield from left
+
+    def _is_ready(self, poll: BackgroundPoll[Listing]) -> bool:
+        return poll.request is None or poll.request.done() or self._is_replaced(poll, patient=True)
+
+    def _is_replaced(self, poll: BackgroundPoll[Listing], *, patient: bool) -> bool:
+        """Whether another replica of the same broker answers in place of an address.
+
+        In place of one that has never answered it has to be the primary, if that can be awaited:
+        standbys may not know the end of the log.
+        """
+        if not patient or poll.latest is not None:
+            return self._answers_elsewhere(poll)
+        others = self._other_replicas(poll)
+        for other in others:
+            if other.request is None and (other.latest is None or other.latest.is_standby):
+                other.begin(self._pool, patient=False)
+                other.end(_WAIT_S)
+        return any(
+            other.latest is not None and not other.latest.is_standby and not other.is_silent
+            for other in others
+        )
+
+    def _queues(self, polls: list[BackgroundPoll[Listing]]) -> Seen:
+        """The queues of one broker, given the polls of its replicas, the best first."""
+        listings = [poll.latest for poll in polls if poll.latest is not None]
+        first = listings[0]
+        # The primary knows which queues there are; without it a standby may lag.
+        is_sure = (
+            not polls[0].is_silent
+            and not first.is_standby
+            and first.epoch == max(listing.epoch for listing in listings)
+        )
+        found: Seen = {}
+        for listing in listings[:1] if is_sure else listings:
+            for queue in listing.queues:
+                if self._topics.has(queue.topic):
+                    key = QueueKey(listing.broker, queue.topic, queue.queue, queue.topic_id)
+                    found.setdefault(key, queue)
+        return found if len(listings) == 1 else self._furthest(found, listings)
+
+    def _furthest(self, found: Seen, listings: list[Listing]) -> Seen:
+        """The same queues, up to the furthest end, and from where all replicas have them on."""
+        starts = {key: queue.start_offset for key, queue in found.items()}
+        ends = {key: max(queue.end_offset, self._ends.get(key, 0)) for key, queue in found.items()}
+        for listing in listings:
+            for queue in listing.queues:
+                key = QueueKey(listing.broker, queue.topic, queue.queue, queue.topic_id)
+                if key in found:
+                    starts[key] = max(starts[key], queue.start_offset)
+                    ends[key] = max(ends[key], queue.end_offset)
+        self._ends |= ends
+        return {
+            key: replace(queue, start_offset=starts[key], end_offset=ends[key])
+            for key, queue in found.items()
+        }
+
+    def _by_broker(self) -> dict[str, list[BackgroundPoll[Listing]]]:
+        found: dict[str, list[BackgroundPoll[Listing]]] = {}
+        for poll in self._answered_polls():
+            found.setdefault(_broker(poll), []).append(poll)
+        return found
+
+    def _answers_elsewhere(self, poll: BackgroundPoll[Listing]) -> bool:
+        """Whether another replica of the same broker answers."""
+        return any(not other.is_silent for other in self._other_replicas(poll))
+
+    def _other_replicas(self, poll: BackgroundPoll[Listing]) -> list[BackgroundPoll[Listing]]:
+        """The replicas of the same broker that have answered."""
+        return [
+            other
+            for other in self._polls.values()
+            if other is not poll
+            and other.latest is not None
+            and (
+                poll.endpoint.address in other.latest.replicas
+                if poll.latest is None
+                else other.latest.broker == poll.latest.broker
+            )
+        ]
 
     def require_topics(self, seen: Seen) -> None:
         """Check that each topic of the query exists.
@@ -149,9 +255,19 @@ class QueryBrokers:
             if was_silent:
                 _LOG.warning("the broker at %s is back", poll.endpoint.address)
             return
-        if poll.latest is not None and poll.latest.broker not in self.silent:
-            return  # It answers at another address.
-        silent_s = time.monotonic() - poll.silent_since_s
+        others = self._other_replicas(poll)
+        if any(not other.is_silent for other in others):
+            if poll.latest is None and not was_silent:
+                _LOG.warning(
+                    "%s does not answer; it is a replica of the broker at %s, which is read"
+                    " without it: %s",
+                    poll.endpoint.address,
+                    others[0].endpoint.address,
+                    poll.trouble,
+                )
+            return
+        since_s = max(each.silent_since_s or 0.0 for each in (poll, *others))
+        silent_s = time.monotonic() - since_s
         if silent_s > self._timeout_ms / 1000:
             raise BrokerUnreachable(
                 f"the broker at {poll.endpoint.address} has been out of reach for {silent_s:.0f} s"
@@ -256,44 +372,55 @@ class QueryBrokers:
     def silent(self) -> set[str]:
         """The ids of those that did not answer the latest poll."""
         polls = self._answered_polls()
-        answering = {_broker(poll) for poll in polls if poll.silent_since_s is None}
+        answering = {_broker(poll) for poll in polls if not poll.is_silent}
         return set(map(_broker, polls)) - answering
 
     def _answered_polls(self) -> list[BackgroundPoll[Listing]]:
-        """The polls with an answer, silent ones last; a broker with two addresses has two."""
-        polls = [poll for poll in self._polls.values() if poll.latest is not None]
-        return sorted(polls, key=lambda poll: poll.silent_since_s is not None)
+        """The polls with an answer, silent ones last and before them those of standbys; a broker
+        with two addresses has two.
+        """
+
+        def rank(poll: BackgroundPoll[Listing]) -> tuple[bool, bool, int]:
+            assert poll.latest is not None
+            return poll.is_silent, poll.latest.is_standby, -poll.latest.epoch
+
+        return sorted((poll for poll in self._polls.values() if poll.latest), key=rank)
 
     @property
     def may_come(self) -> bool:
         """Whether a broker that has not answered yet may still appear."""
-        return bool(self._lookups) or any(poll.latest is None for poll in self._polls.values())
+        return bool(self._lookups) or any(
+            poll.latest is None and not self._other_replicas(poll) for poll in self._polls.values()
+        )
 
-    def _poll_of(self, broker: str) -> BackgroundPoll[Listing]:
-        for poll in self._answered_polls():
-            if _broker(poll) == broker:
-                return poll
-        raise KeyError(broker)
+    def replicas(self, broker: str) -> list[ReplicaPlace]:
+        """The replicas of a broker that has answered, the primary first and silent ones last."""
+        polls = self._by_broker()[broker]
+        return [
+            ReplicaPlace(poll.endpoint.address, poll.latest.data_path)
+            for poll in polls
+            if poll.latest
+        ]
 
     def endpoint(self, broker: str) -> Endpoint:
         """The endpoint of a broker that has answered."""
-        polled = self._poll_of(broker).endpoint
+        addresses = tuple(replica.address for replica in self.replicas(broker))
         known = self._endpoints.get(broker)
-        if known is None or known.address != polled.address:
+        if known is None or known[0] != addresses:
             if known is not None:
-                known.close()
-            known = self._endpoints[broker] = polled.another()
-        return known
-
-    def data_path(self, broker: str) -> str:
-        """The broker's data folder, on its own machine."""
-        listing = self._poll_of(broker).latest
-        assert listing is not None
-        return listing.data_path
+                known[1].close()
+            made = Endpoint(addresses[0], self._timeout_ms, self._tls, addresses)
+            known = self._endpoints[broker] = addresses, made
+        return known[1]
 
     def topics_at(self, broker: str) -> list[str]:
         """All topics of a broker, those of the query or not."""
         return sorted({queue.topic for queue in self.endpoint(broker).listing().queues})
+
+
+def _has_answered(poll: BackgroundPoll[Listing]) -> bool:
+    request = poll.request
+    return request is not None and request.done() and request.exception() is None
 
 
 def _broker(poll: BackgroundPoll[Listing]) -> str:

@@ -3,6 +3,9 @@
 It keeps one connection alive, and opens another when that breaks.  A request to a broker that is
 out of reach is retried at growing intervals until `timeout_ms` have passed.  An endpoint can be
 pickled; its copy opens a connection of its own.
+
+Of a broker with replicas it has several addresses.  What one does not answer, or not yet, such as a
+standby that lags, it asks the next one.
 """
 
 from __future__ import annotations
@@ -26,9 +29,12 @@ from martlet.spark.brokers.addresses import SparkTls, with_port
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_TIMEOUT_S = 30.0
+_REPLICA_TIMEOUT_S = 5.0
+"""The time after which another replica is asked."""
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 _BUSY = (502, 503, 504)
+_NO_ROUTE = "NOT_FOUND"
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _MAX_NAMED_LENGTH = 4000
 """Characters of topic names in a URL; a request with more asks for all topics instead."""
@@ -75,10 +81,6 @@ class BrokerQueue(NamedTuple):
     part_id: int
 
 
-def _of(queue: BrokerQueue) -> Parameters:
-    return {"topic": queue.topic, "queue": queue.queue, "topic_id": queue.part_id}
-
-
 class MadeAnew(BrokerNotFound):
     """The topic was deleted, and another one with its name created."""
 
@@ -106,13 +108,34 @@ class QueueRange:
     holes: tuple[tuple[int, int], ...] = ()
 
 
+class ReplicaPlace(NamedTuple):
+    """A replica of a broker; most brokers have only one.
+
+    Attributes:
+        address: of its HTTP API.
+        data_path: its data folder, on its own machine.
+    """
+
+    address: str
+    data_path: str
+
+
 @dataclass(frozen=True)
 class Listing:
-    """A broker's id, data folder and queues."""
+    """A broker's id, data folder and queues, as one replica has them.
+
+    Attributes:
+        epoch: the number of the run that wrote the end of its log.
+        is_standby: whether another replica is the primary.
+        replicas: the addresses of all replicas, dead or alive, as far as they are known.
+    """
 
     broker: str
     data_path: str
     queues: tuple[QueueRange, ...]
+    epoch: int = 0
+    is_standby: bool = False
+    replicas: tuple[str, ...] = ()
 
 
 class Endpoint:
@@ -122,13 +145,22 @@ class Endpoint:
         address: ``host:port`` or ``https://host:port``.
         timeout_ms: how long the broker may be out of reach before a request fails.
         tls: the TLS settings, for a broker that takes TLS.
+        replicas: the addresses of all replicas of a broker that has several.
 
     Attributes:
+        address: the one that is asked next.
         is_given_up: set by another thread to make a request fail in place of its next retry.
     """
 
-    def __init__(self, address: str, timeout_ms: int, tls: SparkTls = PLAIN) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_ms: int,
+        tls: SparkTls = PLAIN,
+        replicas: Sequence[str] = (),
+    ) -> None:
         self.address = address
+        self._others = [other for other in replicas if other != address]
         self.is_given_up = False
         self.timeout_ms = timeout_ms
         self._tls = tls
@@ -139,11 +171,30 @@ class Endpoint:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connection": None}
 
-    def another(self) -> Endpoint:
-        """Return an endpoint of the same broker, for another thread."""
-        endpoint = Endpoint(self.address, self.timeout_ms, self._tls)
-        endpoint._dialed_address = self._dialed_address
-        return endpoint
+    @property
+    def other_count(self) -> int:
+        """The number of other replicas."""
+        return len(self._others)
+
+    def turn(self) -> None:
+        """Ask the next replica from now on."""
+        if self._others:
+            self.close()
+            self._others.append(self.address)
+            self.address = self._dialed_address = self._others.pop(0)
+
+    def _of(self, queue: BrokerQueue) -> Parameters:
+        fields: Parameters = {
+            "topic": queue.topic,
+            "queue": queue.queue,
+            "topic_id": queue.part_id,
+        }
+        return fields | self._complete
+
+    @property
+    def _complete(self) -> Parameters:
+        """The argument with which a replica refuses what it does not have yet."""
+        return {"complete": "true"} if self._others else {}
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -170,6 +221,9 @@ class Endpoint:
             return Listing(
                 broker=found["broker"],
                 data_path=found["data_path"],
+                epoch=found.get("epoch", 0),
+                is_standby=found.get("standby", False),
+                replicas=tuple(found.get("replicas", ())),
                 queues=tuple(
                     QueueRange(
                         topic=topic["topic"],
@@ -204,7 +258,7 @@ class Endpoint:
     def offset_at(self, topic: str, queue: int, timestamp_ns: int) -> int:
         """The first offset of the first batch stored at or after a time, else the queue's end."""
         parameters: Parameters = {"topic": topic, "queue": queue, "timestamp_ns": timestamp_ns}
-        _, body = self._ask("GET", "/log/offset", parameters)
+        _, body = self._ask("GET", "/log/offset", parameters | self._complete)
         return int(json.loads(body)["offset"])
 
     def reach(self, queue: BrokerQueue, start: int, end: int, max_bytes: int) -> tuple[int, int]:
@@ -213,7 +267,7 @@ class Endpoint:
         Returns:
             That offset, at most `end`, after entire batches and at least one; and their bytes.
         """
-        parameters = _of(queue) | {"start": start, "end": end, "max_bytes": max_bytes}
+        parameters = self._of(queue) | {"start": start, "end": end, "max_bytes": max_bytes}
         _, body = self._ask("GET", "/log/reach", parameters)
         answer = json.loads(body)
         return int(answer["offset"]), int(answer["bytes"])
@@ -226,7 +280,7 @@ class Endpoint:
     def index_pages(self, queue: BrokerQueue, start: int, end: int) -> Iterator[Rows]:
         """Read the same rows page by page."""
         while start < end:
-            _, body = self._ask("GET", "/log/index", _of(queue) | {"start": start, "end": end})
+            _, body = self._ask("GET", "/log/index", self._of(queue) | {"start": start, "end": end})
             page = np.frombuffer(body, ENTRY)
             if not len(page):
                 return
@@ -239,7 +293,8 @@ class Endpoint:
         for number in range(0, len(ranges), _MAX_QUEUES_A_REQUEST):
             requested = ranges[number : number + _MAX_QUEUES_A_REQUEST]
             fields = [[*queue, start, end] for queue, start, end in requested]
-            _, body = self._ask("POST", "/log/index", {}, json.dumps(fields).encode())
+            asked = json.dumps(fields).encode()
+            _, body = self._ask("POST", "/log/index", self._complete, asked)
             is_full = len(body) >= _FULL_INDEX_BYTES
             at = 0
             for queue, start, end in requested:
@@ -263,7 +318,7 @@ class Endpoint:
         Raises:
             OffsetGone: the offset is no longer in the log.
         """
-        parameters = _of(queue) | {"offset": offset, "max_bytes": max_bytes}
+        parameters = self._of(queue) | {"offset": offset, "max_bytes": max_bytes}
         if not bodies:
             parameters["bodies"] = "false"
         _, body = self._ask("GET", "/log/batches", parameters)
@@ -317,7 +372,7 @@ class Endpoint:
 
         Not `patient`: one try only.
         """
-        parameters = _of(queue) | {"channel": channel, "offset": offset}
+        parameters = self._of(queue) | {"channel": channel, "offset": offset}
         self._ask("POST", "/channel/advance", parameters, patient=patient)
 
     def _ask(
@@ -331,12 +386,21 @@ class Endpoint:
     ) -> tuple[int, bytes]:
         deadline_s = time.monotonic() + self.timeout_ms / 1000
         pause_s = _FIRST_PAUSE_S
+        troubles: dict[str, str] = {}
         target = f"{path}?{urlencode(parameters)}" if parameters else path
         while True:
             answer = self._try(method, target, body)
             if not isinstance(answer, str):
                 return self._check(*answer, target)
+            troubles[self.address] = answer
+            if len(troubles) <= len(self._others):
+                _LOG.info("%s: %s; asking %s", self.address, answer, self._others[0])
+                self.turn()
+                continue
             trouble = answer
+            if self._others:
+                trouble = "; ".join(f"{address}: {why}" for address, why in troubles.items())
+            troubles.clear()
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not patient or self.is_given_up:
                 waited = f"; waited {self.timeout_ms} ms, see option timeoutMs" if patient else ""
@@ -352,6 +416,7 @@ class Endpoint:
                 )
             time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+            self.turn()
 
     def _try(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes] | str:
         """Send a request once: the answer's status and body, or why none came.
@@ -377,6 +442,8 @@ class Endpoint:
             return f"{type(error).__name__}: {error}"
         if status in _BUSY and b"LIMIT_REACHED" not in answer:
             return f"HTTP {status}: {_message(answer)}"
+        if status == 404 and self._others and _message(answer) == _NO_ROUTE:
+            return "it is a standby, which only answers readers"
         return status, answer
 
     def _switch_to_https(self, answer: bytes) -> bool:
@@ -401,7 +468,8 @@ class Endpoint:
                 return self._exchange_on(kept, method, target, body)
             except (ConnectionError, http.client.RemoteDisconnected):
                 self.close()
-        self._connection = self._tls.connection(self._dialed_address, _ANSWER_TIMEOUT_S)
+        timeout_s = _REPLICA_TIMEOUT_S if self._others else _ANSWER_TIMEOUT_S
+        self._connection = self._tls.connection(self._dialed_address, timeout_s)
         return self._exchange_on(self._connection, method, target, body)
 
     @staticmethod

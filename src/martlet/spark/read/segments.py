@@ -3,6 +3,10 @@
 The broker recycles its files: it renames a segment that all channels have passed to the log's end,
 then overwrites it.  So a copy counts only if afterwards the file still has the name under which it
 was opened.
+
+The files of a replica may end in records that a failover has taken back, in place of which the
+others have another batch.  So a record counts only if it is the one of the index, by the time of
+its storing too.
 """
 
 from __future__ import annotations
@@ -120,6 +124,7 @@ class SegmentFiles:
                 except BadRecord:
                     segment.confirm()
                     raise
+                _check_index(chunk, rows[rows_here])
                 yield segment, chunk
                 first = rows_here.stop
 
@@ -154,3 +159,12 @@ class SegmentFiles:
         data.madvise(mmap.MADV_SEQUENTIAL)
         self._open = SegmentView(path, base, inode, data)
         return self._open
+
+
+def _check_index(chunk: LogChunk, rows: Rows) -> None:
+    """Check that a chunk has the batches of some rows. Raises BadRecord."""
+    for name in ("first_offset", "count", "length", "stored_at_ns"):
+        if (chunk.headers[name] != rows[name]).any():
+            raise BadRecord(
+                f"position {int(rows['position'][0])}: other batches than the index has"
+            )

@@ -18,7 +18,7 @@ from martlet.log.index import Rows
 from martlet.plural import counted
 from martlet.spark.brokers.addresses import SparkTls
 from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange
+from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaPlace
 from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import QueueKey, Span
 from martlet.spark.read.options import ReadOptions
@@ -38,6 +38,7 @@ class Split:
     Attributes:
         part_id: the number in the queue's records.
         data_path: the broker's data folder, read directly by tasks on the broker's machine.
+        others: other replicas of the broker, which have the same log.
         view: the option view: see `martlet.spark.read.options`.
         holes: ranges of offsets known to be damaged or lost.
         index: the split's rows of the index, 40 bytes each, as planned; empty if they are more
@@ -56,6 +57,7 @@ class Split:
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
     index: bytes = b""
+    others: tuple[ReplicaPlace, ...] = ()
 
     @property
     def place(self) -> BrokerQueue:
@@ -132,19 +134,21 @@ def _split(
     span: Span, queue: QueueRange, index: bytes, brokers: QueryBrokers, options: ReadOptions
 ) -> Split:
     key, start, end = span
+    first, *others = brokers.replicas(key.broker)
     return Split(
         key=key,
         part_id=queue.part_id,
         start=start,
         end=end,
-        address=brokers.endpoint(key.broker).address,
-        data_path=brokers.data_path(key.broker),
+        address=first.address,
+        data_path=first.data_path,
         timeout_ms=options.timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
         tls=options.tls,
         view=options.view,
         holes=tuple(hole for hole in queue.holes if hole[1] > start and hole[0] < end),
         index=index,
+        others=tuple(others),
     )
 
 

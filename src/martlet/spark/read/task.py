@@ -4,6 +4,9 @@ A task on the broker's machine reads the segment files, any other asks the broke
 fails it, as after a recycled segment or a batch moved by compaction, it asks the broker too.  A
 record that the broker also returns damaged is lost.
 
+Of a broker with replicas it reads the one on its machine, which may lag, and goes on at another one
+from where it was.
+
 A batch for one channel alone, such as redriven dead letters, is skipped: its messages were in the
 topic before.
 """
@@ -21,7 +24,13 @@ import pyarrow as pa
 
 from martlet.log.index import ENTRY
 from martlet.log.record import BadRecord, read_header
-from martlet.spark.brokers.endpoint import BrokerNotFound, Endpoint, MadeAnew, OffsetGone
+from martlet.spark.brokers.endpoint import (
+    BrokerNotFound,
+    Endpoint,
+    MadeAnew,
+    OffsetGone,
+    ReplicaPlace,
+)
 from martlet.spark.read.batch_view import overview
 from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.decode import Columns, LogChunk, chunk_of
@@ -43,8 +52,11 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
     """
     first = task.splits[0]
-    endpoint = Endpoint(first.address, first.timeout_ms, first.tls)
-    files = SegmentFiles.find(first.data_path, first.key.broker)
+    replicas = (ReplicaPlace(first.address, first.data_path), *first.others)
+    found_files = ((SegmentFiles.find(each.data_path, first.key.broker), each) for each in replicas)
+    files, nearest = next((pair for pair in found_files if pair[0]), (None, replicas[0]))
+    addresses = [replica.address for replica in replicas]
+    endpoint = Endpoint(nearest.address, first.timeout_ms, first.tls, addresses)
     try:
         found = (_read_split(split, schema, endpoint, files) for split in task.splits)
         yield from _joined(itertools.chain.from_iterable(found))
@@ -101,6 +113,8 @@ class _Reading:
         self.split = split
         self.offset = split.start
         self.endpoint = endpoint
+        self.damaged_count = 0
+        """How many replicas have the next record damaged."""
         self.columns = Columns(
             schema, topic=split.key.topic, queue=split.key.queue, broker=split.key.broker
         )
@@ -142,8 +156,13 @@ class _Reading:
             try:
                 chunk = chunk_of(data, _starts_of(data), topic_id=split.part_id, queue=key.queue)
             except BadRecord as trouble:
+                if self.damaged_count < self.endpoint.other_count:
+                    self.damaged_count += 1
+                    self.endpoint.turn()
+                    continue
                 yield from self._intact_batches(data, trouble)
                 continue
+            self.damaged_count = 0
             yield from self._batches(chunk)
             self._pass(chunk)
 

@@ -28,7 +28,7 @@ from martlet.client.transport.tls import Tls
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import broker_for, tcp_address
+from martlet.spark.write.placement import FoundBroker, broker_for, find_broker
 
 _DEFAULT_MESSAGE_BYTES = 1 << 20
 _DEFAULT_BODY_BYTES = 5 << 20
@@ -43,6 +43,10 @@ class BrokerTransaction:
         transaction: the transaction's id.
         batch_id: the batch that it publishes; None for a write that is never repeated.
         address: a broker other than the one that `broker_for` chooses.
+
+    Attributes:
+        address: the HTTP address that stands for the broker, or its id if lookup daemons find it.
+        broker_id: the id that the broker's replicas share; empty for a broker without replicas.
     """
 
     def __init__(
@@ -52,14 +56,17 @@ class BrokerTransaction:
         self._transaction = transaction
         self._batch_id = batch_id
         name = transaction if batch_id is None else batch_id.name
-        self.address = address or broker_for(name, options.addresses)
+        self.address = address or options.broker or broker_for(name, options.addresses)
         self._thread = loop_thread()
 
     def __enter__(self) -> Self:
         """Connect. Raises BrokerUnavailable and WriteFailed."""
         options = self._options
+        found = self._find()
+        self.broker_id = found.broker_id
         self._producer = Producer(
-            tcp_address(self.address, options.tls, options.timeout_ms),
+            found.tcp_addresses or None,
+            lookup=options.lookup_addresses or None,
             timeout_s=options.timeout_ms / 1000,
             tls=None if options.tls is None else Tls(context=options.tls.context),
             auth_secret=options.auth_secret,
@@ -68,7 +75,9 @@ class BrokerTransaction:
             self._thread.call(self._producer.__aenter__())
         except ConnectFailed as error:
             raise WriteFailed(f"{self.address}: {error}") from error
-        self._staging = self._producer.staging(self._transaction, self._begin())
+        self._staging = self._producer.staging(
+            self._transaction, self._begin(), broker=found.broker_id
+        )
         return self
 
     def __exit__(
@@ -78,6 +87,12 @@ class BrokerTransaction:
         trace: TracebackType | None,
     ) -> None:
         self._thread.call(self._producer.__aexit__(None, None, None))
+
+    def _find(self) -> FoundBroker:
+        options = self._options
+        if options.broker:
+            return FoundBroker((), options.broker)
+        return find_broker(self.address, options.addresses, options.tls, options.timeout_ms)
 
     def _begin(self) -> dict[str, Any]:
         begin: dict[str, Any] = {

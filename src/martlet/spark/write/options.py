@@ -6,6 +6,9 @@ option                default          meaning
 addresses             required         addresses of brokers, ``host:port`` of their HTTP doors, as
                                        the source has them; several, comma separated: see
                                        `martlet.spark.write.placement`
+lookupAddresses       none             in place of addresses: those of lookup daemons, which know
+                                       where the broker with the id ``broker`` is
+broker                none             that id
 topic                 column topic     where all rows go, whatever column ``topic`` says
 applicationId         the query's id   the name by which what was written is known; it stays the
                                        same where a checkpoint is lost
@@ -37,6 +40,8 @@ from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 
 _NAMES = (
     "addresses",
+    "lookupAddresses",
+    "broker",
     "topic",
     "applicationId",
     "batchId",
@@ -60,13 +65,17 @@ class WriteOptions:
     """The options of one query that writes, valid.
 
     Attributes:
-        addresses: as given, the HTTP or TCP doors of brokers.
+        addresses: as given, the HTTP or TCP doors of brokers; none with lookup daemons.
+        lookup_addresses: of lookup daemons.
+        broker: the id of the broker that these are to find.
         topic: of all rows; None if each row names its own.
         application_id: None for the query's id.
         batch_id: of a batch query; None if it is never repeated.
     """
 
     addresses: tuple[str, ...]
+    lookup_addresses: tuple[str, ...] = ()
+    broker: str = ""
     topic: str | None = None
     application_id: str | None = None
     batch_id: int | None = None
@@ -101,6 +110,8 @@ class WriteOptions:
         addresses = _addresses(options)
         return cls(
             addresses=addresses,
+            lookup_addresses=_lookup_addresses(options),
+            broker=options.get("broker", ""),
             topic=_topic(options),
             application_id=_application_id(options),
             batch_id=number(options, "batchId", None, 0, _MAX_NUMBER),
@@ -126,16 +137,28 @@ def _read(given: Mapping[str, str]) -> dict[str, str]:
                 f"a path, {value!r}, means nothing here: option topic or column topic says where"
                 " rows go; end with save() or start()"
             )
-        if name.lower() == "lookupaddresses":
-            raise ValueError(
-                "option lookupAddresses is the source's: all that a query writes stays at one"
-                " broker, which must not change with what lookup daemons know; give option"
-                " addresses"
-            )
     return known(asked, _NAMES, "the martlet sink")
 
 
+def _lookup_addresses(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The addresses of lookup daemons; the brokers that these know may change at any time."""
+    if "lookupAddresses" not in options:
+        if "broker" in options:
+            raise ValueError("option broker needs option lookupAddresses too")
+        return ()
+    if not options.get("broker"):
+        raise ValueError(
+            "option lookupAddresses needs option broker, an id as in column broker of the source:"
+            " all that a query writes stays at one broker; or give option addresses"
+        )
+    if "addresses" in options:
+        raise ValueError("options addresses and lookupAddresses: give one of them")
+    return parse_addresses("lookupAddresses", options["lookupAddresses"])
+
+
 def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
+    if "lookupAddresses" in options:
+        return ()
     if "addresses" not in options:
         raise ValueError(
             "option addresses is missing: the HTTP addresses of the brokers to write to, such as"

@@ -8,6 +8,10 @@ addresses moves few queries.
 
 After such a move the new broker does not know the query's last batch, and would publish it again.
 So the commit at a broker that does not know the previous batch asks the other brokers first.
+
+The address of any replica stands for its broker, whichever is primary.  So the choice does not
+change with a failover: while a chosen address does not answer, the others are asked whether it is
+that of a replica of theirs.
 """
 
 from __future__ import annotations
@@ -18,14 +22,31 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from martlet import unreachable
 from martlet.spark.brokers.addresses import SparkTls
 from martlet.spark.brokers.endpoint import not_http
 
 _ANSWER_TIMEOUT_S = 10.0
+_REPLICA_TIMEOUT_S = 5.0
+"""The time after which another address is asked."""
+_OTHERS_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
+
+
+class FoundBroker(NamedTuple):
+    """The broker to which an address leads.
+
+    Attributes:
+        tcp_addresses: where clients connect: each leads to the primary; none if lookup daemons find
+            it.
+        broker_id: the id that its replicas share; empty for a broker without replicas.
+    """
+
+    tcp_addresses: tuple[str, ...]
+    broker_id: str = ""
 
 
 class BrokerUnavailable(Exception):
@@ -42,8 +63,16 @@ def broker_for(name: str, addresses: Sequence[str]) -> str:
     return max(addresses, key=weight)
 
 
-def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
-    """Ask the broker at an HTTP address for its TCP address; retry at growing intervals.
+def find_broker(
+    address: str, addresses: Sequence[str], tls: SparkTls | None, timeout_ms: int
+) -> FoundBroker:
+    """Find the broker to which an HTTP address leads; retry at growing intervals.
+
+    Args:
+        address: of the broker, or of one of its replicas.
+        addresses: all addresses of the query, which are asked about one that does not answer.
+        tls: the TLS settings, for brokers that take TLS.
+        timeout_ms: how long to retry.
 
     Raises:
         BrokerUnavailable: no broker answered for `timeout_ms`, or another program did.
@@ -57,6 +86,9 @@ def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
             trouble = f"{type(error).__name__}: {error}"
             if not_http(error):
                 raise BrokerUnavailable(f"{address}: {unreachable.not_http(error)}") from None
+        for other in addresses:
+            if other != address and (found := _ask_about(address, other, tls)) is not None:
+                return found
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise BrokerUnavailable(
@@ -67,21 +99,73 @@ def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
         pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
 
-def _ask(address: str, tls: SparkTls | None) -> str:
-    connection = (tls or SparkTls()).connection(address, _ANSWER_TIMEOUT_S)
-    with closing(connection):
-        connection.request("GET", "/info")
-        response = connection.getresponse()
-        body = response.read()
-    if response.status >= 500:
-        raise OSError(f"HTTP {response.status}")
+def _ask(address: str, tls: SparkTls | None) -> FoundBroker:
+    """Ask at the address itself. Raises OSError and HTTPException."""
+    report = _report(*_get(address, "/replica", tls, _REPLICA_TIMEOUT_S))
+    if report is not None:
+        return _replicated(report, address)
+    status, body = _get(address, "/info", tls, _ANSWER_TIMEOUT_S)
+    if status >= 500:
+        raise OSError(f"HTTP {status}")
     try:
-        tcp_port = json.loads(body)["tcp_port"]
+        tcp_port = int(json.loads(body)["tcp_port"])
     except (ValueError, KeyError, TypeError):
         text = body[:200].decode(errors="replace")
         raise BrokerUnavailable(
-            f"{address} is no broker's HTTP address: /info answered HTTP {response.status},"
-            f" {text!r}"
+            f"{address} is no broker's HTTP address: /info answered HTTP {status}, {text!r}"
         ) from None
-    host = address.removeprefix("https://").rpartition(":")[0]
-    return f"{host}:{int(tcp_port)}"
+    return FoundBroker((_on_host(address, tcp_port),))
+
+
+def _ask_about(address: str, other: str, tls: SparkTls | None) -> FoundBroker | None:
+    """Ask at another address; None unless it is that of a replica of the same broker."""
+    try:
+        report = _report(*_get(other, "/replica", tls, _OTHERS_TIMEOUT_S))
+    except (OSError, http.client.HTTPException):
+        return None
+    named = () if report is None else report["replicas"].values()
+    if report is None or all(each.get("http_address") != address for each in named):
+        return None
+    return _replicated(report, other)
+
+
+def _report(status: int, body: bytes) -> dict[str, Any] | None:
+    """Read what a replica says of itself; None if it is a broker without replicas.
+
+    Raises:
+        OSError: it does not know its replicas yet.
+    """
+    if status >= 500:
+        raise OSError(f"HTTP {status}")
+    try:
+        report: dict[str, Any] = json.loads(body)
+        if "broker_id" not in report:
+            return None
+    except (ValueError, TypeError):
+        return None
+    if not any(each.get("tcp_address") for each in report.get("replicas", {}).values()):
+        raise OSError("the replica has not found its replica set yet")
+    return report
+
+
+def _replicated(report: dict[str, Any], address: str) -> FoundBroker:
+    """The addresses of all replicas, of the one that answered as the query names its host."""
+    replicas = report["replicas"]
+    found = [each["tcp_address"] for each in replicas.values() if each.get("tcp_address")]
+    own = replicas.get(report["replica"], {}).get("tcp_address")
+    if own:
+        found.insert(0, _on_host(address, own.rpartition(":")[2]))
+    return FoundBroker(tuple(dict.fromkeys(found)), report["broker_id"])
+
+
+def _on_host(address: str, port: int | str) -> str:
+    """A TCP address on the host of an HTTP address."""
+    return f"{address.removeprefix('https://').rpartition(':')[0]}:{port}"
+
+
+def _get(address: str, path: str, tls: SparkTls | None, timeout_s: float) -> tuple[int, bytes]:
+    """Send a request. Raises OSError and HTTPException."""
+    with closing((tls or SparkTls()).connection(address, timeout_s)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()

@@ -164,7 +164,11 @@ def _commit(options: WriteOptions, messages: Messages) -> None:
         raise WriteFailed("tasks have staged in several transactions: start the query again")
     transaction, batch_id = filled[0].transaction, filled[0].batch_id
     branches = branches_of(filled)
+    is_repeated = any(each.is_repeated for each in filled)
     with _stage(options, transaction, batch_id) as stage:
+        if is_repeated and not _has_published(stage, batch_id):
+            # A replica whose log did not count had it. Tasks have not staged all of their rows.
+            raise WriteFailed("the broker has lost an earlier commit: start the query again")
         # After a change of the addresses this broker may not know the last batch, and another does.
         elsewhere = _published_elsewhere(options, stage, transaction, batch_id)
         if elsewhere:
@@ -186,7 +190,7 @@ def _published_elsewhere(
     options: WriteOptions, stage: BrokerTransaction, transaction: str, batch_id: BatchId | None
 ) -> str:
     """The address of another broker that has published the batch; empty if none has."""
-    if batch_id is None or len(options.addresses) == 1:
+    if batch_id is None or len(options.addresses) <= 1:
         return ""
     last = stage.last_number()
     if last is not None and last >= batch_id.number - 1:
@@ -194,10 +198,16 @@ def _published_elsewhere(
     for address in options.addresses:
         if address != stage.address:
             with _stage(options, transaction, batch_id, address) as other:
-                last = other.last_number()
-            if last is not None and last >= batch_id.number:
-                return address
+                is_replica = other.broker_id and other.broker_id == stage.broker_id
+                if not is_replica and _has_published(other, batch_id):
+                    return address
     return ""
+
+
+def _has_published(stage: BrokerTransaction, batch_id: BatchId | None) -> bool:
+    """Whether a broker has published the batch, or a later one."""
+    last = stage.last_number()
+    return batch_id is not None and last is not None and last >= batch_id.number
 
 
 def _abort(options: WriteOptions, messages: Messages) -> None:
@@ -215,5 +225,6 @@ def _roll_back(options: WriteOptions, transaction: str, batch_id: BatchId | None
         with _stage(options, transaction, batch_id) as stage:
             stage.roll_back()
     except (WriteFailed, BrokerUnavailable) as error:
-        name = broker_for(transaction if batch_id is None else batch_id.name, options.addresses)
+        query = transaction if batch_id is None else batch_id.name
+        name = options.broker or broker_for(query, options.addresses)
         _LOG.warning("the rows staged at %s stay there until they expire: %s", name, error)

@@ -1,0 +1,79 @@
+"""A stream into a broker with replicas, whose primaries are killed: each row once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.crash.test_replicas import Cluster
+from tests.spark.publish import publish
+from tests.spark.stored import values_of
+from tests.spark.test_failover import Loop, loop, started
+
+__all__ = ["loop"]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(300)]
+
+ROWS = 20_000
+LIMIT_S = 60
+
+
+def copying(spark: SparkSession, cluster: Cluster, checkpoint: Path) -> StreamingQuery:
+    """A stream from one topic to another of the same broker, in ten batches."""
+    addresses = ",".join(cluster.http.values())
+    return (
+        spark.readStream.format("martlet")
+        .schema("value BINARY")
+        .option("addresses", addresses)
+        .option("topic", "from")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", ROWS // 10)
+        .load()
+        .repartition(2)
+        .writeStream.format("martlet")
+        .option("addresses", addresses)
+        .option("topic", "to")
+        .option("blockBytes", 4096)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def wait_for_batch(query: StreamingQuery, number: int) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while (last := query.lastProgress) is None or last["batchId"] < number:
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)  # Spark tells nobody.
+
+
+def test_each_row_is_stored_once_while_primaries_are_killed(
+    spark: SparkSession, tmp_path: Path, loop: Loop
+) -> None:
+    cluster = loop.run(started(tmp_path))
+    try:
+        primary = cluster.http[loop.run(cluster.primary())]
+        for start in range(0, ROWS, 1000):
+            publish(primary, "from", [b"%d" % n for n in range(start, start + 1000)])
+        query = copying(spark, cluster, tmp_path / "checkpoint")
+        dead = ""
+        for number in (1, 5):
+            wait_for_batch(query, number)
+            if dead:
+                cluster.start_one(dead)
+                loop.run(cluster.in_sync(3))
+            dead = loop.run(cluster.primary())
+            cluster.kill(dead)
+        assert query.awaitTermination(LIMIT_S)
+        found = Counter(values_of(cluster.http[loop.run(cluster.primary())], "to"))
+    finally:
+        for process in cluster.processes.values():
+            process.kill()
+            process.wait()
+        loop.run(cluster.store.close())
+    assert query.exception() is None
+    assert found == Counter(map(str, range(ROWS)))

@@ -1,0 +1,222 @@
+"""Tasks and the driver at a broker with replicas, whose primary is killed; without Spark."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.crash.test_replicas import Cluster
+from tests.interop.lookup_process import LookupProcess
+from tests.spark.publish import post
+from tests.spark.stored import rows_at, values_of
+from tests.spark.test_failover import Loop, loop, started
+
+from martlet.spark.write import sink
+from martlet.spark.write.broker_transaction import BrokerTransaction
+from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
+from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.placement import broker_for, find_broker
+from martlet.spark.write.sink import StreamWriter
+from martlet.testing import BrokerProcess
+
+__all__ = ["loop"]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(120)]
+
+LIMIT_S = 30.0
+
+
+class Broker:
+    """A broker with three replicas."""
+
+    def __init__(self, folder: Path, loop: Loop, *arguments: str) -> None:
+        self.loop = loop
+        self.cluster: Cluster = loop.run(started(folder, *arguments))
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(self.cluster.http.values())
+
+    @property
+    def primary(self) -> str:
+        found = self.loop.run(self.cluster.primary())
+        assert isinstance(found, str)
+        return found
+
+    def kill_primary(self) -> str:
+        victim = self.primary
+        self.cluster.kill(victim)
+        return victim
+
+    def options(self, **more: str) -> WriteOptions:
+        given = {"addresses": self.addresses, "topic": "t", "blockBytes": "1024"}
+        return WriteOptions.parse(given | more, "stream")
+
+    def kill_standbys(self) -> list[str]:
+        """After it, nothing is confirmed."""
+        names = [name for name in self.cluster.http if name != self.primary]
+        for name in names:
+            self.cluster.kill(name)
+        return names
+
+    def fail_over_to(self, standbys: list[str]) -> None:
+        """Kill the primary, and start its standbys, which lack the end of its log."""
+        self.kill_primary()
+        for name in standbys:
+            self.cluster.start_one(name)
+
+    def values(self) -> list[str]:
+        """The rows of the topic; standbys may lag."""
+        return values_of(self.cluster.http[self.primary], "t")
+
+    def open_count(self) -> int:
+        answer = post(self.cluster.http[self.primary], "/call/transaction.list")
+        count: int = json.loads(answer)["count"]
+        return count
+
+    def close(self) -> None:
+        for process in self.cluster.processes.values():
+            process.kill()
+            process.wait()
+        self.loop.run(self.cluster.store.close())
+
+
+@pytest.fixture
+def broker(tmp_path: Path, loop: Loop) -> Iterator[Broker]:
+    with closing(Broker(tmp_path, loop)) as made:
+        yield made
+
+
+def batch(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": [f"{number}-{n:0200}" for n in range(10)]})
+
+
+def expected(count: int) -> list[str]:
+    return [f"{number}-{n:0200}" for number in range(count) for n in range(10)]
+
+
+def task(options: WriteOptions, transaction: str, *batches: pa.RecordBatch) -> CommitMessage:
+    return sink._staged(options, transaction, BatchId("q", 0), iter(batches))
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)  # The broker tells nobody.
+
+
+def test_primaries_are_killed_while_rows_are_staged_and_before_the_commit(broker: Broker) -> None:
+    wanted = broker.options()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(40):
+            if number == 15:
+                broker.kill_primary()
+            yield batch(number)
+
+    with BrokerTransaction(wanted, "t", BatchId("q", 0)) as stage:
+        staged = stage.stage(rows())
+    assert staged.message_count == 400
+    dead = next(name for name, each in broker.cluster.processes.items() if each.poll() is not None)
+    broker.cluster.start_one(dead)
+    broker.loop.run(broker.cluster.in_sync(3))
+    broker.kill_primary()
+    StreamWriter(wanted).commit([staged], 0)
+    assert broker.values() == expected(40)
+    # Spark repeats the batch in other pieces, as though it had not heard of the commit.
+    again = task(wanted, "u", batch(0), batch(1))
+    assert again.is_repeated
+    StreamWriter(wanted).commit([again], 0)
+    assert broker.values() == expected(40)
+
+
+def test_a_primary_is_killed_with_a_commit_that_no_standby_has(broker: Broker) -> None:
+    wanted = broker.options()
+    staged = task(wanted, "t", *map(batch, range(5)))
+    with (
+        BrokerTransaction(wanted, "t", BatchId("q", 0)) as stage,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        standbys = broker.kill_standbys()
+        commit = pool.submit(stage.commit, {staged.branch: 50})
+        eventually(lambda: broker.open_count() == 0)
+        assert not commit.done()
+        broker.fail_over_to(standbys)
+        assert commit.result(LIMIT_S) is False
+    assert broker.values() == expected(5)
+
+
+def test_a_primary_is_killed_after_a_commit_whose_answer_is_lost(broker: Broker) -> None:
+    wanted = broker.options()
+    staged = task(wanted, "t", *map(batch, range(5)))
+    StreamWriter(wanted).commit([staged], 0)
+    broker.kill_primary()
+    StreamWriter(wanted).commit([staged], 0)
+    assert broker.values() == expected(5)
+
+
+def test_a_commit_that_was_seen_and_lost_is_no_reason_to_publish_less(broker: Broker) -> None:
+    """The driver was killed, and the tasks of its next run see a commit that no standby has."""
+    wanted = broker.options()
+    staged = task(wanted, "t", *map(batch, range(5)))
+    standbys = broker.kill_standbys()
+    fields = {"id": "t", "branches": {staged.branch: 50}, "series": "q", "series_number": 0}
+    request = json.dumps(fields).encode()
+    primary = broker.cluster.http[broker.primary]
+
+    def commit() -> None:
+        with suppress(OSError):
+            post(primary, "/call/transaction.commit", request)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(commit)
+        eventually(lambda: broker.open_count() == 0)
+        repeated = task(wanted, "u", *map(batch, range(5)))
+        assert repeated.is_repeated
+        broker.fail_over_to(standbys)
+    with pytest.raises(WriteFailed, match="lost an earlier commit"):
+        StreamWriter(wanted).commit([repeated], 0)
+    StreamWriter(wanted).commit([task(wanted, "v", *map(batch, range(5)))], 0)
+    assert broker.values() == expected(5)
+
+
+def test_a_dead_replica_stands_for_its_broker(broker: Broker, tmp_path: Path) -> None:
+    """Also beside another broker, and with whichever replica the hash chooses."""
+    with BrokerProcess(tmp_path / "other") as other:
+        wanted = broker.options(addresses=f"{other.http_address},{broker.addresses}")
+        dead = broker.cluster.http[broker.kill_primary()]
+        names = (f"query {number}" for number in range(1000))
+        name = next(n for n in names if broker_for(n, wanted.addresses) == dead)
+        place = BatchId(name, 0)
+        staged = sink._staged(wanted, "t", place, iter([batch(0)]))
+        StreamWriter(wanted).commit([staged], 0)
+        assert broker.values() == expected(1)
+        found = find_broker(other.http_address, wanted.addresses, None, 1000)
+        assert found == ((other.tcp_address,), "")
+
+
+def test_a_batch_query_reads_while_a_replica_is_down(broker: Broker) -> None:
+    """Also after the others were started again, since when it has not been seen."""
+    wanted = broker.options()
+    StreamWriter(wanted).commit([task(wanted, "t", batch(0))], 0)
+    broker.fail_over_to(broker.kill_standbys())
+    found = [row["value"].decode() for row in rows_at(broker.addresses, "t")]
+    assert found == expected(1)
+
+
+def test_a_lookup_daemon_finds_the_primary(tmp_path: Path, loop: Loop) -> None:
+    with LookupProcess(tmp_path / "lookup") as lookup:
+        known = f"--lookupd-tcp-address={lookup.tcp_address}"
+        with closing(Broker(tmp_path, loop, known)) as broker:
+            given = {"lookupAddresses": lookup.http_address, "broker": "broker-1", "topic": "t"}
+            wanted = WriteOptions.parse(given, "stream")
+            staged = task(wanted, "t", batch(0))
+            broker.kill_primary()
+            StreamWriter(wanted).commit([staged], 0)
+            assert broker.values() == expected(1)
