@@ -20,6 +20,7 @@ BENCHMARKS = {
     "delays": "bench.delays",
     "journal": "bench.journal",
     "features": "bench.features",
+    "replicas": "bench.replicas",
     "trace": "bench.trace",
     "spark-archive": "bench.spark.archive",
     "spark-audit": "bench.spark.audit",

@@ -1,12 +1,14 @@
 """A producer or a consumer of the drill: a process that writes down what it knows for certain.
 
 A line of its ledger is the time and a body: of a producer, once that was answered OK; of a
-consumer, before it is finished.
+consumer, before it is finished. With `send` and `receive`, a message's id follows its body.
 
 ::
 
     python -m tests.cluster.client produce NAME LEDGER POLL_S LOOKUP...
     python -m tests.cluster.client consume NAME LEDGER POLL_S LOOKUP...
+    python -m tests.cluster.client send NAME LEDGER POLL_S BROKER...
+    python -m tests.cluster.client receive NAME LEDGER POLL_S BROKER...
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import sys
 import time
 from collections.abc import Iterable
 
-from martlet.client import Backoff, ClientError, Consumer, Identity, Producer
+from martlet.client import (
+    Backoff,
+    ClientError,
+    Consumer,
+    Identity,
+    Producer,
+    PublishSettings,
+)
 
 TOPIC = "load"
 CHANNEL = "work"
@@ -77,7 +86,53 @@ async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) 
             group.create_task(publish(producer, worker))
 
 
-async def consume(ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
+async def send(name: str, ledger: Ledger, _poll_s: float, brokers: list[str]) -> None:
+    """Send numbered messages to a broker with replicas, each once, until stopped."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+
+    async def work(producer: Producer, worker: int) -> None:
+        number = 0
+        while not stopping.is_set():
+            body = b"%b-%d-%d-%d" % (name.encode(), os.getpid(), worker, number)
+            number += 1
+            result = await producer.send(TOPIC, body)
+            assert result.id is not None
+            ledger.write([body + b" " + result.id])
+
+    settings = PublishSettings(send_timeout_s=60, send_retries=None)
+    found = Producer(
+        brokers,
+        publishing=settings,
+        timeout_s=60,
+        answer_timeout_s=1.0,
+        identity=PATIENCE,
+        connect_timeout_s=1.0,
+        backoff=TRIES,
+    )
+    async with found as producer, asyncio.TaskGroup() as group:
+        for worker in range(WORKERS):
+            group.create_task(work(producer, worker))
+
+
+async def receive(_name: str, ledger: Ledger, _poll_s: float, brokers: list[str]) -> None:
+    """Consume from a broker with replicas, until killed."""
+    consumer = Consumer(
+        TOPIC,
+        CHANNEL,
+        brokers,
+        max_in_flight=50,
+        identity=PATIENCE,
+        connect_timeout_s=1.0,
+        backoff=TRIES,
+    )
+    async with consumer:
+        async for message in consumer:
+            ledger.write([message.body + b" " + message.id])
+            message.finish()
+
+
+async def consume(_name: str, ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
     """Consume from every broker that the lookup daemons know of, until killed."""
     consumer = Consumer(
         TOPIC,
@@ -97,7 +152,5 @@ async def consume(ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
 
 if __name__ == "__main__":
     role, client_name, path, poll, *daemons = sys.argv[1:]
-    if role == "produce":
-        asyncio.run(produce(client_name, Ledger(path), float(poll), daemons))
-    else:
-        asyncio.run(consume(Ledger(path), float(poll), daemons))
+    run = {"produce": produce, "consume": consume, "send": send, "receive": receive}[role]
+    asyncio.run(run(client_name, Ledger(path), float(poll), daemons))

@@ -33,6 +33,7 @@ from tests.cluster.hosts import Host, Network, enter, until
 TCP, HTTP, LOOKUP_TCP, LOOKUP_HTTP = 4150, 4151, 4160, 4161
 CALM_S = 0.5
 """How long all is left alone before and after each deed."""
+PYTHON = (sys.executable, "-m")
 ROLES = ("broker", "lookup", "consumer", "producer")
 
 
@@ -69,41 +70,55 @@ class Drill:
         self._poll_s = poll_s
         self._away: list[Host] = []
         self._by_role = {
-            role: [network.make(f"{role}-{number + 1}") for number in range(counts[role])]
-            for role in ROLES
+            role: [network.make(f"{role}-{number + 1}") for number in range(count)]
+            for role, count in counts.items()
         }
 
     def begin(self) -> None:
         """Start all hosts, and wait until messages go through all of them."""
-        lookups, brokers = self._by_role["lookup"], self._by_role["broker"]
-        python = [sys.executable, "-m"]
-        for host in lookups:
+        self._start_lookups()
+        self._start_brokers()
+        found = [f"{each.address}:{LOOKUP_HTTP}" for each in self._by_role["lookup"]]
+        self._start_clients(found)
+        for host in self._network.hosts:
+            until(self._in_use(host), host.name)
+
+    def _start_lookups(self) -> None:
+        for host in self._by_role["lookup"]:
             host.run(
-                *(*python, "martlet.cli.main", "lookup", "--log-level=warn"),
+                *(*PYTHON, "martlet.cli.main", "lookup", "--log-level=warn"),
                 f"--tcp-address={host.address}:{LOOKUP_TCP}",
                 f"--http-address={host.address}:{LOOKUP_HTTP}",
                 f"--broadcast-address={host.address}",
             )
+
+    def _start_brokers(self) -> None:
+        brokers = self._by_role["broker"]
         for host in brokers:
             (self._folder / host.name).mkdir()
             host.run(
-                *(*python, "martlet.cli.main", "broker", "--log-level=warn"),
+                *(*PYTHON, "martlet.cli.main", "broker", "--log-level=warn"),
                 f"--tcp-address={host.address}:{TCP}",
                 f"--http-address={host.address}:{HTTP}",
                 f"--broadcast-address={host.address}",
                 f"--data-path={self._folder / host.name}",
                 "--msg-timeout=5s",
-                *(f"--lookupd-tcp-address={each.address}:{LOOKUP_TCP}" for each in lookups),
+                *self._lookup_flags(),
             )
         for host in brokers:
             until(lambda: _get(f"http://{self._http_address(host)}/ping"), host.name)  # noqa: B023
-        daemons = [f"{each.address}:{LOOKUP_HTTP}" for each in lookups]
+
+    def _lookup_flags(self) -> list[str]:
+        return [
+            f"--lookupd-tcp-address={each.address}:{LOOKUP_TCP}" for each in self._by_role["lookup"]
+        ]
+
+    def _start_clients(self, found: Sequence[str]) -> None:
+        """Start producers and consumers, which find brokers at these addresses."""
         for role, verb in (("producer", "produce"), ("consumer", "consume")):
             for host in self._by_role[role]:
-                settings = [host.name, self._ledger(host), str(self._poll_s), *daemons]
-                host.run(*python, "tests.cluster.client", verb, *settings)
-        for host in self._network.hosts:
-            until(self._in_use(host), host.name)
+                settings = [host.name, self._ledger(host), str(self._poll_s), *found]
+                host.run(*PYTHON, "tests.cluster.client", verb, *settings)
 
     def leave(self, names: Sequence[str]) -> None:
         """Have hosts be of no use to others until all come back."""
@@ -124,13 +139,14 @@ class Drill:
             "kill": (host.kill, host.run_again),
             "cut": (host.leave, host.come_back),
             "stop": (host.stop, host.go_on),
+            "term": (host.end, host.run_again),
         }[deed]
         began_ns = time.time_ns()
         do()
         time.sleep(away_s)
         in_use = self._in_use(host)
         undo()
-        if (address := self._http_address(host)) and deed == "kill":
+        if (address := self._http_address(host)) and deed in ("kill", "term"):
             until(lambda: _get(f"http://{address}/ping"), host.name)
         back_ns = time.time_ns()
         until(in_use, f"{host.name} after {deed}")
@@ -144,8 +160,8 @@ class Drill:
             deed,
             away_ms=(back_ns - began_ns) // 1_000_000,
             again_ms=(again_ns - back_ns) // 1_000_000,
-            handled_gap_ms=_gap_ms(handled, began_ns, again_ns),
-            answered_gap_ms=_gap_ms(answered, began_ns, again_ns),
+            handled_gap_ms=gap_ms(handled, began_ns, again_ns),
+            answered_gap_ms=gap_ms(answered, began_ns, again_ns),
             latest_ms=max((first.get(b, time.time_ns()) - at for at, b in meanwhile), default=0)
             // 1_000_000,
         )
@@ -224,7 +240,8 @@ def _first(lines: list[tuple[int, bytes]]) -> dict[bytes, int]:
     return found
 
 
-def _gap_ms(lines: list[tuple[int, bytes]], began_ns: int, ended_ns: int) -> int:
+def gap_ms(lines: list[tuple[int, bytes]], began_ns: int, ended_ns: int) -> int:
+    """Return the longest time without a line of a ledger, in milliseconds."""
     times = [began_ns, *sorted(at for at, _ in lines if began_ns < at < ended_ns), ended_ns]
     return max(after - before for before, after in pairwise(times)) // 1_000_000
 

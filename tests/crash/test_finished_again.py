@@ -80,7 +80,7 @@ async def test_a_kill_brings_back_messages_finished_within_the_interval(tmp_path
             await wire.ok()
         wire.send(b"RDY 500\n")
         while len(cursors(tmp_path)) < 12:
-            finished |= await finish(wire, 10)
+            finished |= await finish(wire, 4)
         broker.kill()
         wire.close()
         written = cursors(tmp_path)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
+import aiohttp
 import pytest
-from tests.crash.wire import GONE, Refused, Wire, mpub
+from tests.crash.wire import GONE, HttpRefused, Refused, Wire, http, mpub
 from tests.etcd import running_etcd
 
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
+from martlet.protocol.nsq.commands import identify, send
 from martlet.replica.replica_set import ReplicaSet
 from martlet.server.metadata.address import open_store
 from martlet.server.metadata.store import StoreUnreachable
+from martlet.server.replication.operations import Operations
 from martlet.testing.ports import free_port
 
 pytestmark = pytest.mark.crash
@@ -30,16 +36,28 @@ TOPIC = "t"
 
 
 class Cluster:
-    """Replicas on one machine, and the store that they share."""
+    """Replicas on one machine, and the store that they share.
 
-    def __init__(self, folder: Path, names: str, flush: str, store: str = "") -> None:
+    Args:
+        folder: has a folder for each.
+        names: one letter each.
+        flush: their flush mode.
+        store: the address of the store; a file if empty.
+        arguments: further ones of each.
+    """
+
+    def __init__(
+        self, folder: Path, names: str, flush: str, store: str = "", arguments: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.store_address = store or f"sqlite:{folder / 'replicas.db'}"
         self.flush = flush
+        self.arguments = arguments
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.http = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.store = open_store(self.store_address, "broker-1")
+        self.store = open_store(self.store_address, "martlet")
 
     async def start(self) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -49,23 +67,26 @@ class Cluster:
                     break
                 except StoreUnreachable:
                     await asyncio.sleep(0.05)  # It starts, and calls nobody.
-        assert await self.store.swap(ReplicaSet.first("a", self.addresses), 0)
+        assert await self.store.swap(ReplicaSet.first("a", self.addresses, broker="broker-1"), 0)
         for name in self.addresses:
             self.start_one(name)
 
     def start_one(self, name: str) -> None:
-        given = {
-            "name": name,
-            "address": self.addresses[name],
-            "tcp": self.tcp[name],
-            "http": "",
-            "folder": str(self.folder / name),
-            "flush": self.flush,
-            "store": self.store_address,
-        }
+        arguments = (
+            f"--replica-name={name}",
+            f"--replica-address={self.addresses[name]}",
+            f"--metadata={self.store_address}",
+            f"--data-path={self.folder / name}",
+            f"--tcp-address={self.tcp[name]}",
+            f"--http-address={self.http[name]}",
+            "--broadcast-address=127.0.0.1",
+            f"--flush={self.flush}",
+            "--max-bytes-per-file=1MiB",
+            *self.arguments,
+        )
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.replica_process", json.dumps(given)],
+                [sys.executable, "-m", "martlet", "broker", *arguments],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -79,6 +100,12 @@ class Cluster:
         """The name of the primary, whoever is that now."""
         found = (await self.store.look()).replica_set
         return found.primary if found is not None else None
+
+    async def another_primary(self, before: str) -> None:
+        """Wait until another one is primary."""
+        async with asyncio.timeout(LIMIT_S):
+            while await self.primary() == before:  # noqa: ASYNC110, the store calls nobody
+                await asyncio.sleep(0.02)
 
     async def in_sync(self, count: int) -> ReplicaSet:
         """Wait until so many replicas are in sync."""
@@ -125,14 +152,17 @@ class Cluster:
         await self.store.close()
 
 
-@pytest.fixture
-def clusters(tmp_path: Path) -> Iterator[list[Cluster]]:
+def kill_all() -> Iterator[list[Cluster]]:
+    """Yield a list for clusters, and kill those that it has at the end."""
     made: list[Cluster] = []
     yield made
     for cluster in made:
         for process in cluster.processes.values():
             process.kill()
             process.wait()
+
+
+clusters = pytest.fixture(kill_all)
 
 
 class Publisher:
@@ -221,9 +251,7 @@ async def test_a_primary_that_was_paused_finds_another_one(
     # Whoever is connected to it waits; others find the new primary.
     publishing.cancel()
     waiting.send(mpub(TOPIC, [b"never answered"]))
-    async with asyncio.timeout(LIMIT_S):
-        while await cluster.primary() == paused:  # noqa: ASYNC110, the store calls nobody
-            await asyncio.sleep(0.05)
+    await cluster.another_primary(paused)
     publishing = asyncio.create_task(publisher.run())
     await publisher.answered_again()
     cluster.processes[paused].send_signal(signal.SIGCONT)
@@ -237,8 +265,178 @@ async def test_a_primary_that_was_paused_finds_another_one(
     assert b"never answered" not in received
     await cluster.alike()
     await cluster.stop()
-    assert "SteppedDown" not in (tmp_path / f"{paused}.log").read_text()
-    assert "another replica is primary" in (tmp_path / f"{paused}.log").read_text()
+    assert "is no primary any more" in (tmp_path / f"{paused}.log").read_text()
+
+
+async def test_clients_of_standbys_leave_a_primary_that_hangs(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    """Those connected before are closed, and those that come meanwhile are held."""
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    hung = await cluster.primary()
+    assert hung is not None
+    standbys = [address for name, address in cluster.tcp.items() if name != hung]
+    before = [await Wire.subscribed(address, TOPIC, "c") for address in standbys]
+    cluster.processes[hung].send_signal(signal.SIGSTOP)
+    meanwhile = [await Wire.open(address) for address in standbys]
+    for wire in meanwhile:
+        wire.send(mpub(TOPIC, [b"held"]))
+    asked = [
+        asyncio.create_task(http(cluster.http[name], f"/pub?topic={TOPIC}", b"by HTTP"))
+        for name in cluster.http
+        if name != hung
+    ]
+    await cluster.another_primary(hung)
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        # It may have been sent to the one that hangs.
+        assert answer == b"OK" or (
+            isinstance(answer, HttpRefused) and str(answer) == "502 PRIMARY_UNREACHABLE"
+        )
+    for wire in meanwhile:
+        await wire.ok()
+    for wire in before:
+        assert await wire.ended() == b""
+    cluster.processes[hung].send_signal(signal.SIGCONT)
+    await cluster.alike()
+    for wire in (*before, *meanwhile):
+        wire.close()
+    await cluster.stop()
+
+
+async def test_clients_of_standbys_are_answered_as_by_the_primary(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    primary = await cluster.primary()
+    standby = next(name for name in cluster.tcp if name != primary)
+
+    # One that sends no more gets all its answers.
+    wire = await Wire.open(cluster.tcp[standby])
+    wire.send(mpub(TOPIC, [b"one"]) * 50)
+    wire.writer.write_eof()
+    for _ in range(50):
+        await wire.ok()
+    assert await wire.ended() == b""
+    wire.close()
+
+    await Operations(cluster.store, LIMIT_S).set(copies=None, min_in_sync=3)
+    (other,) = set(cluster.tcp) - {primary, standby}
+    cluster.processes[other].send_signal(signal.SIGSTOP)
+    async with aiohttp.ClientSession(f"http://{cluster.http[standby]}") as session:
+        path = f"/pub?topic={TOPIC}"
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                async with session.post(path, data=b"two") as answer:
+                    text = await answer.text()
+                    if answer.status != 200:
+                        break
+        assert "are reached, and 3 must be" in text
+        # The connection goes on behind the refusal.
+        async with session.get("/ping") as answer:
+            assert await answer.text() == "OK"
+        cluster.processes[other].send_signal(signal.SIGCONT)
+        await cluster.alike()
+        await Operations(cluster.store, LIMIT_S).set(copies=None, min_in_sync=2)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"in"
+            yield b" pieces"
+
+        async with session.post(path, data=pieces(), expect100=True) as answer:
+            assert (answer.status, await answer.text()) == (200, "OK")
+        async with session.post(path, data=io.BytesIO(bytes(2 << 20))) as answer:
+            assert (answer.status, await answer.text()) == (413, '{"message":"MSG_TOO_BIG"}')
+        async with session.post(path, data=io.BytesIO(bytes(10 << 20))) as answer:
+            assert (answer.status, await answer.text()) == (413, '{"message":"BODY_TOO_BIG"}')
+    await cluster.stop()
+
+
+async def test_a_document_that_was_lost_is_made_anew(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    wire = await cluster.connect()
+    wire.send(mpub(TOPIC, [b"before"]))
+    await wire.ok()
+    with closing(sqlite3.connect(tmp_path / "replicas.db")) as database, database:
+        database.execute("DELETE FROM replica_set")
+    wire.send(mpub(TOPIC, [b"while it is lost"]))
+    await wire.ok()
+    wire.close()
+    found = await Operations(cluster.store, LIMIT_S).recreate("abc", min_in_sync=None)
+    assert found.epoch == 2
+    after = await cluster.in_sync(3)
+    assert after.epoch > 2
+    wire = await cluster.connect()
+    wire.send(mpub(TOPIC, [b"after"]))
+    await wire.ok()
+    wire.close()
+    wanted = {b"before", b"while it is lost", b"after"}
+    assert await received_all(cluster, wanted) == wanted
+    await cluster.stop()
+
+
+async def test_a_second_process_of_the_same_name_takes_no_part(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    before = await cluster.in_sync(3)
+    port = free_port()
+    second = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "martlet", "broker", "--replica-name=b"),
+            *(f"--replica-address=127.0.0.1:{port}", f"--metadata={cluster.store_address}"),
+            *(f"--data-path={tmp_path / 'second'}", f"--tcp-address=127.0.0.1:{free_port()}"),
+            "--http-address=",
+        ],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
+    cluster.processes["second"] = second
+    assert second.stderr is not None
+    lines = iter(second.stderr.readline, b"")
+    said = await asyncio.to_thread(lambda: next(line for line in lines if b"another proc" in line))
+    assert b"another process is replica b, at " + cluster.addresses["b"].encode() in said
+    assert (await cluster.store.look()).replica_set == before
+    second.terminate()
+    assert second.wait(LIMIT_S) == 0
+    second.stderr.close()
+    del cluster.processes["second"]
+    await cluster.stop()
+
+
+async def test_many_clients_of_standbys_go_to_the_next_primary_at_once(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    """Their connections are not taken for those of replicas, which are limited."""
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    killed = await cluster.primary()
+    assert killed is not None
+    standbys = [name for name in cluster.tcp if name != killed]
+    cluster.kill(killed)
+    addresses = [cluster.tcp[name] for name in standbys for _ in range(150)]
+    wires = await asyncio.gather(*map(Wire.open, addresses))
+    for wire in wires:
+        wire.send(b"SUB t c\n")
+    for wire in wires:
+        await wire.ok()
+        wire.close()
+    logged = "".join((tmp_path / f"{name}.log").read_text() for name in standbys)
+    assert "connections of replicas" not in logged
 
 
 async def test_a_primary_that_stops_hands_over(tmp_path: Path, clusters: list[Cluster]) -> None:
@@ -293,6 +491,54 @@ async def test_all_goes_on_while_etcd_is_away(tmp_path: Path, clusters: list[Clu
         assert publisher.answered <= await received_all(cluster, publisher.answered)
         del cluster.processes[first]
         await cluster.stop()
+
+
+async def test_the_status_of_a_send_says_what_replicas_lack(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = Cluster(tmp_path, "ab", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(2)
+    wire = await cluster.connect()
+    await say_martlet(wire)
+    assert await status_of(wire, b"one") == "OK"
+    cluster.kill("b")
+    assert await status_of(wire, b"two", flush_timeout_ms=200) == "FLUSH_SLAVE_TIMEOUT"
+    assert await status_of(wire, b"three", wait=False) == "OK"
+    async with asyncio.timeout(LIMIT_S):
+        while (status := await status_of(wire, b"four", flush_timeout_ms=200)) != "REFUSED":
+            assert status == "FLUSH_SLAVE_TIMEOUT"
+    wire.send(mpub(TOPIC, [b"five"]))
+    with pytest.raises(Refused, match=r"E_MPUB_FAILED.*1 of the replicas a, b in sync are reached"):
+        await wire.ok()
+    wire.writer.close()
+    await Operations(cluster.store, LIMIT_S).set(copies=None, min_in_sync=1)
+    wire = await cluster.connect()
+    await say_martlet(wire)
+    async with asyncio.timeout(LIMIT_S):
+        while await status_of(wire, b"six") == "REFUSED":  # noqa: ASYNC110, it tells nobody
+            await asyncio.sleep(0.05)  # Until the primary has looked.
+    assert await status_of(wire, b"seven") == "SLAVE_NOT_AVAILABLE"
+    cluster.start_one("b")
+    await cluster.in_sync(2)
+    assert await status_of(wire, b"eight") == "OK"
+    wire.writer.close()
+    wanted = {b"one", b"two", b"three", b"seven", b"eight"}
+    assert await received_all(cluster, wanted) >= wanted
+    await cluster.stop()
+
+
+async def say_martlet(wire: Wire) -> None:
+    """Ask for what NSQ's protocol does not have."""
+    wire.send(identify({"feature_negotiation": True, "martlet": True}))
+    await wire.answer()
+
+
+async def status_of(wire: Wire, body: bytes, **options: object) -> str:
+    """Send a message; return the status of the answer."""
+    wire.send(send(TOPIC, [body], options))
+    return str(json.loads((await wire.answer()).data)["status"])
 
 
 async def received_all(cluster: Cluster, wanted: set[bytes]) -> set[bytes]:

@@ -69,7 +69,7 @@ class Up:
     def ask(self, name: str, path: str, body: bytes | None = None) -> Any:
         url = f"http://{self.address(name)}{path}"
         with urllib.request.urlopen(url, body, timeout=10) as answer:
-            return json.load(answer) if path.endswith("json") or body is None else answer.read()
+            return json.load(answer) if body is None else answer.read()
 
 
 @pytest.fixture
@@ -125,6 +125,45 @@ def test_one_command_one_ctrl_c(
     assert ends[2:] == ["lookup", "up"]
     assert all(map(has_ended, servers))
     assert all(" | [martlet] 20" in line for line in lines if "INFO" in line)
+
+
+def test_replicas_take_over_from_one_that_is_killed(up: Callable[..., Up], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    up_now = up("--replicas=3", "--replica-address=127.0.0.1:0", f"--data-path={data}")
+    up_now.until("ready; Ctrl-C stops all")
+    metadata = f"--metadata=sqlite:{data / 'replicas.db'}"
+    assert f"martlet replicas show {metadata}" in up_now.log
+    for name in "abc":  # Whoever is asked, it is the primary that answers.
+        assert up_now.ask(f"broker-0.{name}", "/pub?topic=t", name.encode()) == b"OK"
+    shown = replicas("show", metadata, "--json")
+    assert (shown["primary"], shown["epoch"]) == ("a", 1)
+    assert replicas("hand-over", "b", metadata, "--json")["primary"] == "b"
+    assert up_now.ask("broker-0.a", "/pub?topic=t", b"d") == b"OK"
+    killed = up_now.server("broker-0.b")
+    killed.kill()
+    killed.wait(WAIT_S)  # Before, its system still takes connections.
+    assert up_now.ask("broker-0.a", "/pub?topic=t", b"e") == b"OK"
+    up_now.until("broker-0.b is ready again")
+    (topic,) = up_now.ask(
+        f"broker-0.{replicas('show', metadata, '--json')['primary']}", "/stats?format=json"
+    )["topics"]
+    assert topic["depth"] == 5
+    standby = up_now.ask("broker-0.b", "/stats?format=json")
+    assert (standby["topics"], standby["replication"]["role"]) == ([], "standby")
+    (queue,) = up_now.ask("broker-0.b", "/log/topics")["topics"][0]["queues"]
+    assert queue["end_offset"] == 5
+    up_now.process.send_signal(signal.SIGINT)
+    assert up_now.process.wait(WAIT_S) == 0
+
+    refused = up(f"--data-path={data}")
+    assert refused.process.wait(WAIT_S) == 2
+    assert "broker-0 is a replica of a broker: give --replicas=3" in refused.log
+
+
+def replicas(*arguments: str) -> Any:
+    command = [sys.executable, "-m", "martlet", "replicas", *arguments]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=WAIT_S)
+    return json.loads(done.stdout)
 
 
 def has_ended(process: psutil.Process) -> bool:

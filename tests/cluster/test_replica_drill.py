@@ -1,0 +1,55 @@
+"""Nothing is lost or stored twice, whichever host of a broker with replicas fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.hosts import unshare
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.skipif(
+        not (os.environ.get("MARTLET_ETCD") or shutil.which("etcd")),
+        reason="no etcd on PATH, and MARTLET_ETCD names none",
+    ),
+    pytest.mark.skipif(unshare() is None, reason="no network namespaces"),
+]
+HERE = Path(__file__).parents[2]
+
+
+def drill(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.cluster.replica_drill", "--json", *arguments]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, check=False)
+    assert done.stdout, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (found["lost"], found["doubled"]) == (0, 0), done.stderr.decode()
+    assert found["answered"] > 100 * len(found["deeds"])
+    return found
+
+
+def test_a_primary_is_killed() -> None:
+    found = drill("--deeds=kill", "--hosts=primary", "--away-s=0.3")
+    assert len(found["deeds"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("flags", [["--replicas=3"], ["--replicas=5"], ["--flush=sync"]])
+def test_each_host_is_killed_cut_off_and_stopped(flags: list[str]) -> None:
+    found = drill(*flags)
+    assert len(found["deeds"]) == 3 * 6
+    for deed in found["deeds"]:
+        assert deed["answered_gap_ms"] < 10_000, deed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_primaries_are_killed_again_and_again() -> None:
+    drill("--deeds=kill", "--hosts=primary", "--count=20", "--away-s=0.3")

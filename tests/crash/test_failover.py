@@ -1,0 +1,165 @@
+"""A producer when primaries are killed: each send is stored once, and keys stay in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.crash.test_replicas import LIMIT_S, Cluster, kill_all
+from tests.interop.lookup_process import LookupProcess
+
+from martlet.client import Consumer, Producer, PublishSettings, SendResult, sync
+
+pytestmark = pytest.mark.crash
+
+TOPIC = "t"
+clusters = pytest.fixture(kill_all)
+KEYS = 8
+PATIENT = PublishSettings(send_timeout_s=60, send_retries=None)
+Send = Callable[[bytes, str], Awaitable[SendResult]]
+
+
+class Load:
+    """Sends messages of several keys, one or a few of each at once."""
+
+    def __init__(self, send: Send) -> None:
+        self.results: dict[bytes, SendResult] = {}
+        self.sent: list[list[bytes]] = [[] for _ in range(KEYS)]
+        self._send = send
+        self._is_over = False
+        self._tasks = [asyncio.create_task(self._run(key)) for key in range(KEYS)]
+        self._wanted = 0
+        self._is_there = asyncio.Event()
+
+    async def _run(self, key: int) -> None:
+        sent = self.sent[key]
+        while not self._is_over:
+            bodies = [b"%d %d" % (key, len(sent) + number) for number in range(1 + len(sent) % 3)]
+            sent += bodies
+            found = await asyncio.gather(*(self._send(body, f"k{key}") for body in bodies))
+            self.results.update(zip(bodies, found, strict=True))
+            if len(self.results) >= self._wanted:
+                self._is_there.set()
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more are answered. Raises what sending raised."""
+        self._wanted = len(self.results) + count
+        self._is_there.clear()
+        async with asyncio.timeout(LIMIT_S):
+            there = asyncio.create_task(self._is_there.wait())
+            done, _ = await asyncio.wait([there, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def end(self) -> None:
+        """Wait until all is answered, and mark the end."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        await self._send(b"end", "")
+
+
+async def fail_over(cluster: Cluster, load: Load) -> None:
+    """Kill the primary three times while there is load."""
+    for _ in range(3):
+        await load.more(300)
+        victim = await cluster.primary()
+        assert victim is not None
+        cluster.kill(victim)
+        await load.more(300)
+        cluster.start_one(victim)
+        await cluster.in_sync(3)
+    await load.end()
+
+
+async def check(load: Load, consumer: Consumer) -> None:
+    """Compare all that the topic has with what was sent."""
+    found: dict[bytes, list[bytes]] = {}
+    async with consumer, asyncio.timeout(LIMIT_S):
+        async for message in consumer:
+            if message.body == b"end":
+                message.finish()
+                break
+            ids = found.setdefault(message.body, [])
+            if message.id not in ids:
+                ids.append(message.id)
+            message.finish()
+    assert {body: [result.id] for body, result in load.results.items()} == found
+    for key, sent in enumerate(load.sent):
+        assert [body for body in found if body.startswith(b"%d " % key)] == sent
+
+
+async def start(tmp_path: Path, clusters: list[Cluster], lookup: str = "") -> Cluster:
+    found = [f"--lookupd-tcp-address={lookup}"] if lookup else []
+    cluster = Cluster(tmp_path, "abc", "async", arguments=found)
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    return cluster
+
+
+async def test_each_send_is_stored_once_when_primaries_are_killed(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = await start(tmp_path, clusters)
+    addresses = list(cluster.tcp.values())
+    async with Producer(addresses, publishing=PATIENT) as producer:
+        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+        await fail_over(cluster, load)
+        assert producer.stats.retried
+        assert producer.stats.connected == 1
+    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
+    await cluster.stop()
+
+
+async def test_sends_go_on_when_a_primary_is_paused_and_keeps_its_connections(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = await start(tmp_path, clusters)
+    addresses = list(cluster.tcp.values())
+    async with Producer(addresses, publishing=PATIENT) as producer:
+        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+        await load.more(300)
+        paused = await cluster.primary()
+        assert paused is not None
+        cluster.processes[paused].send_signal(signal.SIGSTOP)
+        await load.more(300)
+        assert await cluster.primary() != paused
+        cluster.processes[paused].send_signal(signal.SIGCONT)
+        await load.more(300)
+        await cluster.in_sync(3)
+        await load.end()
+    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
+    await cluster.stop()
+
+
+async def test_each_send_is_stored_once_for_producers_that_find_the_primary_by_lookup(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    with LookupProcess() as lookup:
+        cluster = await start(tmp_path, clusters, lookup.tcp_address)
+        async with Producer(lookup=lookup.http_address, publishing=PATIENT) as producer:
+            load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+            await fail_over(cluster, load)
+            assert producer.stats.retried
+        await check(load, Consumer(TOPIC, "c", lookup=lookup.http_address, max_in_flight=1000))
+        await cluster.stop()
+
+
+async def test_each_send_of_the_blocking_producer_is_stored_once(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    cluster = await start(tmp_path, clusters)
+    addresses = list(cluster.tcp.values())
+    with sync.Producer(addresses, publishing=PATIENT) as producer:
+
+        def send(body: bytes, key: str) -> Awaitable[SendResult]:
+            return asyncio.wrap_future(producer.send_async(TOPIC, body, order_key=key))
+
+        load = Load(send)
+        await fail_over(cluster, load)
+        assert producer.stats.retried
+    await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
+    await cluster.stop()
