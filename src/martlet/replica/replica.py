@@ -493,11 +493,12 @@ class Replica:
         self._step_down(now_ns)
         role = self.role
         assert isinstance(role, Standby)
-        # On a new disk it does not know whether it has been the primary of that epoch, and a look
-        # may be of an old document.
-        may_begin = self.note.pledged > 0 or found.epoch == self._won_epoch
-        is_forced = found.is_forced and found.primary == self.name
+        # On a new disk it does not know whether it has been the primary of that epoch, and looks
+        # may be of old documents, until it has followed a primary.
+        may_begin = self.note.is_whole or found.epoch == self._won_epoch
+        is_forced = found.is_forced and found.primary == self.name and self.note.pledged > 0
         is_whole = self.note.is_whole or is_forced
+        may_begin = may_begin or is_forced
         self._note(replace(self.note, pledged=found.epoch, is_whole=is_whole))
         if role.link is not None:
             role.link.send(Frame(FrameKind.FENCED, found.epoch))

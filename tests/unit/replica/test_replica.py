@@ -127,6 +127,14 @@ def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
     assert again.replica.note == ReplicaNote(1, False, ())
 
 
+def test_one_whose_disk_was_replaced_does_not_resume_an_epoch_after_an_old_document() -> None:
+    again = FakeHost("a")
+    again.sees(ALL.elected("b"), 3)
+    assert again.replica.note == ReplicaNote(2, False, ())
+    again.sees(ALL.elected("b").elected("a"), 4)
+    assert isinstance(again.replica.role, Standby)
+
+
 def test_an_operator_forces_a_replica_that_lacks_something() -> None:
     host = FakeHost("b")
     host.sees(ALL)
@@ -251,6 +259,7 @@ def test_a_candidate_writes_down_what_it_cut_before_it_fetches() -> None:
     note = replace(ReplicaNote.load(storage), pledged=4, epochs=((1, 0, 1 << 20),))
     note.save(storage)
     again = FakeHost("a", storage)
+    again.replica._won_epoch = 5
     again.sees(replace(ALL, epoch=5, primary="a"), 9)
     assert isinstance(again.replica.role, Candidate)
     copy = again.replica.role.copy

@@ -130,7 +130,7 @@ async def _open(options: ReplicasOptions) -> MetadataStore:
     except StoreUnreachable as error:
         await store.close()
         raise OSError(str(error)) from error
-    if "martlet" in names or not names:
+    if names in ([], ["martlet"]):
         return store
     await store.close()
     if len(names) > 1:
@@ -253,13 +253,23 @@ def show_lines(seen: Seen, now_s: float) -> list[str]:
 
 def _head(found: ReplicaSet | None, seen: Seen, now_s: float) -> str:
     if found is None:
+        if any(presence.epoch for presence in seen.presences.values()):
+            return (
+                "the metadata store has lost the replica set: bring it back with `martlet replicas"
+                " recreate NAME NAME ...`"
+            )
         return (
             "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
         )
     primary = seen.presences.get(found.primary or "")
-    since = (
-        f" for {age(now_s - primary.began_s)}" if primary is not None and primary.began_s else ""
-    )
+    if primary is None or primary.role != "primary":
+        running = sorted(found.in_sync & seen.presences.keys())
+        return (
+            f"broker {found.broker}: no primary in epoch {found.epoch};"
+            f" {len(running)} of {len(found.in_sync)} replicas that were in sync are running, and"
+            f" {found.quorum.answers_needed} are needed to elect one"
+        )
+    since = f" for {age(now_s - primary.began_s)}" if primary.began_s else ""
     return (
         f"broker {found.broker}: {found.primary or 'no replica'} is primary of epoch"
         f" {found.epoch}{since}; {len(found.in_sync)} of {len(found.replicas)} in sync,"

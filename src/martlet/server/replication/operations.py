@@ -306,8 +306,9 @@ class Operations:
         return await self._in_time(
             wait(),
             lambda: (
-                f"{', '.join(missing)} is not running: start it with `martlet broker"
-                f" --replica-name={missing[0]} --replica-address=HOST:4153 --metadata=...`"
+                f"{', '.join(missing)} is not running in this replica set: start it with `martlet"
+                f" broker --replica-name={missing[0]} --replica-address=HOST:4153 --metadata=..."
+                " --replica-set=...`, as the others"
             ),
         )
 

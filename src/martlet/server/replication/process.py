@@ -27,6 +27,7 @@ from martlet.server.replication.trust import LinkTrust
 from martlet.server.tls import server_context
 
 if TYPE_CHECKING:
+    from martlet.replica.replica import Replica
     from martlet.server.http.request import Routes
     from martlet.server.replication.link import ReplicaLink
     from martlet.server.replication.standby_http import Forwarder
@@ -142,11 +143,12 @@ class ReplicaProcess:
 
     def primary_address(self) -> str | None:
         """Return where the primary takes connections of replicas; None where there is none."""
-        replica = getattr(self.node, "replica", None)
+        replica: Replica | None = getattr(self.node, "replica", None)
         seen = replica.seen if replica is not None else None
         found = seen.replica_set if seen is not None else None
-        if found is not None and found.primary is not None:
-            # Kept for when the metadata store loses the document.
+        pledged = replica.note.pledged if replica is not None else 0
+        if found is not None and found.primary is not None and found.epoch >= pledged:
+            # Kept for when the metadata store loses the document, or has an old one.
             self._last_primary = (found.primary, found.replicas[found.primary])
         name, address = self._last_primary
         return address if name not in ("", self.options.replica_name) else None

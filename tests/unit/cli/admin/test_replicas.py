@@ -109,4 +109,7 @@ def test_replicas_that_do_not_run_cannot_make_a_set(
     path.touch()
     arguments = ["create", "a", "b", f"--metadata=sqlite:{path}", "--timeout=200ms"]
     assert replicas.main(arguments) == 1
-    assert "a, b is not running: start it with `martlet broker" in capfd.readouterr().err
+    assert (
+        "a, b is not running in this replica set: start it with `martlet broker"
+        in capfd.readouterr().err
+    )

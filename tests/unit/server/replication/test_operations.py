@@ -94,7 +94,7 @@ async def test_no_set_is_made_at_the_cost_of_messages(
 
 async def test_a_replica_that_does_not_run_is_named(operator: Operator) -> None:
     await operator.announce("a")
-    with pytest.raises(OperationRefused, match="b, c is not running: start it with"):
+    with pytest.raises(OperationRefused, match="b, c is not running in this replica set: start it"):
         await operator.do.create("abc", copies=None, min_in_sync=None)
 
 
