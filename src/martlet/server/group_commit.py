@@ -197,7 +197,7 @@ class GroupCommit:
                 self._waiting.append((receipt, future))
 
     def refuse_waiting(self, error: WritesRefused) -> None:
-        """Refuse all publishes that wait for replicas: nobody can say when they are confirmed."""
+        """Refuse all publishes that wait for replicas, which may never confirm them."""
         for connection in list(self._awaiting):
             connection.fail(error)
         self._awaiting.clear()

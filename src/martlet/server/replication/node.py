@@ -279,7 +279,7 @@ class ReplicaNode:
             if waiting:
                 self.waits_for = waiting
                 self._say(f"waiting: {waiting}")
-            # The store calls nobody.
+            # The store does not notify of changes.
             await asyncio.wait([self._ended], timeout=_LOOK_S)
         return ""
 
@@ -399,7 +399,7 @@ class ReplicaNode:
         self._end_turn()
         primary = self.replica.primary
         if self._is_stopping and primary is not None and not primary.standbys:
-            # All replicas stop, and nobody is left to hand over to.
+            # All replicas stop, and no standby is left to hand over to.
             self.stop_at_once()
 
     def _end_turn(self) -> None:

@@ -287,7 +287,7 @@ class Operations:
                 seen = await self.look()
                 if is_there(seen):
                     return seen
-                await asyncio.sleep(_LOOK_S)  # The store calls nobody.
+                await asyncio.sleep(_LOOK_S)  # The store does not notify of changes.
 
         return await self._in_time(wait(), lambda: problem)
 

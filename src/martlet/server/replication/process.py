@@ -37,7 +37,7 @@ _USEFUL_S = 10.0
 
 
 class ReplicaProcess:
-    """A replica, from the start of its process until it is told to stop.
+    """A replica, from the start of its process until `stop`.
 
     Args:
         options: of the broker and the replica.
@@ -164,6 +164,4 @@ class ReplicaProcess:
     def own_connection(self) -> asyncio.BaseProtocol | None:
         """Return the protocol of a client of this replica; None where it is no primary."""
         server = self.node.server
-        if server is None or not self.node.is_serving.is_set():
-            return None
-        return server.connect()
+        return server.connect() if server is not None and self._is_primary() else None

@@ -28,8 +28,8 @@ _RETRY_S = 0.05
 _ANSWER_S = 1.0
 """How long the primary may take to answer SPLICE, in seconds."""
 MAX_SPLICING = 16
-"""How many clients of a replica are on their way to the primary at the same time. It counts their
-connections as those of replicas until they say SPLICE, and refuses more than `MAX_LINKS`.
+"""How many clients of a replica are on their way to the primary at the same time. Until they say
+SPLICE, their connections are strangers to it; of more than `MAX_STRANGERS` it closes the oldest.
 """
 
 

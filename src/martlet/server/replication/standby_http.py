@@ -152,7 +152,7 @@ class Forwarder:
             except (aiohttp.ClientError, OSError) as error:
                 detail = f"it may have been done: {error}"
                 raise HttpError(502, "PRIMARY_UNREACHABLE", {"detail": detail}) from error
-            # An election under way ends at any moment, and tells nobody.
+            # An election under way may end at any moment, and there is no event for it.
             await asyncio.sleep(_RETRY_S)
 
     async def _until_answered(
