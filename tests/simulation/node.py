@@ -365,7 +365,7 @@ class Node:
             found = role.recovery.take_checkpoint(role.copy.durable_position)
             if found is not None:
                 found.save(self.storage)
-                role.recovery.saved(found)
+                self.replica.checkpoint_saved(found)
 
     def flush(self) -> None:
         """Flush the log, in a thread; the process hears of it later."""

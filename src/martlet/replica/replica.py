@@ -24,6 +24,7 @@ from random import Random
 from typing import Protocol
 
 from martlet.broker.recovery.restore import BrokerRecovery
+from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint
 from martlet.log.commit_log import CommitLog, WritesRefused
 from martlet.log.copy import CopiedLog, CopyRefused
 from martlet.log.epochs import EpochRange
@@ -244,6 +245,21 @@ class Replica:
         role = self.role
         known = role.confirmation.position if isinstance(role, Primary) else role.floor
         return max(self._floor, known)
+
+    def checkpoint_saved(self, checkpoint: StandbyCheckpoint) -> None:
+        """A checkpoint of this standby's state was saved: remove what it does not need.
+
+        The end of an epoch is written down first, since its last segment may go.
+
+        Raises ReplicaFailed: the note could not be written.
+        """
+        role = self.role
+        assert isinstance(role, Standby) and role.recovery is not None
+        ranges = role.copy.epochs.ranges
+        ended = {(each.epoch, each.start, each.end) for each in ranges[:-1]}
+        if not ended <= set(self.note.epochs):
+            self._note_epochs(ranges)
+        role.recovery.saved(checkpoint)
 
     # connections
 

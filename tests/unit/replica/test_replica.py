@@ -10,6 +10,7 @@ import pytest
 from tests.unit.replica.test_primary import FakeLink
 
 from martlet.broker.recovery.restore import BrokerRecovery, promote
+from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
@@ -283,3 +284,19 @@ def test_a_replica_whose_disk_fails_ends() -> None:
     host.standby.copy.flush_failed(OSError("Input/output error"))
     with pytest.raises(ReplicaFailed, match="flushing the log failed"):
         host.wait(1)
+
+
+def test_a_standby_writes_down_the_end_of_an_epoch_before_its_segments_go() -> None:
+    """Else it knew, after a restart, a lower end than other replicas do, and none could join it."""
+    host = FakeHost("b", primary().storage.crash())
+    standby = host.standby
+    standby.recovery = host.recover(standby.copy)
+    (first,) = standby.copy.epochs.ranges
+    standby.copy.epochs.add(2, 8192, 9000)
+    checkpoint = StandbyCheckpoint(8192, 9000, {}, b"")
+    host.replica.checkpoint_saved(checkpoint)
+    noted = ((1, first.start, first.end), (2, 8192, 9000))
+    assert ReplicaNote.load(host.storage).epochs == noted
+    standby.copy.epochs.add(2, 9000, 9100)
+    host.replica.checkpoint_saved(checkpoint)
+    assert ReplicaNote.load(host.storage).epochs == noted, "written once for each epoch"

@@ -740,6 +740,6 @@ class ReplicaNode:
             elif error is not None:
                 raise error
             elif self.replica.role is role and role.recovery is recovery:
-                recovery.saved(found)
+                self._do(lambda: self.replica.checkpoint_saved(found))
 
         future.add_done_callback(saved)
