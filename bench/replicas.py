@@ -117,7 +117,9 @@ class Running:
         return True
 
     def copy_mb_s(self) -> float:
-        """Empty the folder of the last standby; return how fast it copies the log."""
+        """Empty the folder of the last standby; return how fast it copies the log, from its first
+        segment until it is in sync.
+        """
         last = self.processes.pop()
         last.kill()
         last.wait()
@@ -125,8 +127,10 @@ class Running:
         size = sum(file.stat().st_blocks * 512 for file in (folder / "log").iterdir())
         shutil.rmtree(folder)
         uvloop.run(self._until_out())
-        began_s = time.monotonic()
         self.processes.append(self._started(self.commands[-1], set()))
+        while not any((folder / "log").glob("*")):
+            time.sleep(0.001)
+        began_s = time.monotonic()
         self.wait()
         return size / 1e6 / (time.monotonic() - began_s)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -24,6 +25,8 @@ MAX_STRANGERS = 256
 """The maximum of accepted connections that have not said yet what they are for; the oldest go."""
 _CONNECT_S = 1.0
 """How long a connection may take to come about, in seconds."""
+_LARGE_BYTES = 1 << 14
+"""The body of a frame that is worth a system call of its own."""
 _FIRST_FRAME_S = 5.0
 """How long an accepted connection may take until its first frame, in seconds."""
 
@@ -65,6 +68,8 @@ class ReplicaLink(asyncio.Protocol):
         self._owner = owner
         self._log = log
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        """The transport's, where nothing is encrypted."""
         self._reader = FrameReader()
         self._handshake = (
             SecretHandshake(trust.secret, is_acceptor=is_acceptor) if trust.secret else None
@@ -87,6 +92,8 @@ class ReplicaLink(asyncio.Protocol):
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if transport.get_extra_info("ssl_object") is None:
+                self._socket = connected
         if self._handshake is None:
             self.ready.set_result(None)
             return
@@ -173,9 +180,25 @@ class ReplicaLink(asyncio.Protocol):
         """Send a frame; nothing happens where the connection has ended."""
         if self.is_closed or self._transport is None:
             return
+        header, body = frame.pack_header(), frame.body
+        sent = self._send_at_once(header, body) if len(body) >= _LARGE_BYTES else 0
         # A copy: the transport may keep what it is given, and a segment's bytes may change once it
         # is used again.
-        self._transport.write(b"".join((frame.pack_header(), frame.body)))
+        if sent < len(header):
+            self._transport.write(b"".join((header[sent:], body)))
+        elif sent < len(header) + len(body):
+            self._transport.write(bytes(body[sent - len(header) :]))
+
+    def _send_at_once(self, header: bytes, body: bytes | memoryview) -> int:
+        """Give the socket what it takes, without a copy; return the number of bytes."""
+        transport = self._transport
+        assert transport is not None
+        if self._socket is None or transport.is_closing() or transport.get_write_buffer_size():
+            return 0
+        try:
+            return os.writev(self._socket.fileno(), (header, body))
+        except OSError:
+            return 0  # It is full; or it is broken, which the transport reports.
 
     def close(self) -> None:
         """End the connection at once; the owner is not called for it."""

@@ -1,0 +1,103 @@
+"""A connection between replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+import uvloop
+from tests.interop.certificates import Certificates
+
+from martlet.options import BrokerOptions
+from martlet.replica.frames import Frame, FrameKind
+from martlet.server.replication.link import ReplicaLink, connect
+from martlet.server.replication.trust import LinkTrust
+
+log = logging.getLogger("martlet")
+
+
+class Owner:
+    """A process that keeps the frames that it receives."""
+
+    def __init__(self) -> None:
+        self.links: set[ReplicaLink] = set()
+        self.strangers: dict[ReplicaLink, None] = {}
+        self.frames: list[Frame] = []
+        self.received = asyncio.Event()
+
+    def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
+        self.frames += frames
+        self.received.set()
+
+    def link_lost(self, link: ReplicaLink) -> None:
+        self.received.set()
+
+    def link_spliced(self, link: ReplicaLink, frame: Frame) -> None:
+        raise AssertionError
+
+
+def trust(folder: Path, *, tls: bool) -> LinkTrust:
+    if not tls:
+        return LinkTrust()
+    made = Certificates(folder)
+    options = BrokerOptions(
+        replica_name="a",
+        replica_address="127.0.0.1:4153",
+        metadata=f"sqlite:{folder}/replicas.db",
+        replica_tls_cert=str(made.certificate),
+        replica_tls_key=str(made.key),
+        replica_tls_ca_file=str(made.authority),
+    )
+    return LinkTrust.load(options)
+
+
+async def exchange(sent: list[Frame], known: LinkTrust) -> list[Frame]:
+    """Send frames to a process that does not read until all are sent."""
+    loop = asyncio.get_running_loop()
+    sender, receiver = Owner(), Owner()
+    accepted: asyncio.Future[asyncio.ReadTransport] = loop.create_future()
+
+    class SlowLink(ReplicaLink):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            reading = cast(asyncio.ReadTransport, transport)  # uvloop's is no subclass of it.
+            reading.pause_reading()
+            accepted.set_result(reading)
+
+    server = await loop.create_server(
+        lambda: SlowLink(receiver, known, log), "127.0.0.1", 0, ssl=known.server_tls
+    )
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    link = await connect(address, known, lambda: ReplicaLink(sender, known, log, is_acceptor=False))
+    reading = await accepted
+    for frame in sent:
+        link.send(frame)
+    reading.resume_reading()
+    while len(receiver.frames) < len(sent):
+        await receiver.received.wait()
+        receiver.received.clear()
+        assert receiver.links, "the connection was lost"
+    link.close()
+    server.close()
+    return receiver.frames
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_frames_arrive_in_order_when_the_socket_is_full(
+    run: Callable[[Coroutine[Any, Any, list[Frame]]], list[Frame]], tls: bool, tmp_path: Path
+) -> None:
+    """Of a large frame the socket may take a part, of the header even."""
+    random = Random(1)
+    sizes = [0, 1, 100, 1 << 14, 1 << 20, 70_000]
+    sent = [
+        Frame(FrameKind.DATA, 1, number, 0, random.randbytes(random.choice(sizes)))
+        for number in range(60)
+    ]
+    found = run(exchange(sent, trust(tmp_path, tls=tls)))
+    assert found == sent
