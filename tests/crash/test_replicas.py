@@ -439,6 +439,34 @@ async def test_many_clients_of_standbys_go_to_the_next_primary_at_once(
     assert "connections of replicas" not in logged
 
 
+async def test_a_standby_imports_nothing_more_when_it_becomes_primary(
+    tmp_path: Path, clusters: list[Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients would wait for it: a third of a hand-over was imports once."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # Of its processes.
+    cluster = Cluster(tmp_path, "abc", "async")
+    clusters.append(cluster)
+    await cluster.start()
+    await cluster.in_sync(3)
+    publisher = Publisher(cluster)
+    publishing = asyncio.create_task(publisher.run())
+    await publisher.answered_again()
+    before = await cluster.primary()
+    assert before is not None
+    cluster.processes[before].send_signal(signal.SIGTERM)
+    await cluster.another_primary(before)
+    await publisher.answered_again()
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    after = await cluster.primary()
+    log = (tmp_path / f"{after}.log").read_text()
+    as_standby, _, as_primary = log.partition(f"{after} is candidate")
+    assert "import time:" in as_standby
+    assert "begins epoch" in as_primary
+    assert [line for line in as_primary.splitlines() if "import time:" in line] == []
+    await cluster.stop()
+
+
 async def test_a_primary_that_stops_hands_over(tmp_path: Path, clusters: list[Cluster]) -> None:
     cluster = Cluster(tmp_path, "abc", "async")
     clusters.append(cluster)

@@ -43,7 +43,13 @@ from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, See
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.standby import Standby, StandbyState
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
-from martlet.server.build import assemble_server, broker_settings, log_recovery, with_ports
+from martlet.server.build import (
+    assemble_server,
+    broker_settings,
+    import_all,
+    log_recovery,
+    with_ports,
+)
 from martlet.server.clock import Clock
 from martlet.server.data_folder import DataFolder, open_folder
 from martlet.server.http.request import Routes
@@ -217,6 +223,7 @@ class ReplicaNode:
         boot = (storage.read(_BOOT) or b"").decode()
         lost_power = boot not in ("", read_boot_id())
         # In a thread: it reads the whole log, and clients are carried on to the primary meanwhile.
+        await self._loop.run_in_executor(self._disk, import_all)
         self.replica = await self._loop.run_in_executor(
             self._disk,
             partial(

@@ -14,6 +14,7 @@ import gc
 import logging
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, OptionError
@@ -160,6 +161,12 @@ class ReplicaProcess:
         """Connect to the primary for a request. Raises OSError."""
         link, _ = await open_splice(self, self.log, "", is_http=True)
         return link
+
+    async def until_primary(self, timeout_s: float) -> None:
+        """Return once this replica is primary and serves clients, or after a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.node.is_serving.wait()
 
     def own_connection(self) -> asyncio.BaseProtocol | None:
         """Return the protocol of a client of this replica; None where it is no primary."""

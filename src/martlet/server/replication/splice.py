@@ -54,6 +54,9 @@ class PrimaryFinder(Protocol):
     def primary_address(self) -> str | None:
         """Return where the primary takes connections of replicas; None where there is none."""
 
+    async def until_primary(self, timeout_s: float) -> None:
+        """Return once this replica is primary and serves clients, or after a while."""
+
 
 class _Splice:
     """The owner of one connection to the primary, until it carries a client's bytes."""
@@ -208,7 +211,7 @@ class SplicedConnection(_Pipe):
                     if await self._splice(transport):
                         return
                     # The primary may end, or step down, at any moment.
-                    await asyncio.sleep(_RETRY_S)
+                    await self._finder.until_primary(_RETRY_S)
         except TimeoutError:
             self._log.warning(
                 "TCP: closing %s, as there is no primary since %g s", shown_peer(transport), HOLD_S

@@ -20,6 +20,7 @@ from martlet.replica.frames import Frame, FrameKind
 from martlet.replica.replica_set import Presence, ReplicaSet
 from martlet.server.build import build_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
+from martlet.server.replication import splice
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode
 from martlet.server.replication.process import ReplicaProcess
@@ -79,6 +80,36 @@ async def test_one_replica_alone_serves_clients_and_goes_on_after_a_stop(tmp_pat
         await publish(node, b"two")
         assert node.server is not None
         assert node.server.broker.topics["t"].queue.end_offset == 2
+
+
+async def test_a_held_client_is_served_as_soon_as_its_replica_is_primary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the next look at where the primary is."""
+    monkeypatch.setattr(splice, "_RETRY_S", splice.HOLD_S)
+    address = f"127.0.0.1:{free_port()}"
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0",
+        http_address="",
+        data_path=str(tmp_path / "a"),
+        replica_name="a",
+        replica_address=address,
+        metadata=f"sqlite:{tmp_path / 'replicas.db'}",
+    )
+    process = ReplicaProcess(options, log)
+    going = asyncio.create_task(process.run())
+    wire = await Wire.open(process.listeners.tcp_address)
+    wire.send(mpub("t", [b"held"]))
+    async with asyncio.timeout(10):
+        while not process.spliced:  # noqa: ASYNC110, it tells nobody
+            await asyncio.sleep(0.01)
+    store = SqliteStore(tmp_path / "replicas.db", "martlet")
+    assert await store.swap(ReplicaSet.first("a", {"a": address}, broker="broker-1"), 0)
+    await wire.ok()  # It would be closed after HOLD_S.
+    wire.writer.close()
+    process.stop()
+    await going
+    await store.close()
 
 
 async def test_a_power_cut_is_noticed_by_another_boot(tmp_path: Path) -> None:
