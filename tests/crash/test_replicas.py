@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -57,6 +58,8 @@ class Cluster:
         self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.http = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.source: Path | None = None
+        """The folder with the package that processes run from now on; None for today's."""
         self.store = open_store(self.store_address, "martlet")
 
     async def start(self) -> None:
@@ -88,6 +91,7 @@ class Cluster:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "martlet", "broker", *arguments],
                 cwd=ROOT,
+                env=None if self.source is None else running_from(self.source),
                 stdout=log,
                 stderr=log,
             )
@@ -150,6 +154,11 @@ class Cluster:
             # Or it was killed while it started.
             assert status in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
         await self.store.close()
+
+
+def running_from(source: Path) -> dict[str, str]:
+    """Return the environment of a process that imports the package from a folder."""
+    return os.environ | {"PYTHONPATH": str(source)}
 
 
 def kill_all() -> Iterator[list[Cluster]]:
