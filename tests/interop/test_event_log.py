@@ -11,6 +11,7 @@ import pytest
 from tests.crash.wire import Wire, dpub, mpub, pub, u32
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
+from martlet.client import Consumer, Producer
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -229,6 +230,20 @@ def test_at_level_debug_a_consumers_state_has_lines_as_nsqds(tmp_path: Path) -> 
         found = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", broker.log(), re.MULTILINE)
     for expected in ("rdy:    2 inflt:    1", "rdy:    2 inflt:    2", "rdy:    0 inflt:    0"):
         assert expected in found
+
+
+async def test_at_level_debug_messages_with_properties_are_delivered(tmp_path: Path) -> None:
+    """The frame with the properties was taken for a message, and the consumer's connection lost."""
+    with BrokerProcess(tmp_path, "--log-level=debug") as broker:
+        async with Producer(broker.tcp_address) as producer:
+            await producer.send("t", b"one", keys=["k"])
+        async with Consumer("t", "c", broker.tcp_address) as consumer, asyncio.timeout(10):
+            message = await anext(aiter(consumer))
+            assert (message.body, message.properties.keys) == (b"one", ("k",))
+            message.finish()
+        log = broker.log()
+    assert re.search(r"writing msg\([0-9a-f]{16}\) to client\([\d.:]+\) - one\n", log)
+    assert "Traceback" not in log
 
 
 @NEEDS_NSQD

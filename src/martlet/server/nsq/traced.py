@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.properties.block import FRAME_TYPE as PROPERTIES_FRAME
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.connection import ClientConnection
 from martlet.server.nsq.outcome import Outcome
@@ -60,12 +61,14 @@ class TracedConnection(ClientConnection):
 
 
 def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
+    """Yield the frames of messages; those between them have properties of the next ones."""
     for part in frames:
         data = bytes(part)
         at = 0
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4])
-            yield data[at:end]
+            if int.from_bytes(data[at + 4 : at + 8]) != PROPERTIES_FRAME:
+                yield data[at:end]
             at = end
 
 
