@@ -27,6 +27,7 @@ from martlet.client import (
     Identity,
     Producer,
     PublishSettings,
+    PutStatus,
 )
 
 TOPIC = "load"
@@ -98,7 +99,8 @@ async def send(name: str, ledger: Ledger, _poll_s: float, brokers: list[str]) ->
             number += 1
             result = await producer.send(TOPIC, body)
             assert result.id is not None
-            ledger.write([body + b" " + result.id])
+            if result.status is not PutStatus.FLUSH_SLAVE_TIMEOUT:  # A failover may lose it.
+                ledger.write([body + b" " + result.id])
 
     settings = PublishSettings(send_timeout_s=60, send_retries=None)
     found = Producer(

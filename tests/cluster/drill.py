@@ -106,7 +106,7 @@ class Drill:
                 *self._lookup_flags(),
             )
         for host in brokers:
-            until(lambda: _get(f"http://{self._http_address(host)}/ping"), host.name)  # noqa: B023
+            until(lambda: get(f"http://{self._http_address(host)}/ping"), host.name)  # noqa: B023
 
     def _lookup_flags(self) -> list[str]:
         return [
@@ -135,19 +135,14 @@ class Drill:
     def do(self, deed: str, host: Host, away_s: float) -> Deed:
         """Do it, undo it after a while, and wait until the host is in use again."""
         time.sleep(CALM_S)
-        do, undo = {
-            "kill": (host.kill, host.run_again),
-            "cut": (host.leave, host.come_back),
-            "stop": (host.stop, host.go_on),
-            "term": (host.end, host.run_again),
-        }[deed]
+        do, undo = self._deed(deed, host)
         began_ns = time.time_ns()
         do()
         time.sleep(away_s)
         in_use = self._in_use(host)
         undo()
         if (address := self._http_address(host)) and deed in ("kill", "term"):
-            until(lambda: _get(f"http://{address}/ping"), host.name)
+            until(lambda: get(f"http://{address}/ping"), host.name)
         back_ns = time.time_ns()
         until(in_use, f"{host.name} after {deed}")
         again_ns = time.time_ns()
@@ -165,6 +160,15 @@ class Drill:
             latest_ms=max((first.get(b, time.time_ns()) - at for at, b in meanwhile), default=0)
             // 1_000_000,
         )
+
+    def _deed(self, deed: str, host: Host) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return what does a deed to a host, and what undoes it."""
+        return {
+            "kill": (host.kill, host.run_again),
+            "cut": (host.leave, host.come_back),
+            "stop": (host.stop, host.go_on),
+            "term": (host.end, host.run_again),
+        }[deed]
 
     def finish(self) -> dict[str, int]:
         """End the load, let all be handled, and count."""
@@ -196,11 +200,11 @@ class Drill:
         if role == "broker":
             consumers = self._here("consumer")
             url = f"http://{self._http_address(host)}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
-            return lambda: _consumers(_get(url)) >= consumers
+            return lambda: _consumers(get(url)) >= consumers
         if role == "lookup":
             brokers = self._here("broker")
             url = f"http://{self._http_address(host)}/lookup?topic={TOPIC}"
-            return lambda: len(json.loads(_get(url))["producers"]) >= brokers
+            return lambda: len(json.loads(get(url))["producers"]) >= brokers
         ledger = Path(self._ledger(host))
         size = ledger.stat().st_size if ledger.exists() else 0
         return lambda: ledger.stat().st_size > size
@@ -220,7 +224,8 @@ class Drill:
         return found
 
 
-def _get(url: str) -> bytes:
+def get(url: str) -> bytes:
+    """Return the answer to a GET. Raises OSError."""
     with urllib.request.urlopen(url, timeout=1) as answer:
         body: bytes = answer.read()
     return body

@@ -6,6 +6,7 @@
     bridge 10.77.0.254 --- veth ----- 10.77.0.N, one server or client
             |
             +-- without its veth: the host is cut off without a notice
+            '-- the veth, or eth0, drops all that it sends: the host is cut off in one direction
 
 The drill has a namespace of its own too (`enter`), so nothing is changed on the machine, and all of
 it goes when the drill ends, however it ends.
@@ -30,7 +31,7 @@ _END_S = 20.0
 
 def unshare() -> list[str] | None:
     """The command that runs another one in a network of its own; None where that is not allowed."""
-    if any(shutil.which(name) is None for name in ("unshare", "nsenter", "ip")):
+    if any(shutil.which(name) is None for name in ("unshare", "nsenter", "ip", "tc")):
         return None
     command = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
     tried = subprocess.run(
@@ -162,6 +163,22 @@ class Namespace(Host):
         """Put it in again."""
         _ip("link", "set", self._link, "master", "bridge0")
 
+    def lose_incoming(self) -> None:
+        """Drop each packet to it; those of it arrive."""
+        _drop(self._link)
+
+    def keep_incoming(self) -> None:
+        """Let packets to it arrive again."""
+        _drop_no_more(self._link)
+
+    def lose_outgoing(self) -> None:
+        """Drop each packet of it; those to it arrive."""
+        _drop("eth0", inside=self._prefix())
+
+    def keep_outgoing(self) -> None:
+        """Let packets of it arrive again."""
+        _drop_no_more("eth0", inside=self._prefix())
+
     def close(self) -> None:
         """End whatever still runs, and the namespace."""
         super().close()
@@ -212,6 +229,19 @@ class Network:
 
 def _ip(*arguments: str, inside: Sequence[str] = ()) -> None:
     subprocess.run([*inside, "ip", *arguments], check=True)
+
+
+def _drop(device: str, inside: Sequence[str] = ()) -> None:
+    """Drop what a device is to send, without an error for the sender."""
+    _tc("add", "dev", device, "root", "blackhole", inside=inside)
+
+
+def _drop_no_more(device: str, inside: Sequence[str] = ()) -> None:
+    _tc("del", "dev", device, "root", inside=inside)
+
+
+def _tc(*arguments: str, inside: Sequence[str] = ()) -> None:
+    subprocess.run([*inside, "tc", "qdisc", *arguments], check=True)
 
 
 def until(ask_once: Callable[[], object], name: str, seconds: float = 60) -> None:

@@ -9,6 +9,19 @@
 Each replica, each member of etcd and each client is a host in a network namespace of its own. All
 that `send` was answered must be received, and under one id. A deed on `primary` is one on the
 replica that is primary then.
+
+=========  =============================================================
+deed       what happens for a while
+=========  =============================================================
+kill       its program is killed (SIGKILL), and started again at the end
+term       the same with SIGTERM
+stop       its program stands still (SIGSTOP)
+cut        no packet passes
+cut-in     no packet reaches it; those that it sends arrive
+cut-out    no packet that it sends arrives; those to it do
+cut-etcd   no packet passes to or from any member of etcd
+hand-over  an operator makes another replica the primary
+=========  =============================================================
 """
 
 from __future__ import annotations
@@ -27,8 +40,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from tests.cluster.drill import CALM_S, HTTP, PYTHON, TCP, Deed, Drill, gap_ms
-from tests.cluster.hosts import Host, Network, enter, until
+from tests.cluster.drill import CALM_S, HTTP, PYTHON, TCP, Deed, Drill, gap_ms, get
+from tests.cluster.hosts import Host, Namespace, Network, enter, until
 
 from martlet.replica.replica_set import Seen
 from martlet.server.metadata.address import open_store
@@ -65,8 +78,7 @@ class ReplicaDrill(Drill):
             until(self._in_use(host), host.name)
         addresses = [f"{host.address}:{TCP}" for host in self._by_role["replica"]]
         self._start_clients(addresses)
-        for host in self._network.hosts:
-            until(self._in_use(host), host.name)
+        self.await_all()
 
     def _start_etcd(self) -> None:
         program = os.environ.get("MARTLET_ETCD") or shutil.which("etcd") or "etcd"
@@ -137,11 +149,42 @@ class ReplicaDrill(Drill):
         return "primary" if host is self.host_of("primary") else "standby"
 
     def act(self, deed: str, name: str, away_s: float) -> dict[str, Any]:
-        """Do something to a host; return what came of it."""
+        """Do something to a host once all are in use; return what came of it."""
+        self.await_all()
         host = self.host_of(name)
         role = self.role_of(host)
+        before = self._epoch()
         done = self._hand_over(host) if deed == "hand-over" else self.do(deed, host, away_s)
-        return {**asdict(done), "role": role}
+        return {**asdict(done), "role": role, "failovers": self._epoch() - before}
+
+    def await_all(self) -> None:
+        """Wait until all hosts are in use."""
+        for host in self._network.hosts:
+            until(self._in_use(host), host.name)
+
+    def _epoch(self) -> int:
+        found = self.see().replica_set
+        assert found is not None
+        return found.epoch
+
+    def _deed(self, deed: str, host: Host) -> tuple[Callable[[], object], Callable[[], object]]:
+        if deed == "cut-etcd":
+            return self._cut_etcd, self._join_etcd
+        if deed in ("cut-in", "cut-out"):
+            assert isinstance(host, Namespace)
+            return {
+                "cut-in": (host.lose_incoming, host.keep_incoming),
+                "cut-out": (host.lose_outgoing, host.keep_outgoing),
+            }[deed]
+        return super()._deed(deed, host)
+
+    def _cut_etcd(self) -> None:
+        for host in self._by_role["etcd"]:
+            host.leave()
+
+    def _join_etcd(self) -> None:
+        for host in self._by_role["etcd"]:
+            host.come_back()
 
     def _hand_over(self, host: Host) -> Deed:
         """Make another replica the primary, as an operator does."""
@@ -172,8 +215,16 @@ class ReplicaDrill(Drill):
 
         def is_in_sync() -> bool:
             seen = self.see()
-            found = seen.replica_set
-            return found is not None and host.name in found.in_sync and found.primary is not None
+            found, presence = seen.replica_set, seen.presences.get(host.name)
+            if found is None or found.primary is None or presence is None:
+                return False
+            primary = self.host_of(found.primary)
+            report = json.loads(get(f"http://{primary.address}:{HTTP}/replica"))
+            # The set has a replica for a while that was killed and is not back.
+            is_connected = host is primary or report["replicas"][host.name].get("is_whole")
+            is_whole = presence.is_whole and presence.epoch == found.epoch
+            is_primary = report["role"] == "primary" and report["epoch"] == found.epoch
+            return is_primary and is_connected and is_whole and host.name in found.in_sync
 
         return is_in_sync
 
@@ -194,14 +245,15 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         flags = [f"--flush={arguments.flush}", f"--replication={arguments.replication}"]
         drill = ReplicaDrill(network, folder, counts, flags)
         drill.begin()
-        names = arguments.hosts.split(",") * arguments.count
+        replicas = (f"replica-{number + 1}" for number in range(arguments.replicas))
+        hosts = arguments.hosts or ",".join(["primary", *replicas, "etcd-1", "etcd-2"])
+        names = hosts.split(",") * arguments.count
         deeds = [
             drill.act(deed, name, arguments.away_s)
             for deed in arguments.deeds.split(",")
             for name in names
         ]
-        for host in network.hosts:
-            until(drill._in_use(host), host.name)
+        drill.await_all()
         return {
             "deeds": deeds,
             **drill.finish(),
@@ -239,7 +291,7 @@ def main() -> int:
     parser.add_argument("--flush", default="async")
     parser.add_argument("--replication", default="sync")
     parser.add_argument("--deeds", default="kill,cut,stop", help="(default: %(default)s)")
-    parser.add_argument("--hosts", default="primary,replica-1,replica-2,replica-3,etcd-1,etcd-2")
+    parser.add_argument("--hosts", help="(default: primary, each replica, etcd-1 and etcd-2)")
     parser.add_argument("--count", type=int, default=1, help="how often")
     parser.add_argument("--away-s", type=float, default=4.0, help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")

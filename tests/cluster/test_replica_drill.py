@@ -41,12 +41,35 @@ def test_a_primary_is_killed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("flags", [["--replicas=3"], ["--replicas=5"], ["--flush=sync"]])
-def test_each_host_is_killed_cut_off_and_stopped(flags: list[str]) -> None:
-    found = drill(*flags)
-    assert len(found["deeds"]) == 3 * 6
+@pytest.mark.parametrize(("replicas", "flags"), [(2, []), (3, []), (5, []), (3, ["--flush=sync"])])
+def test_each_host_is_killed_cut_off_and_stopped(replicas: int, flags: list[str]) -> None:
+    found = drill(f"--replicas={replicas}", *flags)
+    assert len(found["deeds"]) == 3 * (replicas + 3)
     for deed in found["deeds"]:
         assert deed["answered_gap_ms"] < 10_000, deed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_host_is_cut_off_in_one_direction() -> None:
+    found = drill("--deeds=cut-in,cut-out")
+    assert len(found["deeds"]) == 2 * 6
+    for deed in found["deeds"]:
+        assert deed["answered_gap_ms"] < 10_000, deed
+
+
+@pytest.mark.slow
+def test_sends_are_answered_while_all_of_etcd_is_cut_off() -> None:
+    (deed,) = drill("--deeds=cut-etcd", "--hosts=primary", "--away-s=10")["deeds"]
+    assert deed["failovers"] == 0
+    assert deed["answered_gap_ms"] < deed["away_ms"] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_primary_that_is_stopped_or_hands_over_needs_one_election() -> None:
+    found = drill("--deeds=term,hand-over", "--hosts=primary", "--count=5")
+    assert [deed["failovers"] for deed in found["deeds"]] == [1] * 10
 
 
 @pytest.mark.slow
