@@ -63,12 +63,13 @@ _IMPORTED_LATE = (
     "martlet.server.rpc.methods",
     "numpy.ma",  # of numpy.unique
 )
-"""What a broker imports only when it serves, so that it listens sooner."""
+"""The modules that a broker imports only when it serves, so that it listens sooner."""
 
 
 def import_all() -> None:
-    """Import what a broker imports only when it serves: a standby does so in advance, so that
-    clients do not wait for it at a failover.
+    """Import all that a broker imports only when it serves.
+
+    A standby does so in advance: clients wait for it at a failover.
     """
     for name in _IMPORTED_LATE:
         import_module(name)

@@ -133,6 +133,8 @@ class Accumulator:
         """Start sending to a broker that has connected."""
         broker.is_up = True
         broker.takes_sends = takes_sends
+        for batch in broker.retries:
+            batch.is_due = True  # What the run before could not store, this one may.
         if self._order.unassigned:
             self._order.assign()
 

@@ -10,6 +10,7 @@ from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventuall
 
 from martlet.addresses import Address
 from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
+from martlet.client.producer import accumulator
 from martlet.client.transport import discovery
 from martlet.client.transport.discovery import Discovery
 
@@ -150,6 +151,38 @@ async def test_the_newest_run_of_a_broker_is_sent_to() -> None:
         assert (await send).broker == two.address
         assert sends([paused, new, old]) == [1, 1, 0]
         assert "the broker is at" in str(producer._pool.links[0].last_error)
+
+
+async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its delay is for a broker that may store it later, and not for another run of it."""
+    monkeypatch.setattr(accumulator, "_BACKOFF", SLOW)
+    log = Log()
+    next_one = Replica(log)
+    refused = asyncio.Event()
+
+    async def leave(command: Command) -> bool:
+        if command.name != "SEND":
+            return False
+        command.peer.answer(b'{"status": "REFUSED", "text": "replica b becomes primary"}')
+        refused.set()
+        return True
+
+    fields = {"version": 1, "broker": "x", "epoch": 1, "replicas": True}
+    async with (
+        asyncio.timeout(20),
+        away(replica(next_one, epoch=2)) as two,
+        ScriptedBroker(leave, martlet=fields) as one,
+        Producer([one.address, two.address], backoff=FAST, send_timeout_s=60) as producer,
+    ):
+        await all_up(producer, 1)
+        sent = producer.send_async("t", b"0")
+        await refused.wait()
+        await eventually(lambda: producer.stats.retried)
+        await two.listen()
+        await one.go_away()
+        assert (await sent).broker == two.address
 
 
 async def test_a_failover_does_not_wait_for_the_longest_delay() -> None:
