@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 _INSIDE = "MARTLET_DRILL_NAMESPACE"
 _END_S = 20.0
+AnswerT = TypeVar("AnswerT")
 
 
 def unshare() -> list[str] | None:
@@ -244,13 +245,13 @@ def _tc(*arguments: str, inside: Sequence[str] = ()) -> None:
     subprocess.run([*inside, "tc", "qdisc", *arguments], check=True)
 
 
-def until(ask_once: Callable[[], object], name: str, seconds: float = 60) -> None:
-    """Ask until the answer is yes, as other processes have to get there."""
+def until(ask_once: Callable[[], AnswerT], name: str, seconds: float = 60) -> AnswerT:
+    """Ask until the answer is yes, as other processes have to get there; return the answer."""
     deadline_s = time.monotonic() + seconds
     while True:
         with suppress(OSError):
-            if ask_once():
-                return
+            if answer := ask_once():
+                return answer
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{name}: not within {seconds:g} s")
         time.sleep(0.01)

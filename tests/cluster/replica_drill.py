@@ -43,7 +43,7 @@ from typing import Any
 from tests.cluster.drill import CALM_S, HTTP, PYTHON, TCP, Deed, Drill, gap_ms, get
 from tests.cluster.hosts import Host, Namespace, Network, enter, until
 
-from martlet.replica.replica_set import Seen
+from martlet.replica.replica_set import ReplicaSet, Seen
 from martlet.server.metadata.address import open_store
 from martlet.server.metadata.store import StoreUnreachable
 from martlet.server.replication.operations import Operations
@@ -136,8 +136,7 @@ class ReplicaDrill(Drill):
     def host_of(self, name: str) -> Host:
         """Return a host by its name, or the one that is primary."""
         if name == "primary":
-            found = self.see().replica_set
-            assert found is not None
+            found = self._replica_set()
             assert found.primary is not None
             name = found.primary
         return next(host for host in self._network.hosts if host.name == name)
@@ -153,19 +152,20 @@ class ReplicaDrill(Drill):
         self.await_all()
         host = self.host_of(name)
         role = self.role_of(host)
-        before = self._epoch()
+        before = self._replica_set().epoch
         done = self._hand_over(host) if deed == "hand-over" else self.do(deed, host, away_s)
-        return {**asdict(done), "role": role, "failovers": self._epoch() - before}
+        return {**asdict(done), "role": role, "failovers": self._replica_set().epoch - before}
 
     def await_all(self) -> None:
         """Wait until all hosts are in use."""
         for host in self._network.hosts:
             until(self._in_use(host), host.name)
 
-    def _epoch(self) -> int:
-        found = self.see().replica_set
+    def _replica_set(self) -> ReplicaSet:
+        """Return the document as soon as there is one: members of etcd fail, too."""
+        found = until(lambda: self.see().replica_set, "etcd")
         assert found is not None
-        return found.epoch
+        return found
 
     def _deed(self, deed: str, host: Host) -> tuple[Callable[[], object], Callable[[], object]]:
         if deed == "cut-etcd":
