@@ -1,4 +1,6 @@
-"""A producer when primaries are killed: each send is stored once, and keys stay in order."""
+"""Clients when primaries are killed: each send is stored once, keys stay in order, and a member of
+a group goes on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ import pytest
 from tests.crash.test_replicas import LIMIT_S, Cluster, kill_all
 from tests.interop.lookup_process import LookupProcess
 
-from martlet.client import Consumer, Producer, PublishSettings, SendResult, sync
+from martlet.addresses import Address
+from martlet.client import (
+    BroadcastConsumer,
+    Consumer,
+    Identity,
+    Producer,
+    PublishSettings,
+    PullConsumer,
+    SendResult,
+    sync,
+)
+from martlet.client.group.base import PullConsumerBase
+from martlet.client.transport.connection import Connection
 
 pytestmark = pytest.mark.crash
 
@@ -163,3 +177,104 @@ async def test_each_send_of_the_blocking_producer_is_stored_once(
         assert producer.stats.retried
     await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
     await cluster.stop()
+
+
+async def received_by(consumer: PullConsumerBase, bodies: list[bytes]) -> None:
+    """Add what comes until the end of the load."""
+    async for message in consumer:
+        bodies.append(message.body)
+        if message.body == b"end":
+            message.finish()
+            return
+
+
+async def member_count(address: str) -> int:
+    """Ask the broker how many members the group has."""
+    connection = await Connection.open(Address.parse(address), Identity())
+    try:
+        described = await connection.call("group.describe", topic=TOPIC, group="g")
+        return len(described.fields["members"])
+    finally:
+        connection.abort()
+
+
+async def test_a_member_given_all_replicas_joins_once_and_goes_on_at_the_next_primary(
+    tmp_path: Path, clusters: list[Cluster]
+) -> None:
+    """It joined once for each address, as several members."""
+    cluster = await start(tmp_path, clusters)
+    addresses = list(cluster.tcp.values())
+    bodies: list[bytes] = []
+    member = PullConsumer(TOPIC, "g", addresses, start="first", commit_every_s=0.05)
+    async with Producer(addresses, publishing=PATIENT) as producer, member:
+        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+        receiving = asyncio.create_task(received_by(member, bodies))
+        for _ in range(2):
+            await load.more(300)
+            owed = set(load.results)
+            async with asyncio.timeout(LIMIT_S):
+                while not owed <= set(bodies):  # noqa: ASYNC110, a task appends to it
+                    await asyncio.sleep(0.05)
+            assert member.connected_count == 1
+            assert len(member.assignment) == 1
+            victim = await cluster.primary()
+            assert victim is not None
+            assert await member_count(cluster.tcp[victim]) == 1
+            cluster.kill(victim)
+            await load.more(300)
+            cluster.start_one(victim)
+            await cluster.in_sync(3)
+        await load.end()
+        async with asyncio.timeout(LIMIT_S):
+            await receiving
+        await member.commit()
+    assert set(bodies) == {*load.results, b"end"}
+    async with PullConsumer(TOPIC, "g", addresses[::-1]) as other:
+        assert other.committed(0) == len(load.results) + 1
+    await cluster.stop()
+
+
+@pytest.mark.parametrize("is_broadcast", [False, True])
+async def test_a_member_leaves_a_primary_that_hangs(
+    tmp_path: Path, clusters: list[Cluster], is_broadcast: bool
+) -> None:
+    """Its connection stays open, and another one tells that there is a newer primary."""
+    cluster = await start(tmp_path, clusters)
+    hung = await cluster.primary()
+    assert hung is not None
+    # The first one is tried first, so that the consumer is connected to the primary itself.
+    addresses = [cluster.tcp[hung], *(at for name, at in cluster.tcp.items() if name != hung)]
+    bodies: list[bytes] = []
+    member: PullConsumerBase
+    if is_broadcast:
+        member = BroadcastConsumer(TOPIC, addresses, offsets=tmp_path / "offsets", start="first")
+    else:
+        member = PullConsumer(TOPIC, "g", addresses, start="first", lease_s=2)
+    async with Producer(addresses, publishing=PATIENT) as producer, member:
+        load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
+        receiving = asyncio.create_task(received_by(member, bodies))
+        await load.more(300)
+        cluster.processes[hung].send_signal(signal.SIGSTOP)
+        await load.more(300)
+        await load.end()
+        async with asyncio.timeout(LIMIT_S):
+            await receiving
+        cluster.processes[hung].send_signal(signal.SIGCONT)
+    assert set(bodies) == {*load.results, b"end"}
+    if is_broadcast:
+        await continues_at_another_replica(tmp_path / "offsets", addresses)
+    await cluster.in_sync(3)
+    await cluster.stop()
+
+
+async def continues_at_another_replica(offsets: Path, addresses: list[str]) -> None:
+    """Check that the file of offsets counts for all replicas."""
+    async with Producer(addresses) as producer:
+        await producer.send(TOPIC, b"more")
+    for address in addresses[1:]:
+        async with BroadcastConsumer(
+            TOPIC, address, offsets=offsets, start="first", auto_commit=False
+        ) as again:
+            async for message in again:
+                assert message.body == b"more"
+                break

@@ -18,6 +18,7 @@ from martlet.client.group.counters import PullCounts
 from martlet.client.group.failures import RETRY, PullFailures, kept_by
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.iteration import Handed, Iteration
+from martlet.client.group.known_brokers import KnownBrokers
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.queue_id import QueueId, find_place
@@ -83,6 +84,8 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             leave_timeout_s,
             RebalanceListener(progress.on_assigned, progress.on_revoked),
             self._hooks,
+            KnownBrokers(),
+            self._brokers.seek,
         )
         self._line.on_lost_often = self._lost_often
         self._giving_up: set[asyncio.Task[None]] = set()
@@ -169,7 +172,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
 
     async def _bury(self, message: PulledMessage) -> str | None:
         for session in self._brokers.sessions:
-            if str(session.address) == message.place.broker:
+            if session.broker.name == message.place.broker and session.is_connected:
                 return await session.bury(message)
         raise Closed(f"there is no connection to {message.place.broker} any more")
 
@@ -255,8 +258,9 @@ class PullConsumerBase(ConsumerBase[PullSession]):
     def _find(self, queue: Wanted) -> tuple[PullSession, AssignedQueue]:
         place = find_place(queue, self.assignment, self._topic)
         for session in self._brokers.sessions:
-            if str(session.address) == place.broker:
-                return session, session.held[place.queue]
+            held = session.held.get(place.queue)
+            if held is not None and held.place == place:
+                return session, held
         raise AssertionError
 
     def _chosen(self, queues: tuple[Wanted, ...]) -> list[AssignedQueue]:

@@ -9,7 +9,7 @@ from martlet.addresses import Address
 from martlet.client.addresses import Addresses
 from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.group.base import PullConsumerBase
-from martlet.client.group.broadcast_session import BroadcastSession
+from martlet.client.group.broadcast_session import BroadcastProgress, BroadcastSession
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.client.group.settings import ProgressSettings, PullOptions
@@ -79,10 +79,8 @@ class BroadcastConsumer(PullConsumerBase):
             handling=handling,
             leave_timeout_s=0.0,
         )
-        self._start = progress.start
-        self._file = OffsetFile(offsets, topic) if offsets is not None else None
+        file = OffsetFile(offsets, topic) if offsets is not None else None
+        self._progress = BroadcastProgress(progress.start, file)
 
     def _make_session(self, address: Address) -> BroadcastSession:
-        return BroadcastSession(
-            address, self._dialer(address), self._settings, self._file, self._start
-        )
+        return BroadcastSession(address, self._dialer(address), self._settings, self._progress)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from weakref import WeakSet
 
 from martlet.addresses import Address
 from martlet.client.errors import CallRefused
+from martlet.client.group.known_brokers import KnownBroker
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.client.group.queues.queue_id import QueueId
@@ -30,6 +33,31 @@ ABSENT_S = 1.0
 """The interval of requests for the topic while it does not exist."""
 
 
+@dataclass(slots=True)
+class BroadcastProgress:
+    """The offsets of a broadcast consumer, at all brokers.
+
+    Attributes:
+        start: the start position in a queue that the file does not have.
+        file: keeps the offsets; None for no file.
+        last: the offsets to continue at after a lost connection, as they are kept.
+        met: the brokers whose queues were requested; a later queue is consumed from its first
+            message on.
+    """
+
+    start: Start
+    file: OffsetFile | None
+    last: dict[QueueId, int] = field(default_factory=dict)
+    met: WeakSet[KnownBroker] = field(default_factory=WeakSet)
+
+    def find(self, queue: int, names: Iterable[str]) -> int | None:
+        """Return the offset of a broker's queue under the first name that has one."""
+        places = [QueueId(name, queue) for name in names]
+        found = (self.last.get(place) for place in places)
+        kept = (self.file.get(place) for place in places) if self.file is not None else ()
+        return next((offset for offset in (*found, *kept) if offset is not None), None)
+
+
 class BroadcastSession(PullSession):
     """Fetch from all queues of a topic.
 
@@ -37,8 +65,7 @@ class BroadcastSession(PullSession):
         address: the broker's.
         dialer: connects.
         settings: shared by the sessions at all brokers.
-        file: keeps the offsets; None for no file.
-        start: the start position in a queue that the file does not have.
+        progress: of the consumer at all brokers.
     """
 
     def __init__(
@@ -46,15 +73,10 @@ class BroadcastSession(PullSession):
         address: Address,
         dialer: Dialer,
         settings: SessionSettings,
-        file: OffsetFile | None,
-        start: Start,
+        progress: BroadcastProgress,
     ) -> None:
         super().__init__(address, dialer, settings)
-        self._file = file
-        self._start = start
-        self._was_there = False
-        self._last: dict[QueueId, int] = {}
-        """The offsets to continue at after a lost connection."""
+        self._progress = progress
 
     @property
     def _fetching(self) -> tuple[str, Mapping[str, Any]]:
@@ -75,7 +97,7 @@ class BroadcastSession(PullSession):
                 if error.code != "NOT_FOUND":
                     raise
                 # A topic that is created later is consumed from its first message on.
-                self._was_there = True
+                self._progress.met.add(self.broker)
                 self.set_connected(connection)
                 self.mark_attempted()
                 await asyncio.sleep(ABSENT_S)
@@ -85,7 +107,7 @@ class BroadcastSession(PullSession):
                 for each in queues
                 if int(each["queue"]) not in self.held
             }
-            self._was_there = True
+            self._progress.met.add(self.broker)
             taken = await self._take(connection, offsets)
             ends = {int(each["queue"]): int(each["end_offset"]) for each in queues}
             for held in taken:
@@ -99,14 +121,12 @@ class BroadcastSession(PullSession):
     async def _begins(self, connection: Connection, queue: Mapping[str, Any]) -> int:
         """Return the start offset in a queue."""
         number = int(queue["queue"])
-        place = QueueId(str(self.address), number)
-        known = self._last.get(place)
-        if known is None and self._file is not None:
-            known = self._file.get(place)
+        names = [self._kept_as, self.broker.id, *self.broker.addresses]
+        known = self._progress.find(number, names)
         if known is not None:
             return known
-        start = self._start
-        if self._was_there or start == "first":
+        start = self._progress.start
+        if self.broker in self._progress.met or start == "first":
             return int(queue["start_offset"])
         if isinstance(start, datetime):
             answer = await connection.call(
@@ -115,8 +135,16 @@ class BroadcastSession(PullSession):
             return int(answer.fields["offset"])
         return start if isinstance(start, int) else int(queue["end_offset"])
 
+    @property
+    def _kept_as(self) -> str:
+        """The name of the broker under which offsets are kept: replicas share an id only."""
+        return self.broker.id if self.broker.has_replicas else self.broker.name
+
     def _remember(self) -> None:
-        self._last |= {held.place: held.next_commit for held in self.held.values()}
+        name = self._kept_as
+        self._progress.last |= {
+            QueueId(name, number): held.next_commit for number, held in self.held.items()
+        }
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
         """Have the offset written, even if it is lower: the file has no other user."""
@@ -137,15 +165,15 @@ class BroadcastSession(PullSession):
             for held in self.held.values()
             if held.next_commit != held.committed
         }
-        if self._file is not None and (changed or self._unkept()):
-            await asyncio.to_thread(self._file.write, dict(self._last))
+        file = self._progress.file
+        if file is not None and (changed or self._unkept(file)):
+            await asyncio.to_thread(file.write, dict(self._progress.last))
         for held, offset in changed.items():
             held.committed = offset
 
-    def _unkept(self) -> bool:
+    def _unkept(self, file: OffsetFile) -> bool:
         """Return whether the file lacks an offset."""
-        assert self._file is not None
-        return any(self._file.get(place) != offset for place, offset in self._last.items())
+        return any(file.get(place) != offset for place, offset in self._progress.last.items())
 
     async def leave(self, timeout_s: float) -> None:
         """Write the offsets, unless only the application commits, and drop the queues."""

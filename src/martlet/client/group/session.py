@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from martlet.client.errors import (
 )
 from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.known_brokers import KnownBroker, KnownBrokers
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
 from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, Fetcher
@@ -54,6 +55,8 @@ class SessionSettings:
         leave_timeout_s: the time for handlers to end when their queue moves to another member.
         listener: called when queues come and go.
         hooks: called with fetched and done messages.
+        brokers: those that the sessions have reached.
+        seek: looks for a broker at other addresses when a session has lost it.
     """
 
     topic: str
@@ -63,6 +66,8 @@ class SessionSettings:
     leave_timeout_s: float
     listener: RebalanceListener
     hooks: Hooks
+    brokers: KnownBrokers
+    seek: Callable[[PullSession], None]
 
     @property
     def auto_commit(self) -> bool:
@@ -81,6 +86,7 @@ class PullSession(BrokerSession):
     Attributes:
         held: the queues, by number.
         tally: the counts of outcomes.
+        broker: the one that it has reached, or had last.
     """
 
     def __init__(self, address: Address, dialer: Dialer, settings: SessionSettings) -> None:
@@ -88,6 +94,7 @@ class PullSession(BrokerSession):
         self.held: dict[int, AssignedQueue] = {}
         self.tally = PullCounts()
         self.settings = settings
+        self.broker = KnownBroker(str(address))
         self._fetchers: dict[AssignedQueue, asyncio.Task[None]] = {}
         self._id_bases: dict[int, int] = {}
         self._over: asyncio.Future[str] | None = None
@@ -149,7 +156,13 @@ class PullSession(BrokerSession):
         """Connect and fetch, reconnecting until closed; see `BrokerSession.keep`."""
         while not self._closing.is_set():
             connection = await self._dialer.dial()
+            brokers = self.settings.brokers
+            reached = brokers.reached(self.address, connection, self.broker)
+            self.broker = reached.broker
+            if not reached.turn.done():
+                self.mark_attempted()  # Another connection to the broker is active.
             try:
+                await brokers.wait_turn(reached)
                 await self._attend_on(connection)
                 error = await connection.wait_lost()
             except NotSupported as refused:
@@ -159,9 +172,14 @@ class PullSession(BrokerSession):
             finally:
                 self.connection = None
                 connection.abort()
-                await self._lose(list(self.held.values()))
+                try:
+                    await self._lose(list(self.held.values()))
+                finally:
+                    is_gone = brokers.lost(reached)
             if not self._closing.is_set():
                 self._dialer.lost(error)
+                if is_gone:
+                    self.settings.seek(self)
             self.mark_attempted()
 
     async def _attend_on(self, connection: Connection) -> None:
@@ -239,7 +257,7 @@ class PullSession(BrokerSession):
             await self.describe(connection)
         taken = []
         for number, offset in offsets.items():
-            place = QueueId(str(self.address), number)
+            place = QueueId(self.broker.name, number)
             held = AssignedQueue(
                 self.settings.topic,
                 place,

@@ -67,11 +67,6 @@ class BrokerLink:
         return self._name
 
     @property
-    def epoch(self) -> int:
-        """The broker's run to which it is connected; -1 without a connection."""
-        return -1 if self.connection is None else self.connection.features.epoch
-
-    @property
     def can_write(self) -> bool:
         """Whether the broker is connected, and reads the output."""
         connection = self.connection

@@ -3,10 +3,8 @@
 A broker is known by its id, if it tells one, and otherwise by its address. Several addresses that
 turn out to be one broker share its queue, and so one sequence of numbers: what one of them did not
 answer is repeated at another under the same number, and stored once. That is how a producer goes on
-when another replica has become the primary.
-
-Of several connections to a broker, the one to its newest run is active. So a primary that was
-paused, and believes that it is one, is left as soon as the next one answers.
+when another replica has become the primary. One of its connections is active: see
+`martlet.client.transport.active`.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.routing import broker_of_key
 from martlet.client.producer.stats import BrokerStats
 from martlet.client.settings import ConnectionSettings
+from martlet.client.transport.active import ActiveLinks
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.discovery import Discovery
 
@@ -71,8 +70,8 @@ class BrokerPool:
         if (daemons := connection.lookup_daemons) is not None:
             self._discovery = Discovery(None, daemons, connection.lookup_poll_s, self._on_found)
         self._links: dict[Address, BrokerLink] = {}
-        self._active: dict[InFlightQueue, BrokerLink] = {}
-        """The active link of each broker that is connected."""
+        self._active_links = ActiveLinks[InFlightQueue, BrokerLink]()
+        self._active = self._active_links.of
         self._keepers: dict[BrokerLink, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -290,21 +289,14 @@ class BrokerPool:
 
     def _choose_active(self, broker: InFlightQueue) -> None:
         """Send to the newest run of a broker of those that are connected."""
-        active = self._active.get(broker)
-        links = [each for each in self.links if each.queue is broker and each.connection]
-        newest = max(links, key=lambda each: each.epoch, default=None)
-        if newest is None:
-            return
-        if active is None:
-            self._active[broker] = newest
-            newest.activate()
-        elif newest.epoch > active.epoch and active.connection is not None:
-            active.connection.abort(ConnectionLost(f"{active}: the broker is at {newest} now"))
+        links = [each for each in self.links if each.queue is broker]
+        link = self._active_links.choose(broker, links)
+        if link is not None:
+            link.activate()
 
     def _on_down(self, link: BrokerLink) -> None:
         broker = link.queue
-        if self._active.get(broker) is link:
-            del self._active[broker]
+        if self._active_links.release(broker, link):
             self._choose_active(broker)
             if broker not in self._active:
                 self._seek(link)

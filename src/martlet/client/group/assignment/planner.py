@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from martlet.addresses import Address
 from martlet.client.errors import CallRefused, ClientError
 from martlet.client.group.assignment.plan import AllocationChoice, GroupView, plan
+from martlet.client.group.known_brokers import KnownBroker
 
 logger = logging.getLogger("martlet.client")
 
@@ -44,6 +45,7 @@ class Member(Protocol):
     """The consumer's membership at one broker, as the planner sees it."""
 
     address: Address
+    broker: KnownBroker
     roster: int | None
 
     @property
@@ -89,9 +91,9 @@ class Planner:
         """Note that the consumer has become a member."""
         self._announced.pop(member, None)
         self._alone.discard(member)
-        for known in [each for each in self._seen_s if each.address == member.address]:
+        for known in [each for each in self._seen_s if each.broker.name == member.broker.name]:
             if known is not member:
-                self._forget(known)  # The broker was dropped, and found again by a lookup daemon.
+                self._forget(known)  # The broker is reached at another address now.
         self._seen_s[member] = asyncio.get_running_loop().time()
         self.wake()
 

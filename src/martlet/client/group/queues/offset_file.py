@@ -5,6 +5,7 @@ It is JSON.  A new file replaces it once that is on the disk::
     {"format": "martlet-offsets", "version": 1, "topic": "orders",
      "offsets": {"127.0.0.1:4150": {"0": 1041, "1": 1038}}}
 
+A broker has its address there, and its id if it has replicas.
 An unreadable file is never overwritten: it may be the only record of the consumer's position.
 """
 

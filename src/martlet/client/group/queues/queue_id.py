@@ -10,7 +10,7 @@ class QueueId(NamedTuple):
     """A queue, unique among all brokers of a consumer.
 
     Attributes:
-        broker: its address, as ``host:port``.
+        broker: its address, as ``host:port``; of several, the first at which it was reached.
         queue: its number there.
     """
 

@@ -13,6 +13,7 @@ from martlet.client.group.assignment import planner
 from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.group.assignment.plan import AllocationChoice
 from martlet.client.group.assignment.planner import Planner
+from martlet.client.group.known_brokers import KnownBroker
 
 
 class Post:
@@ -20,6 +21,7 @@ class Post:
 
     def __init__(self, address: str, members: list[str]) -> None:
         self.address = Address.parse(address)
+        self.broker = KnownBroker(address)
         self.is_member = True
         self.roster = 1
         self.calls: list[tuple[str, Mapping[str, Any]]] = []

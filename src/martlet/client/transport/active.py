@@ -1,0 +1,61 @@
+"""Several connections to one broker, of which one is active: that to its newest run.
+
+So a primary that was paused, and believes that it is one, is left as soon as the next one answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
+
+from martlet.client.errors import ConnectionLost
+from martlet.client.transport.connection import Connection
+
+
+class BrokerAddress(Protocol):
+    """An address at which a broker may be reached.
+
+    Attributes:
+        connection: None while there is none.
+    """
+
+    connection: Connection | None
+
+
+BrokerT = TypeVar("BrokerT")
+LinkT = TypeVar("LinkT", bound=BrokerAddress)
+
+
+class ActiveLinks(Generic[BrokerT, LinkT]):
+    """The active link of each broker that is connected."""
+
+    def __init__(self) -> None:
+        self.of: dict[BrokerT, LinkT] = {}
+
+    def choose(self, broker: BrokerT, links: Iterable[LinkT]) -> LinkT | None:
+        """Choose among the links that reach a broker.
+
+        Where the active one is not connected to the newest run, its connection is aborted; choose
+        again once it is released.
+
+        Returns:
+            the link that becomes active; None if none does.
+        """
+        connected = [(each.connection.features.epoch, each) for each in links if each.connection]
+        if not connected:
+            return None
+        epoch, newest = max(connected, key=lambda each: each[0])
+        active = self.of.get(broker)
+        if active is None:
+            self.of[broker] = newest
+            return newest
+        if active.connection is not None and epoch > active.connection.features.epoch:
+            active.connection.abort(ConnectionLost(f"{active}: the broker is at {newest} now"))
+        return None
+
+    def release(self, broker: BrokerT, link: LinkT) -> bool:
+        """Note that a link is lost. Returns whether it was active."""
+        if self.of.get(broker) is not link:
+            return False
+        del self.of[broker]
+        return True
