@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from martlet.replica.replica_set import ReplicaSet, Seen
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable
 from martlet.server.replication.operations import OperationRefused, Operations
+from martlet.unreachable import reason
 
+_CONNECT_S = 1.0
+"""How long `show` waits for a replica to take a connection, in seconds."""
 _COUNTS = {
     "show": (0, 0),
     "create": (1, 15),
@@ -143,7 +147,10 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
     names = options.replicas
     if options.action == "show":
         seen = await operations.look()
-        return [json_line(_fields(seen))] if options.json else show_lines(seen, time.time())
+        silent = await unreachable(seen)
+        if options.json:
+            return [json_line(_fields(seen, silent))]
+        return show_lines(seen, silent, time.time())
     if options.action == "create":
         found = await operations.create(
             names, copies=options.copies, min_in_sync=options.min_in_sync
@@ -171,14 +178,36 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
         found = await operations.set(copies=options.copies, min_in_sync=options.min_in_sync)
         done = "set"
     if options.json:
-        return [json_line(_fields(Seen(found, 0, {})))]
+        return [json_line(_fields(Seen(found, 0, {}), {}))]
     return [
         f"{done}; {counted(len(found.replicas), 'replica')}, {found.wanted_copies} copies,"
         f" at least {found.min_in_sync} in sync"
     ]
 
 
-def _fields(seen: Seen) -> dict[str, object]:
+async def unreachable(seen: Seen) -> dict[str, str]:
+    """Connect to each replica that says that it runs. Returns why that failed, by name: what one
+    that was just killed said lasts for 3 s.
+    """
+    addresses = {name: each.address for name, each in seen.presences.items() if each.address}
+    found = await asyncio.gather(*map(_why_unreachable, addresses.values()))
+    return {name: why for name, why in zip(addresses, found, strict=True) if why}
+
+
+async def _why_unreachable(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return f"it does not answer from here within {_CONNECT_S:g} s"
+    except OSError as error:
+        return f"it is not reachable: {reason(error, 'replica')}"
+    writer.close()
+    return ""
+
+
+def _fields(seen: Seen, silent: Mapping[str, str]) -> dict[str, object]:
     found = seen.replica_set
     return {
         "broker_id": found.broker if found else None,
@@ -192,7 +221,7 @@ def _fields(seen: Seen) -> dict[str, object]:
                 "address": found.replicas[name] if found and name in found.replicas else "",
                 "is_member": found is not None and name in found.replicas,
                 "is_in_sync": found is not None and name in found.in_sync,
-                "is_running": name in seen.presences,
+                "is_running": name in seen.presences and name not in silent,
                 **(
                     {
                         "role": presence.role,
@@ -202,7 +231,7 @@ def _fields(seen: Seen) -> dict[str, object]:
                         "confirmed_position": presence.confirmed_position,
                         "tcp_address": presence.tcp_address,
                         "http_address": presence.http_address,
-                        "problem": presence.problem,
+                        "problem": silent.get(name) or presence.problem,
                     }
                     if (presence := seen.presences.get(name)) is not None
                     else {}
@@ -218,10 +247,16 @@ def _names(seen: Seen) -> list[str]:
     return sorted({*members, *seen.presences})
 
 
-def show_lines(seen: Seen, now_s: float) -> list[str]:
-    """Format a replica set as text."""
+def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]:
+    """Format a replica set as text.
+
+    Args:
+        seen: what the metadata store has.
+        silent: why replicas could not be reached, by name.
+        now_s: the time, in seconds since 1970.
+    """
     found = seen.replica_set
-    lines = [_head(found, seen, now_s)]
+    lines = [_head(found, seen, silent, now_s)]
     rows: list[tuple[str, ...]] = [
         ("REPLICA", "ROLE", "IN SYNC", "EPOCH", "LAG", "ADDRESS", "PROBLEM")
     ]
@@ -231,13 +266,15 @@ def show_lines(seen: Seen, now_s: float) -> list[str]:
         is_member = found is not None and name in found.replicas
         address = found.replicas[name] if found is not None and is_member else ""
         is_in_sync = "yes" if found is not None and name in found.in_sync else "no"
+        if is_in_sync == "yes" and (presence is None or name in silent):
+            is_in_sync = "not reachable"
         if presence is None:
             rows.append((name, "-", is_in_sync, "-", "-", address, "it is not running"))
             continue
         lag = "-"
         if primary is not None and presence.role == "standby":
             lag = f"{max(0, primary.end_position - presence.end_position)} B"
-        problem = presence.problem
+        problem = silent.get(name) or presence.problem
         if not problem and found is not None and not is_member:
             problem = "it is not in the replica set"
         elif not problem and not presence.is_whole:
@@ -251,7 +288,7 @@ def show_lines(seen: Seen, now_s: float) -> list[str]:
     return [*lines, "", *laid_out(rows, (3, 4))]
 
 
-def _head(found: ReplicaSet | None, seen: Seen, now_s: float) -> str:
+def _head(found: ReplicaSet | None, seen: Seen, silent: Mapping[str, str], now_s: float) -> str:
     if found is None:
         if any(presence.epoch for presence in seen.presences.values()):
             return (
@@ -262,16 +299,18 @@ def _head(found: ReplicaSet | None, seen: Seen, now_s: float) -> str:
             "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
         )
     primary = seen.presences.get(found.primary or "")
-    if primary is None or primary.role != "primary":
-        running = sorted(found.in_sync & seen.presences.keys())
+    running = found.in_sync & seen.presences.keys() - silent.keys()
+    if primary is None or primary.role != "primary" or found.primary in silent:
         return (
             f"broker {found.broker}: no primary in epoch {found.epoch};"
             f" {len(running)} of {len(found.in_sync)} replicas that were in sync are running, and"
             f" {found.quorum.answers_needed} are needed to elect one"
         )
+    lost = sorted(found.in_sync - running)
+    but = f" ({', '.join(lost)} not reachable)" if lost else ""
     since = f" for {age(now_s - primary.began_s)}" if primary.began_s else ""
     return (
         f"broker {found.broker}: {found.primary or 'no replica'} is primary of epoch"
-        f" {found.epoch}{since}; {len(found.in_sync)} of {len(found.replicas)} in sync,"
+        f" {found.epoch}{since}; {len(found.in_sync)} of {len(found.replicas)} in sync{but},"
         f" {found.wanted_copies} copies of each message, at least {found.min_in_sync} in sync"
     )

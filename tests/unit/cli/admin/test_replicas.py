@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,7 @@ def test_a_replica_set_is_shown() -> None:
         "b": Presence(3, 4000, role="standby"),
         "d": Presence(role="waiting", address="10.0.0.4:4153", is_whole=False),
     }
-    lines = show_lines(Seen(FOUND, 3, presences), 1300)
+    lines = show_lines(Seen(FOUND, 3, presences), {}, 1300)
     assert lines == [
         "broker id: a is primary of epoch 1 for 5m; 2 of 3 in sync, 2 copies of each message, at"
         " least 2 in sync",
@@ -54,6 +56,34 @@ def test_a_replica_set_is_shown() -> None:
         "c        -        no           -       -  10.0.0.3:4153  it is not running",
         "d        waiting  no           0       -  10.0.0.4:4153  it is not in the replica set",
     ]
+
+
+def test_a_replica_that_was_just_killed_is_not_shown_as_in_sync(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its presence lasts for 3 s, and the set has it in sync until the primary misses it."""
+    path = tmp_path / "replicas.db"
+    with socket.create_server(("127.0.0.1", 0)) as alive, socket.socket() as killed:
+        killed.bind(("127.0.0.1", 0))  # Nothing listens there.
+        addresses = {
+            name: f"127.0.0.1:{each.getsockname()[1]}"
+            for name, each in (("a", alive), ("b", killed))
+        }
+
+        async def write() -> None:
+            store = SqliteStore(path, "martlet")
+            found = ReplicaSet.first("a", addresses, broker="id").elected("a")
+            assert await store.swap(found.with_in_sync(frozenset("ab")), 0)
+            for name, role in (("a", "primary"), ("b", "standby")):
+                await store.announce(name, Presence(1, role=role, address=addresses[name]))
+            await store.close()
+
+        asyncio.run(write())
+        assert replicas.main(["show", f"--metadata=sqlite:{path}"]) == 0
+    shown = capfd.readouterr().out
+    assert "2 of 2 in sync (b not reachable), 2 copies of each message" in shown
+    assert re.search("b +standby +not reachable .* it is not reachable: connection refused", shown)
+    assert re.search("a +primary +yes ", shown)
 
 
 def written(path: Path, *names: str) -> None:
