@@ -2,7 +2,7 @@
 
 ::
 
-    metadata store <--- look, swap, announce ---+
+    metadata store <--- SetMembership, swap ----+
                                                 |
     other replicas <--- ReplicaLink ------- ReplicaNode ---- Replica: standby, candidate, primary
                                                 |                 |
@@ -18,10 +18,8 @@ import asyncio
 import logging
 import random
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -35,11 +33,10 @@ from martlet.log.cut import CutTail
 from martlet.log.epochs import EpochRange
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
-from martlet.outage import Outage
 from martlet.replica.frames import Frame, FrameKind
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica, ReplicaFailed
-from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, Seen
+from martlet.replica.replica_set import ReplicaSet
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.standby import Standby, StandbyState
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
@@ -58,9 +55,10 @@ from martlet.server.http.standby_api import CopiedState, standby_routes
 from martlet.server.listeners import Listeners
 from martlet.server.listening_socket import listen, serve
 from martlet.server.metadata.sqlite_store import read_boot_id
-from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
+from martlet.server.metadata.store import MetadataStore, SwapUnclear
 from martlet.server.replication.client_addresses import AddressBook
 from martlet.server.replication.link import ReplicaLink, connect
+from martlet.server.replication.membership import SetMembership
 from martlet.server.replication.status import ReplicaStatus
 from martlet.server.replication.trust import LinkTrust
 from martlet.server.server import Server
@@ -70,8 +68,6 @@ TICK_S = 0.02
 """How often time passes for a replica, in seconds."""
 ANNOUNCE_S = 1.0
 """How often a replica renews its presence, in seconds."""
-_LOOK_S = 0.5
-"""How often a replica that waits for its replica set looks for it, in seconds."""
 _HAND_OVER_S = 2.0
 """How long a primary that stops waits for its successor, in seconds."""
 _MAX_ADDRESS_BYTES = 100
@@ -129,8 +125,6 @@ class ReplicaNode:
         """Set once clients are served."""
         self.is_useful = asyncio.Event()
         """Set once this replica is primary and serves clients, or follows one."""
-        self.waits_for = "it reads its log"
-        """Why there is no replica yet."""
         self.status = ReplicaStatus(self)
         self.log_routes: Routes = {}
         """The endpoints for readers of the log at a standby, once its folder is open."""
@@ -141,9 +135,9 @@ class ReplicaNode:
         self._ports = ports
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self.membership = SetMembership(self.options, store, ports.instance, self._ended, log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk = ThreadPoolExecutor(1, "martlet-replica-disk")
-        self._said = ""
         self._epoch = 0
         """The newest one that it has pledged to."""
         self._ticks_soon = False
@@ -155,12 +149,6 @@ class ReplicaNode:
         """When the epoch of this primary began, in seconds since 1970."""
         self._shortage = ""
         """Why this primary takes no messages; empty while it does."""
-        self._store_outage = Outage(
-            "REPLICA: cannot use the metadata store",
-            "REPLICA: the metadata store answers",
-            log=log,
-            level=logging.ERROR,
-        )
         self._listener: asyncio.Server | None = None
         self._spliced_http: HttpServer | None = None
         """Answers requests that standbys forward, while this replica is primary."""
@@ -207,10 +195,10 @@ class ReplicaNode:
     async def _start(self) -> None:
         options = self.options
         path = Path(options.data_path or ".").absolute()
-        await self._until_alone()
+        await self.membership.until_alone()
         broker_id = ""
         if not (path / IDENTITY_NAME).exists():
-            broker_id = await self._find_broker_id()
+            broker_id = await self.membership.find_broker_id()
             if self._ended.done():
                 return
         self.folder = open_folder(path, options, self.log, broker_id)
@@ -257,70 +245,6 @@ class ReplicaNode:
         sock = listen(address, "replica-address")
         self._listener = await serve(self._loop, self._link, sock, self._ports.trust.server_tls)
         self.log.info("REPLICA: listening on %s", address)
-
-    async def _find_broker_id(self) -> str:
-        """Return the id of the broker of which a new data folder is to be a replica; wait until
-        there is one.
-        """
-        options = self.options
-        waiting = ""
-        while not self._ended.done():
-            try:
-                found = (await self._store.look()).replica_set
-                waiting = (
-                    "there is no replica set yet: create one with `martlet replicas create`"
-                    if found is None
-                    else f"the replica set does not have this replica: add it with `martlet"
-                    f" replicas add {self.name}`"
-                )
-                if found is not None and self.name in found.replicas:
-                    return found.broker
-                if found is None and next(iter(options.initial_addresses), "") == self.name:
-                    return uuid.uuid4().hex
-                self._store_outage.over()
-                presence = Presence(is_whole=False, role="waiting", problem=waiting)
-                await self._store.announce(self.name, self._present(presence))
-            except (StoreUnreachable, BadReplicaSet) as error:
-                self.waits_for = str(error)
-                self._store_outage.failed(str(error))
-            if waiting:
-                self.waits_for = waiting
-                self._say(f"waiting: {waiting}")
-            # The store does not notify of changes.
-            await asyncio.wait([self._ended], timeout=_LOOK_S)
-        return ""
-
-    async def _keep_document(self, seen: Seen) -> bool:
-        """Make the document, or change this replica's address in it. Returns whether that was to
-        be done. Raises SwapUnclear.
-        """
-        found, address = seen.replica_set, self.options.replica_address
-        if found is None:
-            return await self._create()
-        if found.replicas.get(self.name, address) == address:
-            return False
-        self.log.info("REPLICA: %s moves to %s", found.replicas[self.name], address)
-        await self._store.swap(found.with_replica(self.name, address), seen.version)
-        return True
-
-    async def _create(self) -> bool:
-        """Make the replica set from this replica's log, where an operator wants that."""
-        options, replica = self.options, self.replica
-        addresses = options.initial_addresses
-        if next(iter(addresses), "") != self.name or replica.note.pledged:
-            return False
-        assert not isinstance(replica.role, Primary)
-        first = ReplicaSet.first(
-            self.name,
-            addresses,
-            broker=replica.broker,
-            epoch=replica.role.copy.epochs.last,
-            wanted_copies=options.copies or None,
-            min_in_sync=options.min_in_sync or (1 if options.replication == "async" else None),
-        )
-        if await self._store.swap(first, 0):
-            self.log.info("REPLICA: made the replica set of %s", options.initial_replicas)
-        return True
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -434,11 +358,8 @@ class ReplicaNode:
             self.is_useful.set()
 
     def _say(self, said: str) -> None:
-        if said != self._said:
-            self._said = said
-            self.log.info("REPLICA: %s is %s", self.name, said)
-            if hasattr(self, "replica"):
-                self._run(self._announce())  # So that others see it at once.
+        if self.membership.say(said):
+            self._run(self._announce())  # So that others see it at once.
 
     def _refuse_if_short(self) -> None:
         """Take no messages while too few replicas can have them."""
@@ -462,64 +383,9 @@ class ReplicaNode:
         if self._shortage and self.server is server:
             server.commits.refuse_waiting(WritesRefused(self._shortage))
 
-    def _present(self, presence: Presence) -> Presence:
-        """Add what does not depend on the replica's role."""
-        options = self.options
-        modes = f"--flush={options.flush} --replication={options.replication}"
-        problem = presence.problem
-        seen = self.replica.seen if hasattr(self, "replica") else None
-        for name, other in seen.presences.items() if seen is not None else ():
-            if not problem and other.modes not in ("", modes):
-                problem = f"it runs with {modes}, and {name} with {other.modes}"
-        return replace(
-            presence,
-            address=options.replica_address,
-            instance=self._ports.instance,
-            modes=modes,
-            problem=problem,
-        )
-
-    async def _until_alone(self) -> None:
-        """Wait while another process is this replica: both would acknowledge for one."""
-        while not self._ended.done():
-            try:
-                other = (await self._store.look()).presences.get(self.name)
-            except (StoreUnreachable, BadReplicaSet):
-                return  # It goes on without the store, as it did before.
-            address = self.options.replica_address
-            if (
-                other is None
-                or other.instance == self._ports.instance
-                # On one machine two cannot listen there: it was this one, before it was killed.
-                or other.address == address
-            ):
-                return
-            self.waits_for = (
-                f"another process is replica {self.name}, at {other.address}: stop it, or give this"
-                " one another --replica-name"
-            )
-            self._say(f"waiting: {self.waits_for}")
-            await asyncio.wait([self._ended], timeout=_LOOK_S)
-
     async def _announce(self) -> None:
-        options = self.options
-        host, tcp, http = (
-            options.broadcast_address,
-            options.broadcast_tcp_port,
-            options.broadcast_http_port,
-        )
-        host = f"[{host}]" if ":" in host else host
-        presence = replace(
-            self._present(self.replica.presence(self.now_ns())),
-            tcp_address=f"{host}:{tcp}" if tcp else "",
-            http_address=f"{host}:{http}" if http else "",
-            began_s=0 if self.server is None else self._began_s,
-        )
-        try:
-            await self._store.announce(self.name, presence)
-            self._store_outage.over()
-        except StoreUnreachable as error:
-            self._store_outage.failed(str(error))
+        began_s = 0 if self.server is None else self._began_s
+        await self.membership.announce(self.replica, self.now_ns(), began_s)
 
     # links
 
@@ -578,15 +444,10 @@ class ReplicaNode:
         """Begin to read the document and the presences."""
 
         async def begin() -> None:
-            try:
-                seen = await self._store.look()
-                if await self._keep_document(seen):
-                    seen = await self._store.look()
-            except (StoreUnreachable, SwapUnclear, BadReplicaSet) as error:
-                self._store_outage.failed(str(error))
+            seen = await self.membership.look(self.replica)
+            if seen is None:
                 self._do(lambda: self.replica.look_failed(self.now_ns()))
                 return
-            self._store_outage.over()
             self.addresses.note(seen.presences)
             self._do(lambda: self.replica.looked(seen, self.now_ns()))
             self._tick_soon()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.replica.replica import Replica
     from martlet.server.replication.client_addresses import AddressBook
+    from martlet.server.replication.membership import SetMembership
 
 Report = dict[str, Any]
 _ROLES = ("primary", "candidate", "standby", "waiting")
@@ -34,14 +35,14 @@ class ReportedNode(Protocol):
         options: of the broker and the replica.
         replica: has the role.
         is_serving: set while clients are served.
-        waits_for: why it has no replica yet.
+        membership: its dealings with the metadata store.
         addresses: where clients reach each replica.
     """
 
     options: BrokerOptions
     replica: Replica
     is_serving: asyncio.Event
-    waits_for: str
+    membership: SetMembership
     addresses: AddressBook
 
     def now_ns(self) -> int:
@@ -80,7 +81,7 @@ class ReplicaStatus:
                 "end_position": 0,
                 "confirmed_position": 0,
                 "is_whole": False,
-                "problem": node.waits_for,
+                "problem": node.membership.waits_for,
             }
         now_ns = node.now_ns()
         presence = replica.presence(now_ns)

@@ -261,7 +261,7 @@ async def test_a_replica_without_a_replica_set_shows_why(tmp_path: Path) -> None
     going = asyncio.create_task(process.run())
     async with aiohttp.ClientSession(f"http://{process.listeners.http_address}") as session:
         async with asyncio.timeout(10):
-            while "create one" not in process.node.waits_for:  # noqa: ASYNC110
+            while "create one" not in process.node.membership.waits_for:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with session.get("/replica") as answer:
             report = await answer.json()

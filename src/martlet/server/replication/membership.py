@@ -1,0 +1,223 @@
+"""A replica's place in its replica set: it waits for one, announces itself, and looks at the store.
+
+::
+
+    alone?  --> broker's id --> looks and presences, from then on
+    no other    from the set,   the document is made or corrected where an operator wants that
+    process     or a new one
+    has its name
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+
+from martlet.options import BrokerOptions
+from martlet.outage import Outage
+from martlet.replica.primary import Primary
+from martlet.replica.replica import Replica
+from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, Seen
+from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
+
+_LOOK_S = 0.5
+"""How often a replica that waits for its replica set looks for it, in seconds."""
+
+
+class SetMembership:
+    """A replica's dealings with the metadata store.
+
+    Args:
+        options: of the broker and the replica.
+        store: the metadata store.
+        instance: a random name of this process.
+        ended: done when the replica is to stop; it ends all waiting.
+        log: the destination of log lines.
+
+    Attributes:
+        waits_for: why there is no replica yet.
+    """
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: MetadataStore,
+        instance: str,
+        ended: asyncio.Future[None],
+        log: logging.Logger,
+    ) -> None:
+        self.waits_for = "it reads its log"
+        self._options = options
+        self._name = options.replica_name
+        self._store = store
+        self._instance = instance
+        self._ended = ended
+        self._log = log
+        self._said = ""
+        self._outage = Outage(
+            "REPLICA: cannot use the metadata store",
+            "REPLICA: the metadata store answers",
+            log=log,
+            level=logging.ERROR,
+        )
+
+    def say(self, said: str) -> bool:
+        """Log what the replica is or waits for. Returns whether that is new."""
+        if said == self._said:
+            return False
+        self._said = said
+        self._log.info("REPLICA: %s is %s", self._name, said)
+        return True
+
+    # before there is a replica
+
+    async def until_alone(self) -> None:
+        """Wait while another process is this replica: both would acknowledge for one."""
+        while not self._ended.done():
+            try:
+                other = (await self._store.look()).presences.get(self._name)
+            except (StoreUnreachable, BadReplicaSet):
+                return  # It goes on without the store, as it did before.
+            address = self._options.replica_address
+            if (
+                other is None
+                or other.instance == self._instance
+                # On one machine two cannot listen there: it was this one, before it was killed.
+                or other.address == address
+            ):
+                return
+            self.waits_for = (
+                f"another process is replica {self._name}, at {other.address}: stop it, or give"
+                " this one another --replica-name"
+            )
+            self.say(f"waiting: {self.waits_for}")
+            await asyncio.wait([self._ended], timeout=_LOOK_S)
+
+    async def find_broker_id(self) -> str:
+        """Return the id of the broker of which a new data folder is to be a replica; wait until
+        there is one. It is empty where the replica is to stop.
+        """
+        initial = next(iter(self._options.initial_addresses), "")
+        waiting = ""
+        while not self._ended.done():
+            try:
+                found = (await self._store.look()).replica_set
+                waiting = (
+                    "there is no replica set yet: create one with `martlet replicas create`"
+                    if found is None
+                    else f"the replica set does not have this replica: add it with `martlet"
+                    f" replicas add {self._name}`"
+                )
+                if found is not None and self._name in found.replicas:
+                    return found.broker
+                if found is None and initial == self._name:
+                    return uuid.uuid4().hex
+                self._outage.over()
+                presence = Presence(is_whole=False, role="waiting", problem=waiting)
+                await self._store.announce(self._name, self._completed(presence, {}))
+            except (StoreUnreachable, BadReplicaSet) as error:
+                self.waits_for = str(error)
+                self._outage.failed(str(error))
+            if waiting:
+                self.waits_for = waiting
+                self.say(f"waiting: {waiting}")
+            # The store does not notify of changes.
+            await asyncio.wait([self._ended], timeout=_LOOK_S)
+        return ""
+
+    # the document
+
+    async def look(self, replica: Replica) -> Seen | None:
+        """Read the document and the presences, and keep the document. Returns None where that
+        failed.
+        """
+        try:
+            seen = await self._store.look()
+            if await self._keep_document(replica, seen):
+                seen = await self._store.look()
+        except (StoreUnreachable, SwapUnclear, BadReplicaSet) as error:
+            self._outage.failed(str(error))
+            return None
+        self._outage.over()
+        return seen
+
+    async def _keep_document(self, replica: Replica, seen: Seen) -> bool:
+        """Make the document, or change this replica's address in it. Returns whether that was to
+        be done. Raises SwapUnclear.
+        """
+        found, address = seen.replica_set, self._options.replica_address
+        if found is None:
+            return await self._create(replica)
+        if found.replicas.get(self._name, address) == address:
+            return False
+        self._log.info("REPLICA: %s moves to %s", found.replicas[self._name], address)
+        await self._store.swap(found.with_replica(self._name, address), seen.version)
+        return True
+
+    async def _create(self, replica: Replica) -> bool:
+        """Make the replica set from this replica's log, where an operator wants that."""
+        options = self._options
+        addresses = options.initial_addresses
+        if next(iter(addresses), "") != self._name or replica.note.pledged:
+            return False
+        assert not isinstance(replica.role, Primary)
+        first = ReplicaSet.first(
+            self._name,
+            addresses,
+            broker=replica.broker,
+            epoch=replica.role.copy.epochs.last,
+            wanted_copies=options.copies or None,
+            min_in_sync=options.min_in_sync or (1 if options.replication == "async" else None),
+        )
+        if await self._store.swap(first, 0):
+            self._log.info("REPLICA: made the replica set of %s", options.initial_replicas)
+        return True
+
+    # the presence
+
+    async def announce(self, replica: Replica, now_ns: int, began_s: int) -> None:
+        """Renew the presence of a replica.
+
+        Args:
+            replica: the replica.
+            now_ns: its time.
+            began_s: when its epoch began, in seconds since 1970; 0 where it serves no clients.
+        """
+        options = self._options
+        host, tcp, http = (
+            options.broadcast_address,
+            options.broadcast_tcp_port,
+            options.broadcast_http_port,
+        )
+        host = f"[{host}]" if ":" in host else host
+        others = replica.seen.presences if replica.seen is not None else {}
+        presence = replace(
+            self._completed(replica.presence(now_ns), others),
+            tcp_address=f"{host}:{tcp}" if tcp else "",
+            http_address=f"{host}:{http}" if http else "",
+            began_s=began_s,
+        )
+        try:
+            await self._store.announce(self._name, presence)
+            self._outage.over()
+        except StoreUnreachable as error:
+            self._outage.failed(str(error))
+
+    def _completed(self, presence: Presence, others: Mapping[str, Presence]) -> Presence:
+        """Add what does not depend on the replica's role."""
+        options = self._options
+        modes = f"--flush={options.flush} --replication={options.replication}"
+        problem = presence.problem
+        for name, other in others.items():
+            if not problem and other.modes not in ("", modes):
+                problem = f"it runs with {modes}, and {name} with {other.modes}"
+        return replace(
+            presence,
+            address=options.replica_address,
+            instance=self._instance,
+            modes=modes,
+            problem=problem,
+        )
