@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,12 +58,28 @@ class SetMembership:
         self._ended = ended
         self._log = log
         self._said = ""
+        self._answered_s = time.monotonic()
+        """When the store answered last, or this replica began."""
         self._outage = Outage(
             "REPLICA: cannot use the metadata store",
             "REPLICA: the metadata store answers",
             log=log,
             level=logging.ERROR,
         )
+
+    @property
+    def is_store_reachable(self) -> bool:
+        """Whether the metadata store answered the last time."""
+        return not self._outage.is_on
+
+    @property
+    def store_silent_s(self) -> float:
+        """The time since the metadata store answered, in seconds."""
+        return time.monotonic() - self._answered_s
+
+    def _answered(self) -> None:
+        self._answered_s = time.monotonic()
+        self._outage.over()
 
     def say(self, said: str) -> bool:
         """Log what the replica is or waits for. Returns whether that is new."""
@@ -115,7 +132,7 @@ class SetMembership:
                     return found.broker
                 if found is None and initial == self._name:
                     return uuid.uuid4().hex
-                self._outage.over()
+                self._answered()
                 presence = Presence(is_whole=False, role="waiting", problem=waiting)
                 await self._store.announce(self._name, self._completed(presence, {}))
             except (StoreUnreachable, BadReplicaSet) as error:
@@ -141,7 +158,7 @@ class SetMembership:
         except (StoreUnreachable, SwapUnclear, BadReplicaSet) as error:
             self._outage.failed(str(error))
             return None
-        self._outage.over()
+        self._answered()
         return seen
 
     async def _keep_document(self, replica: Replica, seen: Seen) -> bool:
@@ -202,7 +219,7 @@ class SetMembership:
         )
         try:
             await self._store.announce(self._name, presence)
-            self._outage.over()
+            self._answered()
         except StoreUnreachable as error:
             self._outage.failed(str(error))
 

@@ -82,6 +82,7 @@ class ReplicaStatus:
                 "confirmed_position": 0,
                 "is_whole": False,
                 "problem": node.membership.waits_for,
+                "metadata_store": self._store(),
             }
         now_ns = node.now_ns()
         presence = replica.presence(now_ns)
@@ -98,6 +99,7 @@ class ReplicaStatus:
             "confirmed_position": presence.confirmed_position,
             "is_whole": presence.is_whole,
             "problem": replica.problem,
+            "metadata_store": self._store(),
         }
         if isinstance(replica.role, Standby):
             report["lag_bytes"] = replica.role.lag_bytes
@@ -117,6 +119,14 @@ class ReplicaStatus:
                 | self._lag(replica.role, name, now_ns)
                 for name, address in found.replicas.items()
             },
+        }
+
+    def _store(self) -> Report:
+        """Report whether the metadata store answers: without it there is no failover."""
+        membership = self._node.membership
+        return {
+            "is_reachable": membership.is_store_reachable,
+            "silent_ms": int(membership.store_silent_s * 1000),
         }
 
     def http_addresses(self) -> list[str]:
@@ -165,52 +175,7 @@ class ReplicaStatus:
         ]
         text = prometheus.head(name, "gauge", "1 for the role that this replica has.")
         text += prometheus.values(name, roles)
-        text += prometheus.lone(
-            [
-                (
-                    "martlet_replica_epoch",
-                    "counter",
-                    "The epoch, which rises with each new primary.",
-                    report["epoch"],
-                ),
-                (
-                    "martlet_replica_in_sync",
-                    "gauge",
-                    "Replicas in sync, the primary included.",
-                    len(report.get("in_sync", ())),
-                ),
-                (
-                    "martlet_replica_wanted_copies",
-                    "gauge",
-                    "The number of replicas that are to have each message.",
-                    report.get("wanted_copies", 0),
-                ),
-                (
-                    "martlet_replica_end_position_bytes",
-                    "gauge",
-                    "The position at which this replica's log ends.",
-                    report["end_position"],
-                ),
-                (
-                    "martlet_replica_confirmed_position_bytes",
-                    "gauge",
-                    "The position up to which enough replicas have the log.",
-                    report["confirmed_position"],
-                ),
-                (
-                    "martlet_replica_whole",
-                    "gauge",
-                    "1 while this replica has all that it ever acknowledged.",
-                    int(report["is_whole"]),
-                ),
-                (
-                    "martlet_replica_last_failover_timestamp_seconds",
-                    "gauge",
-                    "When the epoch began, in seconds since 1970.",
-                    report.get("last_failover", 0),
-                ),
-            ]
-        )
+        text += prometheus.lone(_lone(report))
         for metric, help_text, read in (
             ("martlet_replica_lag_bytes", "Bytes of the log that a standby lacks.", _lag_bytes),
             ("martlet_replica_lag_seconds", "How old what a standby lacks is.", _lag_s),
@@ -243,3 +208,63 @@ def _lag_bytes(fields: Report) -> float:
 
 def _lag_s(fields: Report) -> float:
     return int(fields["lag_ms"]) / 1000
+
+
+def _lone(report: Report) -> list[tuple[str, str, str, float]]:
+    """Return the metrics that have no labels."""
+    return [
+        (
+            "martlet_replica_epoch",
+            "counter",
+            "The epoch, which rises with each new primary.",
+            report["epoch"],
+        ),
+        (
+            "martlet_replica_in_sync",
+            "gauge",
+            "Replicas in sync, the primary included.",
+            len(report.get("in_sync", ())),
+        ),
+        (
+            "martlet_replica_wanted_copies",
+            "gauge",
+            "The number of replicas that are to have each message.",
+            report.get("wanted_copies", 0),
+        ),
+        (
+            "martlet_replica_end_position_bytes",
+            "gauge",
+            "The position at which this replica's log ends.",
+            report["end_position"],
+        ),
+        (
+            "martlet_replica_confirmed_position_bytes",
+            "gauge",
+            "The position up to which enough replicas have the log.",
+            report["confirmed_position"],
+        ),
+        (
+            "martlet_replica_whole",
+            "gauge",
+            "1 while this replica has all that it ever acknowledged.",
+            int(report["is_whole"]),
+        ),
+        (
+            "martlet_replica_last_failover_timestamp_seconds",
+            "gauge",
+            "When the epoch began, in seconds since 1970.",
+            report.get("last_failover", 0),
+        ),
+        (
+            "martlet_replica_metadata_store_reachable",
+            "gauge",
+            "1 while the metadata store answers; without it there is no failover.",
+            int(report["metadata_store"]["is_reachable"]),
+        ),
+        (
+            "martlet_replica_metadata_store_silent_seconds",
+            "gauge",
+            "The time since the metadata store answered.",
+            report["metadata_store"]["silent_ms"] / 1000,
+        ),
+    ]

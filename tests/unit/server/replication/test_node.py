@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -21,6 +22,7 @@ from martlet.replica.replica_set import Presence, ReplicaSet
 from martlet.server.build import build_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
 from martlet.server.replication import splice
+from martlet.server.metadata.store import StoreUnreachable
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode
 from martlet.server.replication.process import ReplicaProcess
@@ -246,6 +248,36 @@ async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -
             " --replication=sync"
         )
         assert not node.replica.problem
+
+
+async def test_a_metadata_store_that_is_away_is_in_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as node:
+
+        def store() -> dict[str, Any]:
+            found: dict[str, Any] = node.status.report()["metadata_store"]
+            return found
+
+        async def until(is_reachable: bool) -> None:
+            async with asyncio.timeout(10):
+                while store()["is_reachable"] is not is_reachable:  # noqa: ASYNC110, looks tell nobody
+                    await asyncio.sleep(0.01)
+
+        assert store()["is_reachable"]
+        with monkeypatch.context() as away:
+            error = StoreUnreachable("it is away")
+            for name in ("look", "announce"):
+                away.setattr(node._store, name, AsyncMock(side_effect=error))
+            await until(False)
+            silent_ms = store()["silent_ms"]
+            await asyncio.sleep(0.1)
+            assert store()["silent_ms"] >= silent_ms + 100
+            assert "martlet_replica_metadata_store_reachable 0\n" in node.status.metrics()
+            await publish(node, b"one")
+        await until(True)
+        assert store()["silent_ms"] < 5000
+        assert "martlet_replica_metadata_store_reachable 1\n" in node.status.metrics()
 
 
 async def test_a_replica_without_a_replica_set_shows_why(tmp_path: Path) -> None:
