@@ -59,6 +59,7 @@ from martlet.server.metadata.store import MetadataStore, SwapUnclear
 from martlet.server.replication.client_addresses import AddressBook
 from martlet.server.replication.link import ReplicaLink, connect
 from martlet.server.replication.membership import SetMembership
+from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.server.replication.status import ReplicaStatus
 from martlet.server.replication.trust import LinkTrust
 from martlet.server.server import Server
@@ -119,6 +120,7 @@ class ReplicaNode:
         self.options = with_ports(options, ports.listeners)
         self.name = options.replica_name
         self.log = log
+        self._links_log = RepeatedLines.above(log)
         self.server: Server | None = None
         """The broker and its clients, while this replica is primary."""
         self.is_serving = asyncio.Event()
@@ -390,10 +392,10 @@ class ReplicaNode:
     # links
 
     def _link(self) -> ReplicaLink:
-        return ReplicaLink(self, self._ports.trust, self.log)
+        return ReplicaLink(self, self._ports.trust, self._links_log)
 
     def _own_link(self) -> ReplicaLink:
-        return ReplicaLink(self, self._ports.trust, self.log, is_acceptor=False)
+        return ReplicaLink(self, self._ports.trust, self._links_log, is_acceptor=False)
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""

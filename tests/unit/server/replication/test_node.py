@@ -26,6 +26,7 @@ from martlet.server.metadata.store import StoreUnreachable
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode
 from martlet.server.replication.process import ReplicaProcess
+from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.server.replication.trust import LinkTrust
 from martlet.testing.ports import free_port
 
@@ -207,6 +208,26 @@ async def test_strangers_at_the_replica_port_harm_nobody(tmp_path: Path) -> None
         await publish(node, b"one")
         for _, writer in silent:
             writer.close()
+
+
+async def test_a_wrong_secret_does_not_flood_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "martlet")
+    file = tmp_path / "secret"
+    file.write_bytes(b"the secret that all replicas share")
+    async with running(tmp_path, replica_secret_file=str(file)) as node:
+        other = RepeatedLines.above(log)
+        wrong = LinkTrust(b"another secret of 32 bytes")
+        for _ in range(20):
+            with pytest.raises(OSError, match="secret"):
+                await connect(
+                    node.options.replica_address,
+                    wrong,
+                    lambda: ReplicaLink(node, wrong, other, is_acceptor=False),
+                )
+    said = [each for each in caplog.messages if "closing the connection to" in each]
+    assert 1 <= len(said) <= 2, said
 
 
 @pytest.mark.parametrize("secret", [b"another secret of 32 bytes", b""])
