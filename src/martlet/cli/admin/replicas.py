@@ -15,7 +15,6 @@ from martlet.options import LogOptions
 from martlet.options.checks import require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.options.replication import MetadataOptions
-from martlet.plural import counted
 from martlet.replica.replica_set import ReplicaSet, Seen
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable
@@ -151,6 +150,7 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
         if options.json:
             return [json_line(_fields(seen, silent))]
         return show_lines(seen, silent, time.time())
+    before = (await operations.look()).replica_set
     if options.action == "create":
         found = await operations.create(
             names, copies=options.copies, min_in_sync=options.min_in_sync
@@ -179,10 +179,40 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
         done = "set"
     if options.json:
         return [json_line(_fields(Seen(found, 0, {}), {}))]
-    return [
-        f"{done}; {counted(len(found.replicas), 'replica')}, {found.wanted_copies} copies,"
-        f" at least {found.min_in_sync} in sync"
+    return changed_lines(done, before, found)
+
+
+def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> list[str]:
+    """Say what was done to a replica set, and what it has changed in how many replicas count."""
+    was = before or after
+
+    def moved(old: int, new: int) -> str:
+        return str(new) if old == new else f"{old} -> {new}"
+
+    count = len(after.replicas)
+    replicas = "replica" if count == 1 else "replicas"
+    lines = [
+        f"{done}; {moved(len(was.replicas), count)} {replicas},"
+        f" {moved(was.wanted_copies, after.wanted_copies)} copies,"
+        f" at least {moved(was.min_in_sync, after.min_in_sync)} in sync"
     ]
+    spare = len(after.in_sync) - after.min_in_sync
+    if after.min_in_sync == count > 1:
+        lines.append(
+            "warning: the loss of any one replica makes the broker refuse messages: add one, or"
+            f" `martlet replicas set --min-in-sync={count - 1}`"
+        )
+    elif spare < 0:
+        lines.append(
+            f"warning: messages are refused until {after.min_in_sync} replicas are in sync, now it"
+            f" is {', '.join(sorted(after.in_sync)) or 'none'}"
+        )
+    elif spare == 0 and count > 1:
+        lines.append(
+            f"warning: until another replica than {', '.join(sorted(after.in_sync))} is in sync,"
+            " the loss of one of them makes the broker refuse messages"
+        )
+    return lines
 
 
 async def unreachable(seen: Seen) -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,62 @@ def test_a_replica_set_is_shown() -> None:
         "b        standby  yes          3  1000 B  10.0.0.2:4153",
         "c        -        no           -       -  10.0.0.3:4153  it is not running",
         "d        waiting  no           0       -  10.0.0.4:4153  it is not in the replica set",
+    ]
+
+
+REFUSES = "warning: the loss of any one replica makes the broker refuse messages: add one, or"
+
+
+@pytest.mark.parametrize(
+    ("copies", "least", "in_sync", "said"),
+    [
+        (2, 1, "abc", ["set; 3 replicas, 2 copies, at least 2 -> 1 in sync"]),
+        (2, 2, "abc", ["set; 3 replicas, 2 copies, at least 2 in sync"]),
+        (
+            3,
+            3,
+            "abc",
+            [
+                "set; 3 replicas, 2 -> 3 copies, at least 2 -> 3 in sync",
+                f"{REFUSES} `martlet replicas set --min-in-sync=2`",
+            ],
+        ),
+        (
+            2,
+            2,
+            "ab",
+            [
+                "set; 3 replicas, 2 copies, at least 2 in sync",
+                "warning: until another replica than a, b is in sync, the loss of one of them"
+                " makes the broker refuse messages",
+            ],
+        ),
+        (
+            2,
+            2,
+            "a",
+            [
+                "set; 3 replicas, 2 copies, at least 2 in sync",
+                "warning: messages are refused until 2 replicas are in sync, now it is a",
+            ],
+        ),
+    ],
+)
+def test_a_change_says_what_changes_and_when_messages_are_refused(
+    copies: int, least: int, in_sync: str, said: list[str]
+) -> None:
+    after = replace(FOUND, wanted_copies=copies, min_in_sync=least)
+    after = after.with_in_sync(frozenset(in_sync))
+    assert replicas.changed_lines("set", FOUND, after) == said
+
+
+def test_a_replica_more_changes_what_a_majority_is() -> None:
+    added = FOUND.with_in_sync(frozenset("abc")).with_replica("d", "10.0.0.4:4153")
+    added = replace(added, wanted_copies=3, min_in_sync=3)
+    assert replicas.changed_lines("added d", FOUND, added) == [
+        "added d; 3 -> 4 replicas, 2 -> 3 copies, at least 2 -> 3 in sync",
+        "warning: until another replica than a, b, c is in sync, the loss of one of them makes the"
+        " broker refuse messages",
     ]
 
 
