@@ -173,7 +173,8 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
         )
     elif options.action == "recreate":
         found = await operations.recreate(names, min_in_sync=options.min_in_sync)
-        done = f"made the replica set of {', '.join(names)} anew"
+        await operations.until_primary(found)
+        done = f"made the replica set of {', '.join(names)} anew, and it has a primary"
     else:
         found = await operations.set(copies=options.copies, min_in_sync=options.min_in_sync)
         done = "set"

@@ -231,6 +231,38 @@ class Operations:
         )
         return await self._change(lambda _: wanted, may_be_new=True)
 
+    async def until_primary(self, made: ReplicaSet) -> None:
+        """Wait until a set that was made anew has a primary: all of its replicas must answer first.
+
+        Raises OperationRefused: there is none in time; the text names the replicas that are not
+        running.
+        """
+        absent: list[str] = []
+
+        async def wait() -> Seen:
+            while True:
+                seen = await self.look()
+                absent[:] = sorted(made.replicas.keys() - seen.presences.keys())
+                found = self._require(seen)
+                primary = seen.presences.get(found.primary or "")
+                if found.epoch > made.epoch and primary is not None and primary.role == "primary":
+                    return seen
+                await asyncio.sleep(_LOOK_S)  # The store does not notify of changes.
+
+        await self._in_time(
+            wait(),
+            lambda: (
+                "the replica set is made anew, but it has no primary: all of"
+                f" {', '.join(sorted(made.replicas))} must answer before one is elected, and"
+                + (
+                    f" {', '.join(absent)} is not running: start it again, or, if it cannot run,"
+                    " make another one the primary with `martlet replicas force NAME --accept-loss`"
+                    if absent
+                    else " all are running: see `martlet replicas show` for what hinders them"
+                )
+            ),
+        )
+
     async def set(self, *, copies: int | None, min_in_sync: int | None) -> ReplicaSet:
         """Change how many replicas must have a message, or be in sync. Raises OperationRefused."""
 

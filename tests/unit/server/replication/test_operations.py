@@ -204,6 +204,28 @@ async def test_a_lost_document_is_made_anew_above_all_pledges(operator: Operator
     assert found.quorum.answers_needed == 3, "whoever has most is among them"
 
 
+async def test_a_set_that_was_made_anew_names_the_replica_that_keeps_it_from_a_primary(
+    operator: Operator,
+) -> None:
+    """All must answer, and one that died at once was not named."""
+    replicas = {name: ADDRESSES[name] for name in "abc"}
+    made = ReplicaSet.recreated(replicas, broker="id", epoch=7)
+    assert await operator.store.swap(made, 0)
+    await operator.announce("ab", epoch=7)
+    with pytest.raises(
+        OperationRefused,
+        match=r"all of a, b, c must answer before one is elected, and c is not running: start it"
+        r" again, or, .*martlet replicas force NAME --accept-loss",
+    ):
+        await operator.do.until_primary(made)
+    await operator.announce("c", epoch=7)
+    with pytest.raises(OperationRefused, match="all are running: see `martlet replicas show`"):
+        await operator.do.until_primary(made)
+    assert await operator.store.swap(made.elected("a"), 1)
+    await operator.announce("a", epoch=8, role="primary")
+    await operator.do.until_primary(made)
+
+
 async def test_an_old_document_is_replaced_and_a_good_one_is_not(operator: Operator) -> None:
     await operator.set_of("abc", "abc")
     with pytest.raises(OperationRefused, match="the replica set is there, at epoch 1"):
