@@ -244,7 +244,7 @@ class CopiedLog(SegmentedLog):
             (start, min(end, self.position)) for start, end in self.damaged if start < self.position
         ]
         self._begin_at_position()
-        if tail.end > tail.start:
+        if tail.written_bytes:
             self.on_cut(tail)
         return tail
 

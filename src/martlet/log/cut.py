@@ -15,7 +15,7 @@ memory and not on the disk (see `martlet.log.fsync_marker`).
 
 What is kept is at most `MAX_KEPT_BYTES` of one cut, and `MAX_KEPT_FILES` of all, of which the
 lowest epochs go first; on a full disk, what fits. A file is the bytes of one segment from the
-position in its name on.
+position in its name on, up to its last record: the empty rest of a segment is nothing to keep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import errno
 from dataclasses import dataclass
 
 from martlet.log.checkpoint_file import SmallFiles
-from martlet.log.record import HEADER_BYTES
+from martlet.log.record import HEADER_BYTES, BadRecord, RecordKind, read_header
 from martlet.log.storage import Segment, Storage
 
 NAME = "cutting"
@@ -43,12 +43,14 @@ class CutTail:
 
     Attributes:
         start, end: its positions.
+        written_bytes: how much of it was written: not the empty rests of segments.
         kept: the files that keep it.
         kept_bytes: how much of it they keep.
     """
 
     start: int
     end: int
+    written_bytes: int
     kept: list[str]
     kept_bytes: int
 
@@ -66,10 +68,12 @@ def cut_off(storage: Storage, segments: list[Segment], start: int, end: int, epo
     Raises OSError: it is not cut, or `finish_cut` cuts it at the next start.
     """
     assert start <= end
-    kept, kept_bytes = _keep(storage, segments, start, min(end, start + MAX_KEPT_BYTES), epoch)
+    written = _written(segments, start, end)
+    kept, kept_bytes = _keep(storage, written, epoch)
     storage.replace(NAME, b"%d %d" % (start, end))
     finish_cut(storage, segments)
-    return CutTail(start, end, kept, kept_bytes)
+    written_bytes = sum(stop - begin for _, begin, stop in written)
+    return CutTail(start, end, written_bytes, kept, kept_bytes)
 
 
 def finish_cut(storage: Storage, segments: list[Segment]) -> int | None:
@@ -105,16 +109,51 @@ def _note(storage: SmallFiles) -> tuple[int, int] | None:
     return start, end
 
 
-def _keep(
-    storage: Storage, segments: list[Segment], start: int, end: int, epoch: int
-) -> tuple[list[str], int]:
-    """Copy a part of the log to files. Returns their names, and how much was kept."""
+_Part = tuple[Segment, int, int]
+"""A part of a segment: from a position up to another one."""
+
+
+def _written(segments: list[Segment], start: int, end: int) -> list[_Part]:
+    """Return the parts of the log between two positions in which something is."""
+    parts = [
+        (segment, max(start, segment.base), min(end, segment.base + segment.capacity))
+        for segment in segments
+    ]
+    found = [(each, begin, _written_end(each, begin, stop)) for each, begin, stop in parts]
+    return [(segment, begin, stop) for segment, begin, stop in found if begin < stop]
+
+
+def _written_end(segment: Segment, begin: int, stop: int) -> int:
+    """Return the position behind the last record between two positions of a segment, or behind the
+    last byte that is not zero where there is none. What ends a segment does not count.
+    """
+    view, base = segment.view, segment.base
+    at = begin
+    while at + HEADER_BYTES <= stop:
+        try:
+            header = read_header(view, at - base, at)
+        except BadRecord:
+            break
+        if header.kind == RecordKind.SEGMENT_END:
+            return at
+        at = min(stop, at + header.length)
+    while stop > at:
+        piece_at = max(at, stop - _PIECE_BYTES)
+        piece = bytes(view[piece_at - base : stop - base]).rstrip(b"\0")
+        if piece:
+            return piece_at + len(piece)
+        stop = piece_at
+    return at
+
+
+def _keep(storage: Storage, written: list[_Part], epoch: int) -> tuple[list[str], int]:
+    """Copy parts of the log to files. Returns their names, and how much was kept."""
     kept: list[str] = []
     kept_bytes = 0
-    for segment in segments:
-        begin, stop = max(start, segment.base), min(end, segment.base + segment.capacity)
-        if begin >= stop or len(kept) == MAX_KEPT_FILES:
-            continue
+    for segment, begin, written_end in written[:MAX_KEPT_FILES]:
+        stop = min(written_end, begin + MAX_KEPT_BYTES - kept_bytes)
+        if begin >= stop:
+            break
         name = f"{FOLDER}/{epoch:010d}-{begin:020d}.log"
         try:
             storage.replace(name, bytes(segment.view[begin - segment.base : stop - segment.base]))

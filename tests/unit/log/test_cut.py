@@ -21,11 +21,13 @@ from martlet.testing import SimulatedStorage
 SEGMENT_BYTES = 4096
 
 
-def written(storage: Storage, entries: int) -> tuple[CommitLog, list[int]]:
+def written(storage: Storage, entries: int, body_bytes: int = 600) -> tuple[CommitLog, list[int]]:
     """Write a log of some entries. Returns it and their positions."""
     log = CommitLog(storage, [], 0, 1, SEGMENT_BYTES)
     positions = [
-        log.append_journal(RecordKind.TOPOLOGY, bytes([65 + n]) * 600, topic=1, stored_at_ns=n)
+        log.append_journal(
+            RecordKind.TOPOLOGY, bytes([65 + n]) * body_bytes, topic=1, stored_at_ns=n
+        )
         for n in range(entries)
     ]
     return log, positions
@@ -43,14 +45,12 @@ def test_what_is_cut_off_is_kept_beside_the_log_and_never_found_again(tmp_path: 
     storage = DiskStorage(tmp_path)
     log, positions = written(storage, 20)
     assert len(log.segments) == 4
-    tail = b"".join(
-        bytes(s.view[max(0, positions[3] - s.base) : max(0, log.position - s.base)])
-        for s in log.segments
-    )
+    records = scan(log.segments, positions[3], RecoveryReport())
+    tail = b"".join(bytes(record) for _, record in records)
     segments = log.segments
     gone = cut_off(storage, segments, positions[3], log.position, epoch=7)
     assert (gone.start, gone.end) == (positions[3], log.position)
-    assert gone.kept_bytes == gone.end - gone.start
+    assert gone.kept_bytes == gone.written_bytes == len(tail)
     assert b"".join((tmp_path / name).read_bytes() for name in gone.kept) == tail
     assert gone.kept[0] == f"cut/0000000007-{positions[3]:020d}.log"
     assert entries_in(segments) == 3
@@ -62,6 +62,47 @@ def test_what_is_cut_off_is_kept_beside_the_log_and_never_found_again(tmp_path: 
     segments = storage.segments()
     assert finish_cut(storage, segments) is None
     assert entries_in(segments) == 3
+    storage.close()
+
+
+def test_the_empty_rest_of_a_segment_is_not_kept(tmp_path: Path) -> None:
+    """A standby that had only what ends a segment kept 100 MB of zeros, and said so as a loss."""
+    storage = DiskStorage(tmp_path)
+    log, _ = written(storage, 20, body_bytes=700)
+    segments = log.segments
+    first, second = segments[:2]
+    last, record = list(scan([first], 0, RecoveryReport()))[-1]
+    end = last.position + len(record)
+    assert any(first.view[end : second.base]), "what ends the segment is there"
+    gone = cut_off(storage, segments, end, second.base, epoch=7)
+    assert (gone.written_bytes, gone.kept, gone.kept_bytes) == (0, [], 0)
+    assert storage.names("cut") == []
+    storage.close()
+
+
+def test_what_is_no_record_is_kept_up_to_its_last_byte(tmp_path: Path) -> None:
+    """A record of which only a part has come, with bytes that are zero at its end or within it."""
+    storage = DiskStorage(tmp_path)
+    log, positions = written(storage, 2)
+    (segment,) = log.segments
+    data = b"\0\0part\0of a record" + bytes(500)
+    segment.write(data, log.position)
+    gone = cut_off(storage, log.segments, positions[1], SEGMENT_BYTES, epoch=7)
+    (name,) = gone.kept
+    kept = (tmp_path / name).read_bytes()
+    assert kept.endswith(b"\0\0part\0of a record")
+    assert gone.written_bytes == gone.kept_bytes == len(kept)
+    assert len(kept) == log.position - positions[1] + len(data) - 500
+    storage.close()
+
+
+def test_a_last_record_is_kept_with_the_zeros_in_it(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    log = CommitLog(storage, [], 0, 1, SEGMENT_BYTES)
+    at = log.append_journal(RecordKind.TOPOLOGY, bytes(700), topic=1, stored_at_ns=1)
+    end = log.position
+    gone = cut_off(storage, log.segments, at, SEGMENT_BYTES, epoch=7)
+    assert gone.written_bytes == end - at > 700
     storage.close()
 
 
@@ -116,7 +157,7 @@ def test_a_full_disk_keeps_what_fits_of_a_tail_and_cuts_it_all() -> None:
     log, positions = written(storage, 20)
     storage.capacity_bytes = storage.used_bytes + 5000
     tail = cut_off(storage, log.segments, positions[3], log.position, 7)
-    assert 0 < tail.kept_bytes < tail.end - tail.start
+    assert 0 < tail.kept_bytes < tail.written_bytes
     assert sum(len(storage.read(name) or b"") for name in tail.kept) == tail.kept_bytes
     assert entries_in(log.segments) == 3
 
@@ -125,7 +166,10 @@ def test_the_tails_of_old_cuts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cut, "MAX_KEPT_FILES", 3)
     storage = DiskStorage(tmp_path)
     log, positions = written(storage, 6)
+    (segment,) = log.segments
+    record = bytes(segment.view[positions[1] : positions[2]])
     for epoch in range(2, 8):
+        segment.write(record, positions[1])
         cut_off(storage, log.segments, positions[1], positions[2], epoch)
     assert [name[:10] for name in storage.names("cut")] == [
         "0000000005",

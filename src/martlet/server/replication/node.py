@@ -487,7 +487,7 @@ class ReplicaNode:
         self.log.warning(
             "LOG: %d bytes from position %d on are cut off, which the primary does not have: they"
             " were not confirmed. %d bytes of them are kept in %s",
-            tail.end - tail.start,
+            tail.written_bytes,
             tail.start,
             tail.kept_bytes,
             ", ".join(str(self.folder.path / name) for name in tail.kept) or "no file",
