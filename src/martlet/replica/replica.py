@@ -33,7 +33,13 @@ from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.note import NAME, ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
-from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.replica.replica_set import (
+    LOST_REPLICA_SET,
+    NO_REPLICA_SET,
+    Presence,
+    ReplicaSet,
+    Seen,
+)
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
 from martlet.replica.standby import ConnectAgain, Standby, StandbyState
@@ -463,14 +469,7 @@ class Replica:
         found = seen.replica_set
         self._set_problem = ""
         if found is None:
-            self._set_problem = (
-                "there is no replica set yet: create one with `martlet replicas create`"
-            )
-            if self.note.pledged:
-                self._set_problem = (
-                    "the metadata store has lost the replica set: bring it back with `martlet"
-                    " replicas recreate`"
-                )
+            self._set_problem = LOST_REPLICA_SET if self.note.pledged else NO_REPLICA_SET
         elif self.name not in found.replicas:
             self._set_problem = (
                 f"the replica set has {', '.join(sorted(found.replicas))}, and not this replica:"

@@ -25,6 +25,13 @@ from typing import Any, NamedTuple
 
 FORMAT = 1
 MAX_REPLICAS = 15
+NO_REPLICA_SET = (
+    "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
+)
+LOST_REPLICA_SET = (
+    "the metadata store has lost the replica set: bring it back with `martlet replicas recreate"
+    " NAME NAME ...`"
+)
 _MAX_PROBLEM = 1000
 """The maximum characters of a problem that are announced."""
 

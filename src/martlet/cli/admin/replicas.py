@@ -15,7 +15,7 @@ from martlet.options import LogOptions
 from martlet.options.checks import require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.options.replication import MetadataOptions
-from martlet.replica.replica_set import ReplicaSet, Seen
+from martlet.replica.replica_set import LOST_REPLICA_SET, NO_REPLICA_SET, ReplicaSet, Seen
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable
 from martlet.server.replication.operations import OperationRefused, Operations
@@ -322,13 +322,8 @@ def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]
 def _head(found: ReplicaSet | None, seen: Seen, silent: Mapping[str, str], now_s: float) -> str:
     if found is None:
         if any(presence.epoch for presence in seen.presences.values()):
-            return (
-                "the metadata store has lost the replica set: bring it back with `martlet replicas"
-                " recreate NAME NAME ...`"
-            )
-        return (
-            "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
-        )
+            return LOST_REPLICA_SET
+        return NO_REPLICA_SET
     primary = seen.presences.get(found.primary or "")
     running = found.in_sync & seen.presences.keys() - silent.keys()
     if primary is None or primary.role != "primary" or found.primary in silent:

@@ -21,7 +21,13 @@ from martlet.options import BrokerOptions
 from martlet.outage import Outage
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
-from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, Seen
+from martlet.replica.replica_set import (
+    NO_REPLICA_SET,
+    BadReplicaSet,
+    Presence,
+    ReplicaSet,
+    Seen,
+)
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 
 _LOOK_S = 0.5
@@ -123,7 +129,7 @@ class SetMembership:
             try:
                 found = (await self._store.look()).replica_set
                 waiting = (
-                    "there is no replica set yet: create one with `martlet replicas create`"
+                    NO_REPLICA_SET
                     if found is None
                     else f"the replica set does not have this replica: add it with `martlet"
                     f" replicas add {self._name}`"

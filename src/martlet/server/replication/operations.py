@@ -10,7 +10,13 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, Seen
+from martlet.replica.replica_set import (
+    NO_REPLICA_SET,
+    BadReplicaSet,
+    Presence,
+    ReplicaSet,
+    Seen,
+)
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 
 _LOOK_S = 0.1
@@ -279,10 +285,7 @@ class Operations:
     @staticmethod
     def _require(seen: Seen) -> ReplicaSet:
         if seen.replica_set is None:
-            raise OperationRefused(
-                "there is no replica set yet: create one with `martlet replicas create NAME NAME"
-                " ...`"
-            )
+            raise OperationRefused(NO_REPLICA_SET)
         return seen.replica_set
 
     @staticmethod

@@ -10,6 +10,7 @@ import asyncio
 import io
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -92,22 +93,25 @@ class StandbyRoutes(Mapping[str, Mapping[str, Endpoint]]):
     """The endpoints of a standby: its own, and any other one as the primary answers it.
 
     Args:
-        own: returns its own at the moment.
+        own: its own.
+        of_node: returns those of the node that runs when a request comes.
         forward: answers any other request.
     """
 
-    def __init__(self, own: Callable[[], Routes], forward: Endpoint) -> None:
+    def __init__(self, own: Routes, of_node: Callable[[], Routes], forward: Endpoint) -> None:
         self._own = own
+        self._of_node = of_node
         self._others = _AnyMethod(forward)
 
     def __getitem__(self, path: str) -> Mapping[str, Endpoint]:
-        return self._own().get(path, self._others)
+        found = self._own.get(path)
+        return found if found is not None else self._of_node().get(path, self._others)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._own())
+        return chain(self._own, self._of_node())
 
     def __len__(self) -> int:
-        return len(self._own())
+        return len(self._own) + len(self._of_node())
 
 
 class Forwarder:
