@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.crash.test_replicas import LIMIT_S, Cluster, kill_all
+from tests.crash.replica_cluster import LIMIT_S, Cluster, Clusters
 from tests.interop.lookup_process import LookupProcess
 
 from martlet.addresses import Address
@@ -30,7 +30,6 @@ from martlet.client.transport.connection import Connection
 pytestmark = pytest.mark.crash
 
 TOPIC = "t"
-clusters = pytest.fixture(kill_all)
 KEYS = 8
 PATIENT = PublishSettings(send_timeout_s=60, send_retries=None)
 Send = Callable[[bytes, str], Awaitable[SendResult]]
@@ -105,19 +104,8 @@ async def check(load: Load, consumer: Consumer) -> None:
         assert [body for body in found if body.startswith(b"%d " % key)] == sent
 
 
-async def start(tmp_path: Path, clusters: list[Cluster], lookup: str = "") -> Cluster:
-    found = [f"--lookupd-tcp-address={lookup}"] if lookup else []
-    cluster = Cluster(tmp_path, "abc", "async", arguments=found)
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
-    return cluster
-
-
-async def test_each_send_is_stored_once_when_primaries_are_killed(
-    tmp_path: Path, clusters: list[Cluster]
-) -> None:
-    cluster = await start(tmp_path, clusters)
+async def test_each_send_is_stored_once_when_primaries_are_killed(clusters: Clusters) -> None:
+    cluster = await clusters.start()
     addresses = list(cluster.tcp.values())
     async with Producer(addresses, publishing=PATIENT) as producer:
         load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
@@ -129,9 +117,9 @@ async def test_each_send_is_stored_once_when_primaries_are_killed(
 
 
 async def test_sends_go_on_when_a_primary_is_paused_and_keeps_its_connections(
-    tmp_path: Path, clusters: list[Cluster]
+    clusters: Clusters,
 ) -> None:
-    cluster = await start(tmp_path, clusters)
+    cluster = await clusters.start()
     addresses = list(cluster.tcp.values())
     async with Producer(addresses, publishing=PATIENT) as producer:
         load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
@@ -150,10 +138,10 @@ async def test_sends_go_on_when_a_primary_is_paused_and_keeps_its_connections(
 
 
 async def test_each_send_is_stored_once_for_producers_that_find_the_primary_by_lookup(
-    tmp_path: Path, clusters: list[Cluster]
+    clusters: Clusters,
 ) -> None:
     with LookupProcess() as lookup:
-        cluster = await start(tmp_path, clusters, lookup.tcp_address)
+        cluster = await clusters.start(arguments=[f"--lookupd-tcp-address={lookup.tcp_address}"])
         async with Producer(lookup=lookup.http_address, publishing=PATIENT) as producer:
             load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
             await fail_over(cluster, load)
@@ -162,10 +150,8 @@ async def test_each_send_is_stored_once_for_producers_that_find_the_primary_by_l
         await cluster.stop()
 
 
-async def test_each_send_of_the_blocking_producer_is_stored_once(
-    tmp_path: Path, clusters: list[Cluster]
-) -> None:
-    cluster = await start(tmp_path, clusters)
+async def test_each_send_of_the_blocking_producer_is_stored_once(clusters: Clusters) -> None:
+    cluster = await clusters.start()
     addresses = list(cluster.tcp.values())
     with sync.Producer(addresses, publishing=PATIENT) as producer:
 
@@ -199,10 +185,10 @@ async def member_count(address: str) -> int:
 
 
 async def test_a_member_given_all_replicas_joins_once_and_goes_on_at_the_next_primary(
-    tmp_path: Path, clusters: list[Cluster]
+    clusters: Clusters,
 ) -> None:
     """It joined once for each address, as several members."""
-    cluster = await start(tmp_path, clusters)
+    cluster = await clusters.start()
     addresses = list(cluster.tcp.values())
     bodies: list[bytes] = []
     member = PullConsumer(TOPIC, "g", addresses, start="first", commit_every_s=0.05)
@@ -236,10 +222,10 @@ async def test_a_member_given_all_replicas_joins_once_and_goes_on_at_the_next_pr
 
 @pytest.mark.parametrize("is_broadcast", [False, True])
 async def test_a_member_leaves_a_primary_that_hangs(
-    tmp_path: Path, clusters: list[Cluster], is_broadcast: bool
+    tmp_path: Path, clusters: Clusters, is_broadcast: bool
 ) -> None:
     """Its connection stays open, and another one tells that there is a newer primary."""
-    cluster = await start(tmp_path, clusters)
+    cluster = await clusters.start()
     hung = await cluster.primary()
     assert hung is not None
     # The first one is tried first, so that the consumer is connected to the primary itself.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.test_replicas import Cluster
+from tests.crash.replica_cluster import Cluster, Clusters
 from tests.crash.wire import mpub
 from tests.interop.agent import Agent
 from tests.interop.asking import until
@@ -121,25 +121,18 @@ def library(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Comman
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[tuple[Cluster, LookupProcess]]:
+async def site(clusters: Clusters) -> AsyncIterator[tuple[Cluster, LookupProcess]]:
     """Three replicas of a broker that has the topics, and a lookup daemon that knows it."""
     with LookupProcess() as lookup:
         flags = (f"--lookupd-tcp-address={lookup.tcp_address}", "--http-address=127.0.0.1:0")
-        cluster = Cluster(tmp_path, "abc", "async", arguments=flags)
-        try:
-            await cluster.start()
-            await cluster.in_sync(3)
-            wire = await cluster.connect()
-            for topic in TOPICS:
-                wire.send(mpub(topic, [b"-1"]))
-                await wire.ok()
-                await asyncio.to_thread(until, partial(producers, lookup, topic))
-            wire.writer.close()
-            yield cluster, lookup
-        finally:
-            for process in cluster.processes.values():
-                process.kill()
-                process.wait()
+        cluster = await clusters.start(arguments=flags)
+        wire = await cluster.connect()
+        for topic in TOPICS:
+            wire.send(mpub(topic, [b"-1"]))
+            await wire.ok()
+            await asyncio.to_thread(until, partial(producers, lookup, topic))
+        wire.writer.close()
+        yield cluster, lookup
 
 
 @pytest.mark.timeout(180 + 2 * BACK_S * FAILOVERS)
@@ -219,17 +212,13 @@ class Consumer(asyncio.Protocol):
         self.found.set_result(bool(self._lookup.registry.peers))
 
 
-async def test_a_lookup_daemon_learns_of_a_kill_before_consumers(tmp_path: Path) -> None:
+async def test_a_lookup_daemon_learns_of_a_kill_before_consumers(clusters: Clusters) -> None:
     """They ask it at once, and must not be led to the one that was killed."""
     lookup = Lookup(LookupOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"))
     await lookup.start()
-    cluster = Cluster(
-        tmp_path, "abc", "async",
-        arguments=(f"--lookupd-tcp-address={lookup.tcp_address}", "--http-address=127.0.0.1:0"),
-    )  # fmt: skip
+    flags = (f"--lookupd-tcp-address={lookup.tcp_address}", "--http-address=127.0.0.1:0")
     try:
-        await cluster.start()
-        await cluster.in_sync(3)
+        cluster = await clusters.start(arguments=flags)
         primary = await cluster.primary()
         assert primary is not None
         async with asyncio.timeout(BACK_S):
@@ -242,9 +231,7 @@ async def test_a_lookup_daemon_learns_of_a_kill_before_consumers(tmp_path: Path)
         cluster.kill(primary)
         would_find = await asyncio.gather(*(consumer.found for consumer in consumers))
         assert not any(would_find)
-    finally:
-        for process in cluster.processes.values():
-            process.kill()
-            process.wait()
         await cluster.store.close()
+    finally:
+        clusters.kill_all()
         await lookup.stop()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters
 from tests.crash.wire import GONE, HttpRefused, Refused, Wire, http, mpub
 from tests.etcd import running_etcd
 
@@ -23,155 +23,12 @@ from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
 from martlet.protocol.nsq.commands import identify, send
-from martlet.replica.replica_set import ReplicaSet
-from martlet.server.metadata.address import open_store
-from martlet.server.metadata.store import StoreUnreachable
 from martlet.server.replication.operations import Operations
 from martlet.testing.ports import free_port
 
 pytestmark = pytest.mark.crash
 
-ROOT = Path(__file__).parents[2]
-LIMIT_S = 30
 TOPIC = "t"
-
-
-class Cluster:
-    """Replicas on one machine, and the store that they share.
-
-    Args:
-        folder: has a folder for each.
-        names: one letter each.
-        flush: their flush mode.
-        store: the address of the store; a file if empty.
-        arguments: further ones of each.
-    """
-
-    def __init__(
-        self, folder: Path, names: str, flush: str, store: str = "", arguments: Sequence[str] = ()
-    ) -> None:
-        self.folder = folder
-        self.store_address = store or f"sqlite:{folder / 'replicas.db'}"
-        self.flush = flush
-        self.arguments = arguments
-        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
-        self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
-        self.http = {name: f"127.0.0.1:{free_port()}" for name in names}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.source: Path | None = None
-        """The folder with the package that processes run from now on; None for today's."""
-        self.store = open_store(self.store_address, "martlet")
-
-    async def start(self) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                try:
-                    await self.store.look()
-                    break
-                except StoreUnreachable:
-                    await asyncio.sleep(0.05)  # It starts, and calls nobody.
-        assert await self.store.swap(ReplicaSet.first("a", self.addresses, broker="broker-1"), 0)
-        for name in self.addresses:
-            self.start_one(name)
-
-    def start_one(self, name: str) -> None:
-        arguments = (
-            f"--replica-name={name}",
-            f"--replica-address={self.addresses[name]}",
-            f"--metadata={self.store_address}",
-            f"--data-path={self.folder / name}",
-            f"--tcp-address={self.tcp[name]}",
-            f"--http-address={self.http[name]}",
-            "--broadcast-address=127.0.0.1",
-            f"--flush={self.flush}",
-            "--max-bytes-per-file=1MiB",
-            *self.arguments,
-        )
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "martlet", "broker", *arguments],
-                cwd=ROOT,
-                env=None if self.source is None else running_from(self.source),
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self, name: str) -> None:
-        self.processes[name].kill()
-        self.processes[name].wait()
-
-    async def primary(self) -> str | None:
-        """The name of the primary, whoever is that now."""
-        found = (await self.store.look()).replica_set
-        return found.primary if found is not None else None
-
-    async def another_primary(self, before: str) -> None:
-        """Wait until another one is primary."""
-        async with asyncio.timeout(LIMIT_S):
-            while await self.primary() == before:  # noqa: ASYNC110, the store calls nobody
-                await asyncio.sleep(0.02)
-
-    async def in_sync(self, count: int) -> ReplicaSet:
-        """Wait until so many replicas are in sync."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                found = (await self.store.look()).replica_set
-                assert found is not None
-                if len(found.in_sync) == count and found.primary is not None:
-                    return found
-                await asyncio.sleep(0.02)  # The store tells nobody when it changes.
-
-    async def alike(self, but_for_bytes: int = 0) -> None:
-        """Wait until all replicas say that they have the same log, up to some bytes."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                seen = await self.store.look()
-                assert seen.replica_set is not None
-                epochs = {one.epoch for one in seen.presences.values()}
-                ends = [one.end_position for one in seen.presences.values()]
-                is_one = epochs == {seen.replica_set.epoch} and len(ends) == len(self.addresses)
-                if is_one and max(ends) - min(ends) <= but_for_bytes:
-                    return
-                await asyncio.sleep(0.05)
-
-    async def connect(self) -> Wire:
-        """Connect to the primary, as soon as it takes clients."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                name = await self.primary()
-                try:
-                    if name is not None:
-                        return await Wire.open(self.tcp[name])
-                except OSError:
-                    pass  # It is not there any more, or does not listen yet.
-                await asyncio.sleep(0.01)
-
-    async def stop(self) -> None:
-        for process in self.processes.values():
-            process.send_signal(signal.SIGTERM)
-        for name, process in self.processes.items():
-            status = process.wait(LIMIT_S)
-            # Or it was killed while it started.
-            assert status in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
-        await self.store.close()
-
-
-def running_from(source: Path) -> dict[str, str]:
-    """Return the environment of a process that imports the package from a folder."""
-    return os.environ | {"PYTHONPATH": str(source)}
-
-
-def kill_all() -> Iterator[list[Cluster]]:
-    """Yield a list for clusters, and kill those that it has at the end."""
-    made: list[Cluster] = []
-    yield made
-    for cluster in made:
-        for process in cluster.processes.values():
-            process.kill()
-            process.wait()
-
-
-clusters = pytest.fixture(kill_all)
 
 
 class Publisher:
@@ -209,12 +66,9 @@ class Publisher:
 
 @pytest.mark.parametrize(("names", "flush"), [("abc", "async"), ("abc", "sync"), ("ab", "async")])
 async def test_nothing_answered_is_lost_when_primaries_are_killed(
-    tmp_path: Path, clusters: list[Cluster], names: str, flush: str
+    tmp_path: Path, clusters: Clusters, names: str, flush: str
 ) -> None:
-    cluster = Cluster(tmp_path, names, flush)
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(len(names))
+    cluster = await clusters.start(names, flush)
     publisher = Publisher(cluster)
     publishing = asyncio.create_task(publisher.run())
     for _ in range(3):
@@ -243,13 +97,10 @@ async def test_nothing_answered_is_lost_when_primaries_are_killed(
 
 
 async def test_a_primary_that_was_paused_finds_another_one(
-    tmp_path: Path, clusters: list[Cluster]
+    tmp_path: Path, clusters: Clusters
 ) -> None:
     """Its connections are open all the time, and it believes that it is primary."""
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+    cluster = await clusters.start()
     publisher = Publisher(cluster)
     publishing = asyncio.create_task(publisher.run())
     await publisher.answered_again()
@@ -277,14 +128,9 @@ async def test_a_primary_that_was_paused_finds_another_one(
     assert "is no primary any more" in (tmp_path / f"{paused}.log").read_text()
 
 
-async def test_clients_of_standbys_leave_a_primary_that_hangs(
-    tmp_path: Path, clusters: list[Cluster]
-) -> None:
+async def test_clients_of_standbys_leave_a_primary_that_hangs(clusters: Clusters) -> None:
     """Those connected before are closed, and those that come meanwhile are held."""
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+    cluster = await clusters.start()
     hung = await cluster.primary()
     assert hung is not None
     standbys = [address for name, address in cluster.tcp.items() if name != hung]
@@ -315,13 +161,8 @@ async def test_clients_of_standbys_leave_a_primary_that_hangs(
     await cluster.stop()
 
 
-async def test_clients_of_standbys_are_answered_as_by_the_primary(
-    tmp_path: Path, clusters: list[Cluster]
-) -> None:
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+async def test_clients_of_standbys_are_answered_as_by_the_primary(clusters: Clusters) -> None:
+    cluster = await clusters.start()
     primary = await cluster.primary()
     standby = next(name for name in cluster.tcp if name != primary)
 
@@ -366,13 +207,8 @@ async def test_clients_of_standbys_are_answered_as_by_the_primary(
     await cluster.stop()
 
 
-async def test_a_document_that_was_lost_is_made_anew(
-    tmp_path: Path, clusters: list[Cluster]
-) -> None:
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+async def test_a_document_that_was_lost_is_made_anew(tmp_path: Path, clusters: Clusters) -> None:
+    cluster = await clusters.start()
     wire = await cluster.connect()
     wire.send(mpub(TOPIC, [b"before"]))
     await wire.ok()
@@ -395,11 +231,9 @@ async def test_a_document_that_was_lost_is_made_anew(
 
 
 async def test_a_second_process_of_the_same_name_takes_no_part(
-    tmp_path: Path, clusters: list[Cluster]
+    tmp_path: Path, clusters: Clusters
 ) -> None:
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
+    cluster = await clusters.start()
     before = await cluster.in_sync(3)
     port = free_port()
     second = subprocess.Popen(
@@ -426,13 +260,10 @@ async def test_a_second_process_of_the_same_name_takes_no_part(
 
 
 async def test_many_clients_of_standbys_go_to_the_next_primary_at_once(
-    tmp_path: Path, clusters: list[Cluster]
+    tmp_path: Path, clusters: Clusters
 ) -> None:
     """Their connections are not taken for those of replicas, which are limited."""
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+    cluster = await clusters.start()
     killed = await cluster.primary()
     assert killed is not None
     standbys = [name for name in cluster.tcp if name != killed]
@@ -449,14 +280,11 @@ async def test_many_clients_of_standbys_go_to_the_next_primary_at_once(
 
 
 async def test_a_standby_imports_nothing_more_when_it_becomes_primary(
-    tmp_path: Path, clusters: list[Cluster], monkeypatch: pytest.MonkeyPatch
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients would wait for it: a third of a hand-over was imports once."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # Of its processes.
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+    cluster = await clusters.start()
     publisher = Publisher(cluster)
     publishing = asyncio.create_task(publisher.run())
     await publisher.answered_again()
@@ -468,7 +296,7 @@ async def test_a_standby_imports_nothing_more_when_it_becomes_primary(
     publishing.cancel()
     await asyncio.gather(publishing, return_exceptions=True)
     after = await cluster.primary()
-    log = (tmp_path / f"{after}.log").read_text()
+    log = (cluster.folder / f"{after}.log").read_text()
     as_standby, _, as_primary = log.partition(f"{after} is candidate")
     assert "import time:" in as_standby
     assert "begins epoch" in as_primary
@@ -476,11 +304,8 @@ async def test_a_standby_imports_nothing_more_when_it_becomes_primary(
     await cluster.stop()
 
 
-async def test_a_primary_that_stops_hands_over(tmp_path: Path, clusters: list[Cluster]) -> None:
-    cluster = Cluster(tmp_path, "abc", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+async def test_a_primary_that_stops_hands_over(clusters: Clusters) -> None:
+    cluster = await clusters.start()
     publisher = Publisher(cluster)
     publishing = asyncio.create_task(publisher.run())
     for _ in range(3):
@@ -503,12 +328,9 @@ async def test_a_primary_that_stops_hands_over(tmp_path: Path, clusters: list[Cl
     await cluster.stop()
 
 
-async def test_all_goes_on_while_etcd_is_away(tmp_path: Path, clusters: list[Cluster]) -> None:
+async def test_all_goes_on_while_etcd_is_away(tmp_path: Path, clusters: Clusters) -> None:
     with running_etcd(tmp_path) as (address, etcd):
-        cluster = Cluster(tmp_path, "abc", "async", f"etcd:{address}")
-        clusters.append(cluster)
-        await cluster.start()
-        await cluster.in_sync(3)
+        cluster = await clusters.start(store=f"etcd:{address}")
         publisher = Publisher(cluster)
         publishing = asyncio.create_task(publisher.run())
         await publisher.answered_again()
@@ -530,13 +352,8 @@ async def test_all_goes_on_while_etcd_is_away(tmp_path: Path, clusters: list[Clu
         await cluster.stop()
 
 
-async def test_the_status_of_a_send_says_what_replicas_lack(
-    tmp_path: Path, clusters: list[Cluster]
-) -> None:
-    cluster = Cluster(tmp_path, "ab", "async")
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(2)
+async def test_the_status_of_a_send_says_what_replicas_lack(clusters: Clusters) -> None:
+    cluster = await clusters.start("ab")
     wire = await cluster.connect()
     await say_martlet(wire)
     assert await status_of(wire, b"one") == "OK"

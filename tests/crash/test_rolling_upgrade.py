@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters, running_from
 from tests.crash.test_failover import PATIENT, Load, check
-from tests.crash.test_replicas import LIMIT_S, ROOT, TOPIC, Cluster, kill_all, running_from
+from tests.crash.test_replicas import TOPIC
 from tests.crash.wire import GONE, http, until
 
 from martlet.client import Consumer, Producer
@@ -19,7 +20,6 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 EARLIER = "0129fad6e18a2fb825a267cd704aded57c845d96"
 """The first commit with replicas whose folders today's version must read."""
-clusters = pytest.fixture(kill_all)
 
 
 @pytest.fixture
@@ -73,13 +73,9 @@ async def follows(cluster: Cluster, name: str) -> bool:
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
 async def test_each_send_is_stored_once_while_replicas_change_to_this_version_and_back(
-    tmp_path: Path, clusters: list[Cluster], earlier: Path, flush: str
+    clusters: Clusters, earlier: Path, flush: str
 ) -> None:
-    cluster = Cluster(tmp_path, "abc", flush)
-    clusters.append(cluster)
-    cluster.source = earlier
-    await cluster.start()
-    await cluster.in_sync(3)
+    cluster = await clusters.start(flush=flush, source=earlier)
     addresses = list(cluster.tcp.values())
     async with Producer(addresses, publishing=PATIENT) as producer:
         load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.crash.test_replicas import TOPIC, Cluster, Publisher
+from tests.crash.replica_cluster import Cluster
+from tests.crash.test_replicas import TOPIC, Publisher
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -52,9 +53,7 @@ async def started(folder: Path, *arguments: str) -> Cluster:
 async def stopped(task: asyncio.Task[None], cluster: Cluster) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    for process in cluster.processes.values():
-        process.kill()
-        process.wait()
+    cluster.kill_all()
     await cluster.store.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.crash.test_replicas import Cluster
+from tests.crash.replica_cluster import Cluster
 from tests.spark.publish import publish
 from tests.spark.stored import values_of
 from tests.spark.test_failover import Loop, loop, started

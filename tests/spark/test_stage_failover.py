@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.crash.test_replicas import Cluster
+from tests.crash.replica_cluster import Cluster
 from tests.interop.lookup_process import LookupProcess
 from tests.spark.publish import post
 from tests.spark.stored import rows_at, values_of
@@ -80,9 +80,7 @@ class Broker:
         return count
 
     def close(self) -> None:
-        for process in self.cluster.processes.values():
-            process.kill()
-            process.wait()
+        self.cluster.kill_all()
         self.loop.run(self.cluster.store.close())
 
 

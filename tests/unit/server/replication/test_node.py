@@ -21,8 +21,8 @@ from martlet.replica.frames import Frame, FrameKind
 from martlet.replica.replica_set import Presence, ReplicaSet
 from martlet.server.build import build_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
-from martlet.server.replication import splice
 from martlet.server.metadata.store import StoreUnreachable
+from martlet.server.replication import splice
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode
 from martlet.server.replication.process import ReplicaProcess

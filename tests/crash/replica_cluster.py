@@ -1,0 +1,185 @@
+"""Replicas as processes on one machine, for tests that kill them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.crash.wire import Wire
+
+from martlet.replica.replica_set import ReplicaSet
+from martlet.server.metadata.address import open_store
+from martlet.server.metadata.store import StoreUnreachable
+from martlet.testing.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 30
+
+
+class Cluster:
+    """Replicas on one machine, and the store that they share.
+
+    Args:
+        folder: has a folder for each.
+        names: one letter each.
+        flush: their flush mode.
+        store: the address of the store; a file if empty.
+        arguments: further ones of each.
+    """
+
+    def __init__(
+        self, folder: Path, names: str, flush: str, store: str = "", arguments: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder
+        self.store_address = store or f"sqlite:{folder / 'replicas.db'}"
+        self.flush = flush
+        self.arguments = arguments
+        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.http = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.source: Path | None = None
+        """The folder with the package that processes run from now on; None for today's."""
+        self.store = open_store(self.store_address, "martlet")
+
+    async def start(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    await self.store.look()
+                    break
+                except StoreUnreachable:
+                    await asyncio.sleep(0.05)  # It starts, and calls nobody.
+        assert await self.store.swap(ReplicaSet.first("a", self.addresses, broker="broker-1"), 0)
+        for name in self.addresses:
+            self.start_one(name)
+
+    def start_one(self, name: str) -> None:
+        arguments = (
+            f"--replica-name={name}",
+            f"--replica-address={self.addresses[name]}",
+            f"--metadata={self.store_address}",
+            f"--data-path={self.folder / name}",
+            f"--tcp-address={self.tcp[name]}",
+            f"--http-address={self.http[name]}",
+            "--broadcast-address=127.0.0.1",
+            f"--flush={self.flush}",
+            "--max-bytes-per-file=1MiB",
+            *self.arguments,
+        )
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "martlet", "broker", *arguments],
+                cwd=ROOT,
+                env=None if self.source is None else running_from(self.source),
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    async def primary(self) -> str | None:
+        """The name of the primary, whoever is that now."""
+        found = (await self.store.look()).replica_set
+        return found.primary if found is not None else None
+
+    async def another_primary(self, before: str) -> None:
+        """Wait until another one is primary."""
+        async with asyncio.timeout(LIMIT_S):
+            while await self.primary() == before:  # noqa: ASYNC110, the store calls nobody
+                await asyncio.sleep(0.02)
+
+    async def in_sync(self, count: int) -> ReplicaSet:
+        """Wait until so many replicas are in sync."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                found = (await self.store.look()).replica_set
+                assert found is not None
+                if len(found.in_sync) == count and found.primary is not None:
+                    return found
+                await asyncio.sleep(0.02)  # The store tells nobody when it changes.
+
+    async def alike(self, but_for_bytes: int = 0) -> None:
+        """Wait until all replicas say that they have the same log, up to some bytes."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                seen = await self.store.look()
+                assert seen.replica_set is not None
+                epochs = {one.epoch for one in seen.presences.values()}
+                ends = [one.end_position for one in seen.presences.values()]
+                is_one = epochs == {seen.replica_set.epoch} and len(ends) == len(self.addresses)
+                if is_one and max(ends) - min(ends) <= but_for_bytes:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def connect(self) -> Wire:
+        """Connect to the primary, as soon as it takes clients."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                name = await self.primary()
+                try:
+                    if name is not None:
+                        return await Wire.open(self.tcp[name])
+                except OSError:
+                    pass  # It is not there any more, or does not listen yet.
+                await asyncio.sleep(0.01)
+
+    def kill_all(self) -> None:
+        """End all processes, however they are."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    async def stop(self) -> None:
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for name, process in self.processes.items():
+            status = process.wait(LIMIT_S)
+            # Or it was killed while it started.
+            assert status in (0, -signal.SIGTERM), (self.folder / f"{name}.log").read_text()
+        await self.store.close()
+
+
+def running_from(source: Path) -> dict[str, str]:
+    """Return the environment of a process that imports the package from a folder."""
+    return os.environ | {"PYTHONPATH": str(source)}
+
+
+class Clusters:
+    """Starts clusters, and kills what is left of them at the end.
+
+    Args:
+        folder: has the folders of their replicas.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: list[Cluster] = []
+
+    async def start(
+        self,
+        names: str = "abc",
+        flush: str = "async",
+        *,
+        store: str = "",
+        arguments: Sequence[str] = (),
+        source: Path | None = None,
+    ) -> Cluster:
+        """Start a cluster, and wait until all of its replicas are in sync; see `Cluster`."""
+        cluster = Cluster(self._folder, names, flush, store, arguments)
+        cluster.source = source
+        self._made.append(cluster)
+        await cluster.start()
+        await cluster.in_sync(len(names))
+        return cluster
+
+    def kill_all(self) -> None:
+        for cluster in self._made:
+            cluster.kill_all()
