@@ -67,6 +67,13 @@ class Load:
             for task in done:
                 task.result()
 
+    async def stuck(self) -> None:
+        """Wait until no more answers come, of a broker that was stopped."""
+        answered = -1
+        while answered != len(self.results):
+            answered = len(self.results)
+            await asyncio.sleep(0.02)  # What does not come has no event.
+
     async def end(self) -> None:
         """Wait until all is answered, and mark the end."""
         self._is_over = True
@@ -75,11 +82,13 @@ class Load:
 
 
 async def fail_over(cluster: Cluster, load: Load) -> None:
-    """Kill the primary three times while there is load."""
+    """Kill the primary three times, each time with sends that it has not answered."""
     for _ in range(3):
         await load.more(300)
         victim = await cluster.primary()
         assert victim is not None
+        cluster.processes[victim].send_signal(signal.SIGSTOP)
+        await load.stuck()
         cluster.kill(victim)
         await load.more(300)
         cluster.start_one(victim)
