@@ -91,10 +91,23 @@ class Candidate:
         if before is not None:
             before[0].close()
         self.answers[name] = (link, hello)
-        if name in (self._best, self._asking) and self.state is not CandidateState.DONE:
-            self.state = CandidateState.COLLECTING
-            self._asked.clear()
+        if before is not None and self._relies_on(name):
+            self._collect_again()
         self.decide()
+
+    def _relies_on(self, name: str) -> bool:
+        """Whether the choice of the log, or its repair, needs what a replica answered.
+
+        While damaged ranges are asked for, all of them are needed: what one of those that were
+        counted has good may be confirmed.
+        """
+        if self.state is CandidateState.FETCHING:
+            return name == self._best
+        return self.state is CandidateState.REPAIRING
+
+    def _collect_again(self) -> None:
+        self.state = CandidateState.COLLECTING
+        self._asked.clear()
 
     def decide(self) -> None:
         """Choose the log that counts, where enough answers are there. Raises as `greeted`."""
@@ -128,6 +141,11 @@ class Candidate:
 
         Raises FrameRefused, CopyRefused and OSError: the connection is to be closed.
         """
+        if frame.kind in BRINGS and self.state in (
+            CandidateState.COLLECTING,
+            CandidateState.REPAIRING,
+        ):
+            return  # Of a replica that still sends its log, of which this one has enough.
         asked = self._asking if self.state is CandidateState.REPAIRING else self._best
         found = self.answers.get(asked)
         if found is None or found[0] is not link:
@@ -171,12 +189,6 @@ class Candidate:
         for name, (known, _) in list(self.answers.items()):
             if known is link:
                 del self.answers[name]
-                is_asked = (
-                    name == self._best
-                    if self.state is CandidateState.FETCHING
-                    else name == self._asking and self.state is CandidateState.REPAIRING
-                )
-                if is_asked:
-                    self.state = CandidateState.COLLECTING
-                    self._asked.clear()
+                if self._relies_on(name):
+                    self._collect_again()
                     self.decide()
