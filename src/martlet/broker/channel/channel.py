@@ -21,6 +21,7 @@ from martlet.broker.offset_ranges import apart_from, distinct, inside
 from martlet.broker.queue.aside import AsideMessages
 from martlet.broker.queue.channel_state import ChannelState
 from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.oldest import oldest_age_ns
 from martlet.broker.queue.tag_filter import TagFilter
 from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
@@ -125,6 +126,11 @@ class Channel(ChannelState):
         if self.group is not None:
             fresh += self.group.own_ahead
         return fresh + cursor.pending.ready_count
+
+    @property
+    def oldest_age_ns(self) -> int:
+        """How long the oldest waiting message has been waiting, in nanoseconds; 0 where none is."""
+        return oldest_age_ns(self)
 
     @property
     def message_count(self) -> int:

@@ -225,6 +225,11 @@ class PartitionedChannel:
         return sum(part.depth for part in self.parts)
 
     @property
+    def oldest_age_ns(self) -> int:
+        """How long the oldest waiting message has been waiting, in nanoseconds; 0 where none is."""
+        return max(part.oldest_age_ns for part in self.parts)
+
+    @property
     def message_count(self) -> int:
         """The number of messages received since the broker was started."""
         return sum(part.message_count for part in self.parts)

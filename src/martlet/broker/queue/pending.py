@@ -86,6 +86,10 @@ class PendingMessages(Generic[OwnerT]):
         """The number of messages ready for delivery."""
         return len(self._ready_set)
 
+    def lowest_ready(self) -> int | None:
+        """Return the lowest offset that is ready for delivery."""
+        return min(self._ready_set, default=None)
+
     def is_ready(self, offset: int) -> bool:
         """Whether a message is ready for delivery."""
         return offset in self._ready_set
