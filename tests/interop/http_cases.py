@@ -284,6 +284,7 @@ def _same(value: Any, key: str = "") -> Any:
             "dropped_count",
             "refused_count",
             "dead_letter_count",
+            "oldest_message_age_ms",
             "backend_depth",
         }
         return {name: _same(value[name], name) for name in value if name not in left_out}

@@ -1,7 +1,10 @@
 """``GET /metrics`` as Prometheus's own parser reads it."""
 
 import asyncio
+import json
+import platform
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.crash.wire import Wire, dpub, http, mpub, until
 
+from martlet import __version__
 from martlet.durations import MILLISECOND_NS
 from martlet.server.observability.metrics import CHANNEL_METRICS, OTHER, TOPIC_METRICS
 from martlet.testing import Broker
@@ -179,3 +183,67 @@ async def test_the_answer_says_which_format_it_is() -> None:
         content_type, nsq = await asyncio.to_thread(ask)
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     assert nsq is None
+
+
+async def test_the_age_of_the_oldest_waiting_message() -> None:
+    async with Broker() as broker:
+        producer = await Wire.open(broker.tcp_address)
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        name = "oldest_message_age_seconds"
+        assert (await scrape(broker)).channel(name) == 0
+        producer.send(mpub("t", [b"one", b"two"]))
+        await producer.ok()
+        published_s = time.monotonic()
+        await asyncio.sleep(0.05)
+        age_s = (await scrape(broker)).channel(name)
+        assert 0.05 <= age_s <= time.monotonic() - published_s + 1
+        stats = json.loads(await http(broker.http_address, "/stats?format=json"))
+        (channel,) = stats["topics"][0]["channels"]
+        assert channel["oldest_message_age_ms"] >= int(age_s * 1000)
+        wire.send(b"RDY 2\n")
+        got = [await wire.message() for _ in range(2)]
+        assert (await scrape(broker)).channel(name) == 0, "both are in flight"
+        wire.send(b"RDY 0\n" + b"REQ %b 0\n" % got[1].id)
+
+        async def waits_again() -> bool:
+            return (await scrape(broker)).channel(name) >= age_s
+
+        await until(waits_again)
+        producer.close()
+        wire.close()
+
+
+async def test_the_oldest_age_of_channels_beyond_the_limit_is_the_greatest() -> None:
+    async with Broker(metrics_max_channels=1) as broker:
+        for name in ("first", "old", "new"):
+            await http(broker.http_address, f"/topic/create?topic={name}", b"")
+            await http(broker.http_address, f"/channel/create?topic={name}&channel=c", b"")
+        await http(broker.http_address, "/pub?topic=old", b"x")
+        await asyncio.sleep(0.05)
+        await http(broker.http_address, "/pub?topic=new", b"x")
+        found = await scrape(broker)
+        assert found.channel("oldest_message_age_seconds", "first") == 0
+        assert 0.05 <= found.channel("oldest_message_age_seconds", OTHER, OTHER) < 30
+
+
+async def test_the_lag_of_the_event_loop_and_the_versions() -> None:
+    async with Broker() as broker:
+
+        async def measured() -> bool:
+            return (await scrape(broker)).of("event_loop_lag_seconds_count") > 0
+
+        await until(measured)
+        before = await scrape(broker)
+        time.sleep(0.3)  # noqa: ASYNC251, the loop stands still
+        count = before.of("event_loop_lag_seconds_count")
+
+        async def measured_again() -> bool:
+            return (await scrape(broker)).of("event_loop_lag_seconds_count") > count
+
+        await until(measured_again)
+        found = await scrape(broker)
+        assert found.kinds["martlet_event_loop_lag_seconds"] == "histogram"
+        lag_s = found.of("event_loop_lag_seconds_sum") - before.of("event_loop_lag_seconds_sum")
+        assert lag_s >= 0.15
+        version, python = __version__, platform.python_version()
+        assert found.of("build_info", version=version, python=python) == 1

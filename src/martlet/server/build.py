@@ -370,6 +370,7 @@ def _routes(server: Server, replication: Replication | None) -> Routes:
         server.flusher,
         server.reclaimer,
         server.connections,
+        server.listeners.lag,
         *([] if replication is None else [replication.metrics]),
     )
     routes = broker_routes(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, TlsRequired
 from martlet.server.listening_socket import listen, port_of, remove, serve, shown
+from martlet.server.observability.loop_lag import LoopLag
 
 if TYPE_CHECKING:
     import socket
@@ -45,6 +46,7 @@ class Listeners:
     Attributes:
         tcp_address, http_address: the actual addresses, with the port chosen for port 0.
         tcp_port, http_port, https_port: 0 if nothing listens, -1 for a Unix socket.
+        lag: that of the event loop, while these listen.
 
     Raises:
         OSError: the broker cannot listen on an address; the text names it and its flag.
@@ -59,6 +61,7 @@ class Listeners:
         self._listeners: list[asyncio.Server] = []
         self._http_servers: list[HttpServer] = []
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
+        self.lag = LoopLag()
         http = options.http_address
         https = options.https_address if tls is not None else ""
         with ExitStack() as undo:
@@ -101,6 +104,7 @@ class Listeners:
                 await asyncio.gather(*answers)
             return
         loop = asyncio.get_running_loop()
+        self.lag.start()
         self._listeners.append(await serve(loop, self._accept, self._tcp))
         self._log.info("TCP: listening on %s", self.tcp_address)
         if self._http is None and self._https is None:
@@ -133,6 +137,7 @@ class Listeners:
 
     def close(self) -> None:
         """Stop accepting connections over TCP, and remove the files of Unix sockets."""
+        self.lag.stop()
         for path in self._files:
             remove(path)
         for listener in self._listeners:

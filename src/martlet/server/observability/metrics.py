@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import platform
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence, Sized
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.server.data_folder import DataFolder
     from martlet.server.flusher import Flusher
+    from martlet.server.observability.loop_lag import LoopLag
 
 OTHER = "(other)"
 """Stands for all topics or channels beyond the limit; no topic can have that name."""
@@ -44,6 +46,7 @@ _AT_ONCE = 50
 """The number of channels counted, or written, between two yields to the event loop."""
 _Thing = TypeVar("_Thing")
 _LATENCY = "martlet_channel_publish_to_finish_seconds"
+_AGE = "martlet_channel_oldest_message_age_seconds"
 _LATENCY_BOUNDS = [f"{bound_ns / SECOND_NS:g}" for bound_ns in BOUNDS_NS]
 
 
@@ -188,6 +191,7 @@ class BrokerMetrics:
         flusher: has the durations.
         reclaimer: has the evictions.
         connections: those of the clients.
+        lag: that of the event loop.
         more: returns the lines of other parts.
     """
 
@@ -197,6 +201,7 @@ class BrokerMetrics:
     flusher: Flusher
     reclaimer: HistoryReclaimer
     connections: Sized
+    lag: LoopLag
     more: Callable[[], str] = str
 
     async def text(self) -> str:
@@ -214,7 +219,7 @@ class BrokerMetrics:
         yield (
             _broker(self.broker, len(self.connections))
             + self._log()
-            + process_metrics()
+            + process_metrics(self.lag)
             + self.more()
         )
         async for part in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
@@ -224,6 +229,8 @@ class BrokerMetrics:
         if self.options.prefers_near:
             async for part in _table(NEAR_METRICS, channels, _channel_labels, max_count):
                 yield part
+        async for part in _ages(channels, max_count):
+            yield part
         async for part in _latencies(channels, max_count):
             yield part
 
@@ -321,6 +328,30 @@ async def _table(
         await asyncio.sleep(0)
 
 
+async def _ages(
+    channels: Sequence[Channel | PartitionedChannel], max_count: int
+) -> AsyncIterator[str]:
+    yield prometheus.head(
+        _AGE,
+        "gauge",
+        "Age of the oldest message that waits to be delivered, since it was published or due; 0"
+        " where none waits.",
+    )
+    ages: list[tuple[str, float]] = []
+    other_s: float | None = None
+    for number, channel in enumerate(channels):
+        age_s = channel.oldest_age_ns / SECOND_NS
+        if number < max_count:
+            ages.append((_channel_labels(channel), age_s))
+        else:
+            other_s = max(other_s or 0.0, age_s)
+        if number % _AT_ONCE == 0 or isinstance(channel, PartitionedChannel):
+            await asyncio.sleep(0)
+    if other_s is not None:
+        ages.append((_channel_labels(None), other_s))
+    yield prometheus.values(_AGE, ages)
+
+
 async def _latencies(
     channels: Sequence[Channel | PartitionedChannel], max_count: int
 ) -> AsyncIterator[str]:
@@ -347,42 +378,36 @@ def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
 
 
 def _broker(broker: BrokerCore, connection_count: int) -> str:
-    name = "martlet_info"
-    version = prometheus.label_text({"version": __version__})
-    return (
-        prometheus.head(name, "gauge", "The running version.")
-        + prometheus.values(name, [(version, 1)])
-        + prometheus.lone(
-            [
-                (
-                    "martlet_healthy",
-                    "gauge",
-                    "1 while messages are accepted, 0 when /ping says why not.",
-                    int(broker.health == "OK"),
-                ),
-                ("martlet_connections", "gauge", "Clients over TCP.", connection_count),
-                ("martlet_topics", "gauge", "Topics.", len(broker.topics)),
-                (
-                    "martlet_delayed_messages",
-                    "gauge",
-                    "Delayed messages that are not due yet.",
-                    broker.delays.pending_count,
-                ),
-                (
-                    "martlet_known_producers",
-                    "gauge",
-                    "Producers whose last sends are known, to recognise repeated ones.",
-                    len(broker.producers),
-                ),
-                (
-                    "martlet_repeated_sends_total",
-                    "counter",
-                    "Repeated sends, which were not stored again.",
-                    broker.producers.repeated_count,
-                ),
-                *_transactions(broker.transactions),
-            ]
-        )
+    return prometheus.lone(
+        [
+            (
+                "martlet_healthy",
+                "gauge",
+                "1 while messages are accepted, 0 when /ping says why not.",
+                int(broker.health == "OK"),
+            ),
+            ("martlet_connections", "gauge", "Clients over TCP.", connection_count),
+            ("martlet_topics", "gauge", "Topics.", len(broker.topics)),
+            (
+                "martlet_delayed_messages",
+                "gauge",
+                "Delayed messages that are not due yet.",
+                broker.delays.pending_count,
+            ),
+            (
+                "martlet_known_producers",
+                "gauge",
+                "Producers whose last sends are known, to recognise repeated ones.",
+                len(broker.producers),
+            ),
+            (
+                "martlet_repeated_sends_total",
+                "counter",
+                "Repeated sends, which were not stored again.",
+                broker.producers.repeated_count,
+            ),
+            *_transactions(broker.transactions),
+        ]
     )
 
 
@@ -429,12 +454,15 @@ def _durations(what: str, help_text: str, durations: Histogram) -> str:
     )
 
 
-def process_metrics() -> str:
-    """Return the metrics of the process, under the names of Prometheus's client libraries."""
+def process_metrics(lag: LoopLag) -> str:
+    """Return the versions, the lag of the event loop, and the metrics of the process under the
+    names of Prometheus's client libraries.
+    """
+    build = "martlet_build_info"
+    versions = {"version": __version__, "python": platform.python_version()}
     with open("/proc/self/stat", encoding="ascii") as file:
         # The second field is the program's name, in brackets, with any characters in it.
         fields = file.read().rpartition(")")[2].split()
-    page_bytes = resource.getpagesize()
     started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     started_s += int(fields[19]) / os.sysconf("SC_CLK_TCK")
     name = "python_gc_collections_total"
@@ -442,6 +470,18 @@ def process_metrics() -> str:
         (prometheus.label_text({"generation": str(number)}), counts["collections"])
         for number, counts in enumerate(gc.get_stats())
     ]
+    return (
+        prometheus.head(build, "gauge", "The running version, and Python's.")
+        + prometheus.values(build, [(prometheus.label_text(versions), 1)])
+        + lag.metrics()
+        + _process(fields, started_s)
+        + prometheus.head(name, "counter", "Runs of the garbage collector.")
+        + prometheus.values(name, generations)
+    )
+
+
+def _process(fields: Sequence[str], started_s: float) -> str:
+    """Return what the system knows of the process, of the fields of its `stat` from the third."""
     return prometheus.lone(
         [
             (
@@ -454,7 +494,7 @@ def process_metrics() -> str:
                 "process_resident_memory_bytes",
                 "gauge",
                 "Memory in use, mapped files included.",
-                int(fields[21]) * page_bytes,
+                int(fields[21]) * resource.getpagesize(),
             ),
             ("process_virtual_memory_bytes", "gauge", "Addresses in use.", int(fields[20])),
             ("process_start_time_seconds", "gauge", "Seconds since 1970.", round(started_s, 2)),
@@ -466,7 +506,4 @@ def process_metrics() -> str:
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             ),
         ]
-    ) + (
-        prometheus.head(name, "counter", "Runs of the garbage collector.")
-        + prometheus.values(name, generations)
     )

@@ -2,10 +2,11 @@
 
 One field differs in meaning: every waiting message is in the log, so ``backend_depth``, the depth
 on disk, is the full depth. An unmeasured value (latency, without its flag) is reported as nsqd
-reports an unused one. Four fields are Martlet's own: ``dropped_count``, the messages that were
+reports an unused one. Five fields are Martlet's own: ``dropped_count``, the messages that were
 removed to free space, by ``--disk-full-policy``; ``refused_count``, those refused at publishing for
-lack of space; ``dead_letter_count``, those that went to a channel's dead-letter topic; and
-``queues``, of a topic that has several. A broker with replicas has a field ``replication``, too.
+lack of space; ``dead_letter_count``, those that went to a channel's dead-letter topic;
+``oldest_message_age_ms``, since when a channel's oldest waiting message waits; and ``queues``, of a
+topic that has several. A broker with replicas has a field ``replication``, too.
 
 Counting thousands of channels takes long, so it is done in slices (`martlet.server.time_slice`),
 and the numbers of one report may be taken some milliseconds apart.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.broker.tracing.latency import Latency, Together, quantiles
-from martlet.durations import SECOND_NS
+from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.time_slice import TimeSlice
 from martlet.server.tls import suite_name, version_name
@@ -178,6 +179,7 @@ async def _channel(
         "timeout_count": channel.timeout_count,
         "dropped_count": channel.dropped_count,
         "dead_letter_count": channel.dead_letter_count,
+        "oldest_message_age_ms": channel.oldest_age_ns // MILLISECOND_NS,
         "client_count": len(channel.consumers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,

@@ -140,6 +140,9 @@ class ReplicaProcess:
             self._forwarder = Forwarder(self._connect_http, self._is_primary, limit)
         own = own_routes(lambda: self.node.status, self._started_at_s)
         return StandbyRoutes(own, lambda: self.node.log_routes, self._forwarder.forward)
+        own = own_routes(lambda: self.node.status, self.listeners.lag, self._started_at_s)
+        # Of the node that is there when a request comes, which may be another one by then.
+        return StandbyRoutes(lambda: {**own, **self.node.log_routes}, self._forwarder.forward)
 
     def primary_address(self) -> str | None:
         """Return where the primary takes connections of replicas; None where there is none."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
 
+    from martlet.server.observability.loop_lag import LoopLag
     from martlet.server.replication.link import ReplicaLink
     from martlet.server.replication.status import ReplicaStatus
 
@@ -224,7 +225,7 @@ async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.
 
 
 def own_routes(
-    status: Callable[[], ReplicaStatus], started_at_s: int
+    status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: int
 ) -> dict[str, dict[str, Endpoint]]:
     """Return the endpoints that a standby answers itself.
 
@@ -233,6 +234,7 @@ def own_routes(
 
     Args:
         status: returns that of the node that runs.
+        lag: that of the event loop.
         started_at_s: when the process started, in seconds since 1970.
     """
 
@@ -248,7 +250,7 @@ def own_routes(
         return await stats_text.report_text(head, [], None, [], time.time_ns(), pace)
 
     async def show_metrics(request: Request) -> object:
-        text = status().metrics() + process_metrics()
+        text = status().metrics() + process_metrics(lag)
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def show(request: Request) -> object:
