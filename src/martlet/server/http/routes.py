@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from martlet.server.http.channel_api import ChannelApi
 from martlet.server.http.debug_api import DebugApi
+from martlet.server.http.health_api import HealthApi
 from martlet.server.http.log_api import LogApi
 from martlet.server.http.metrics_api import MetricsApi
 from martlet.server.http.nsq_api import NsqApi
@@ -42,5 +43,11 @@ def broker_routes(
         **ChannelApi(broker, commits).routes(),
         **CallApi(calls).routes(),
         **MetricsApi(metrics).routes(),
+        **HealthApi(lambda: _obstacle(broker)).routes(),
         **DebugApi().routes(),
     }
+
+
+def _obstacle(broker: BrokerCore) -> str:
+    """Return why a broker cannot take clients; empty if it can."""
+    return "" if broker.health == "OK" else broker.health.removeprefix("NOK - ")

@@ -18,6 +18,7 @@ from aiohttp import web
 from yarl import URL
 
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.http.health_api import HealthApi
 from martlet.server.http.request import AnswerAgain, Endpoint, HttpError, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
@@ -226,7 +227,7 @@ async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.
 
 def own_routes(
     status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: int
-) -> dict[str, dict[str, Endpoint]]:
+) -> Routes:
     """Return the endpoints that a standby answers itself.
 
     Its ``/stats`` has no topics, so that monitoring that adds up all replicas counts each topic
@@ -263,6 +264,7 @@ def own_routes(
         "/ping": {"GET": ping},
         "/stats": {"GET": stats},
         "/metrics": {"GET": show_metrics},
+        **HealthApi(lambda: status().obstacle).routes(),
         "/replica": {"GET": show},
         "/replica/primary": {"GET": show_whether_primary},
     }

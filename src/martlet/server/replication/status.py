@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from martlet.replica.primary import Primary
-from martlet.replica.standby import Standby
+from martlet.replica.standby import Standby, StandbyState
 from martlet.server.http.request import HttpError, Request, Routes
 from martlet.server.observability import prometheus
 
@@ -66,6 +66,17 @@ class ReplicaStatus:
         """Whether fewer replicas are in sync than an operator wants copies."""
         primary = self._node.replica.primary
         return primary is None or primary.replica_set.copies < primary.replica_set.wanted_copies
+
+    @property
+    def obstacle(self) -> str:
+        """Why a replica that is not primary cannot carry clients on to one; empty if it can."""
+        replica: Replica | None = getattr(self._node, "replica", None)
+        if replica is None:
+            return self._node.waits_for
+        role = replica.role
+        if isinstance(role, Standby) and role.state is StandbyState.FOLLOWING:
+            return ""
+        return replica.problem or f"it is a {replica.role_name}, and follows no primary"
 
     def report(self) -> Report:
         """Return all of it, for JSON."""
