@@ -1,10 +1,15 @@
+import socket
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.interop.http_cases import sized
 
 from martlet.server.http.nsq_api import split_binary
-from martlet.server.http.request import HttpError, parse_query
+from martlet.server.http.request import HttpError, Request, parse_query
 
 
 @pytest.mark.parametrize(
@@ -54,3 +59,27 @@ def test_no_body_raises_anything_else(body: bytes) -> None:
     except HttpError as error:
         refused = error.message
     assert refused in ("BAD_BODY", "BAD_MESSAGE") or body.startswith(sized(*bodies))
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_local"),
+    [
+        (("127.0.0.1", 4000), True),
+        (("127.8.9.10", 4000), True),
+        (("::1", 4000, 0, 0), True),
+        (("::ffff:127.0.0.1", 4000, 0, 0), True),
+        (("::ffff:10.0.0.1", 4000, 0, 0), False),
+        (("10.0.0.1", 4000), False),
+        (("128.0.0.1", 4000), False),
+        (("fe80::1%eth0", 4000, 0, 2), False),
+        (("::", 4000, 0, 0), False),
+        (None, False),
+    ],
+)
+def test_a_client_at_a_loopback_address_is_on_this_machine(peer: Any, is_local: bool) -> None:
+    known = {"peername": peer, "socket": Mock(family=socket.AF_INET6)}
+    transport = Mock(get_extra_info=known.get)
+    assert Request(make_mocked_request("GET", "/", transport=transport)).is_local is is_local
+    for name in ("Forwarded", "x-forwarded-for"):
+        proxied = make_mocked_request("GET", "/", {name: ""}, transport=transport)
+        assert not Request(proxied).is_local, "a proxy has another client"

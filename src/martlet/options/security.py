@@ -66,6 +66,13 @@ class SecurityOptions(Options):
         "the oldest TLS version to accept: tls1.0, tls1.1, tls1.2 or tls1.3",
         choices=_TLS_VERSIONS,
     )
+    operator_token_file: str = option(
+        "",
+        "the file of the tokens that operators send over HTTP, one a line: the routes that nsqd"
+        " does not have then answer clients with one of them, or with a certificate that"
+        " --tls-root-ca-file verifies (default: these routes answer clients on this machine)",
+        section="operators",
+    )
     auth_http_addresses: tuple[str, ...] = option(
         (),
         "<addr>:<port> or URL of an auth server: it is asked over HTTP what a client may do, with"

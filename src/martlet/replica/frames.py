@@ -66,6 +66,13 @@ class FrameKind(IntEnum):
     SPLICED = 13
 
 
+CLIENT_SPEAKS_HTTP = 1
+CLIENT_IS_OPERATOR = 2
+"""The first position of a SPLICE for a request over HTTP, and for one of which the standby has
+checked that its client is an operator; 0 is NSQ's protocol.
+"""
+
+
 class Frame(NamedTuple):
     """A frame; what its positions mean depends on the kind.
 

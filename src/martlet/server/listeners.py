@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, TlsRequired
+from martlet.server.http.access import Operators
 from martlet.server.listening_socket import listen, port_of, remove, serve, shown
 from martlet.server.observability.loop_lag import LoopLag
 
@@ -46,10 +47,12 @@ class Listeners:
     Attributes:
         tcp_address, http_address: the actual addresses, with the port chosen for port 0.
         tcp_port, http_port, https_port: 0 if nothing listens, -1 for a Unix socket.
+        operators: who may use Martlet's own routes of HTTP.
         lag: that of the event loop, while these listen.
 
     Raises:
-        OSError: the broker cannot listen on an address; the text names it and its flag.
+        OSError: the broker cannot listen on an address, or a file of the options cannot be used;
+            the text names it and its flag.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Listeners:
         self._listeners: list[asyncio.Server] = []
         self._http_servers: list[HttpServer] = []
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
+        self.operators = Operators.load(options, log)
         self.lag = LoopLag()
         http = options.http_address
         https = options.https_address if tls is not None else ""
@@ -130,7 +134,7 @@ class Listeners:
         # Imported here: aiohttp takes longer to import than a broker takes to listen.
         from martlet.server.http.server import HttpServer
 
-        server = HttpServer(routes, https_port_instead)
+        server = HttpServer(routes, self.operators, https_port_instead)
         await server.start(sock, tls)
         self._http_servers.append(server)
         self._log.info("%s: listening on %s", name, shown(sock))

@@ -67,6 +67,11 @@ class UpOptions(LogOptions):
         "",
         "where replicas agree on who is primary (default: the file replicas.db in --data-path)",
     )
+    operator_token_file: str = option(
+        "",
+        "the file of the tokens that operators send to brokers over HTTP, one a line (default:"
+        " clients on this machine are operators)",
+    )
     broker_config: str = option("", "a TOML file with further options of every broker")
     lookup: bool = option(
         True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from martlet.operator_tokens import FLAG
 from martlet.options import LogLevel
 from martlet.supervisor.options import (
     EVERYWHERE,
@@ -66,7 +67,9 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
         lookup_flags = tuple(
             f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup
         )
-        arguments = (*lookup_flags, *broker_arguments)
+        token_file = options.operator_token_file
+        tokens = (f"--{FLAG}={token_file}",) if token_file else ()
+        arguments = (*lookup_flags, *tokens, *broker_arguments)
         brokers = [
             broker
             for number in range(options.workers)

@@ -83,6 +83,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "max-transaction-bytes",
         "max-transaction-sends",
         "max-transactions",
+        "operator-token-file",
         "trace",
         "max-topics",
         "metrics-max-channels",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
+from ipaddress import ip_address
 from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
@@ -19,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from martlet import __version__
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
-from martlet.server.listening_socket import shown_peer
+from martlet.server.listening_socket import shown_host, shown_peer
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ _MAX_LEFT_BYTES = 256 << 10
 _NUMBER = re.compile(r"[0-9]{1,19}")
 SERVER = {"Server": f"martlet/{__version__}"}
 """The server's name on every answer."""
+_PROXIED = ("Forwarded", "X-Forwarded-For")
+"""The headers by which a proxy names the client that it has."""
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -39,6 +43,7 @@ class HttpError(Exception):
         message: of the answer.
         fields: further fields of its JSON.
         plain: whether the answer is the bare message instead of JSON.
+        headers: further headers of the answer.
     """
 
     def __init__(
@@ -48,12 +53,14 @@ class HttpError(Exception):
         fields: dict[str, object] | None = None,
         *,
         plain: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(f"{status} {message}")
         self.status = status
         self.message = message
         self.fields = fields or {}
         self.plain = plain
+        self.headers = headers
 
 
 class AnswerAgain(Exception):
@@ -61,12 +68,26 @@ class AnswerAgain(Exception):
 
 
 class Request:
-    """A request to one of the endpoints."""
+    """A request to one of the endpoints.
 
-    __slots__ = ("_held", "_query", "_request", "method", "path", "query_text", "target")
+    Args:
+        request: as aiohttp has it.
+        is_vouched_for: whether the replica that has forwarded it says that its client is an
+            operator; None if none has.
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    Attributes:
+        is_operators: whether it was checked that the client is an operator.
+    """
+
+    __slots__ = (
+        *("_held", "_query", "_request", "is_operators", "is_vouched_for"),
+        *("method", "path", "query_text", "target"),
+    )
+
+    def __init__(self, request: web.BaseRequest, is_vouched_for: bool | None = None) -> None:
         self._request = request
+        self.is_vouched_for = is_vouched_for
+        self.is_operators = False
         self.target = request.raw_path
         if not self.target.startswith(("/", "*")):  # the absolute form, as to a proxy
             self.target = request.rel_url.raw_path_qs
@@ -86,6 +107,26 @@ class Request:
     def remote_address(self) -> str:
         """The client's ``address:port``."""
         return shown_peer(self._request.transport)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the client is on this machine: at a loopback address or a Unix socket, and no
+        proxy for another one.
+        """
+        transport = self._request.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if transport is None or sock is None or any(map(self.headers, _PROXIED)):
+            return False
+        if sock.family == socket.AF_UNIX:
+            return True
+        peer = transport.get_extra_info("peername")
+        return bool(peer) and ip_address(shown_host(peer[0]).partition("%")[0]).is_loopback
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether the client has shown a certificate, which Python's ssl has verified."""
+        transport = self._request.transport
+        return transport is not None and bool(transport.get_extra_info("peercert"))
 
     @property
     def is_gone(self) -> bool:

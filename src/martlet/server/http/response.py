@@ -41,9 +41,11 @@ def refuse(error: HttpError) -> web.Response:
         return web.Response(
             status=error.status,
             body=error.message.encode(),
-            headers={**SERVER, "Content-Type": TEXT},
+            headers={**SERVER, "Content-Type": TEXT, **error.headers},
         )
-    return respond(error.status, {"message": error.message, **error.fields})
+    response = respond(error.status, {"message": error.message, **error.fields})
+    response.headers.update(error.headers)
+    return response
 
 
 class ReadyText(web.StreamResponse):

@@ -15,7 +15,7 @@ import posixpath
 import socket
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from aiohttp import web
@@ -37,6 +37,8 @@ from martlet.server.observability.stats import pauses
 if TYPE_CHECKING:
     import ssl
 
+    from martlet.server.http.access import Operators
+
 log = logging.getLogger(__name__)
 
 _MAX_ROLES = 5
@@ -56,6 +58,9 @@ _OK = ReadyText("OK")
 
 class _Protocol(web.RequestHandler):
     """A connection on which aiohttp's own errors have the form of all others."""
+
+    is_vouched_for: bool | None = None
+    """See `Request`."""
 
     def handle_error(
         self,
@@ -86,11 +91,18 @@ class HttpServer:
 
     Args:
         routes: the endpoints.
+        operators: check that a client may use an endpoint; None if everyone may use all.
         https_port_instead: serve nothing, but point to HTTPS on this port; 0 if there is none.
     """
 
-    def __init__(self, routes: Routes, https_port_instead: int | None = None) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        operators: Operators | None = None,
+        https_port_instead: int | None = None,
+    ) -> None:
         self._routes = routes
+        self._operators = operators
         self._https_port_instead = https_port_instead
         self._web = self._make()
         self._listener: asyncio.Server | None = None
@@ -112,9 +124,16 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self._listener = await serve(loop, self.connection, sock, tls)
 
-    def connection(self) -> web.RequestHandler:
-        """Return the protocol of a new connection."""
-        return self._web()
+    def connection(self, is_vouched_for: bool | None = None) -> web.RequestHandler:
+        """Return the protocol of a new connection.
+
+        Args:
+            is_vouched_for: see `Request`.
+        """
+        protocol = self._web()
+        if is_vouched_for is not None:
+            cast(_Protocol, protocol).is_vouched_for = is_vouched_for
+        return protocol
 
     async def answer_by(self, routes: Routes, *, ends_requests: bool) -> None:
         """Answer by other endpoints.
@@ -140,7 +159,7 @@ class HttpServer:
             refusal = refuse(HttpError(403, "TLS_REQUIRED", fields))
             refusal.force_close()
             return refusal
-        request = Request(base)
+        request = Request(base, cast(_Protocol, base.protocol).is_vouched_for)
         started = time.perf_counter_ns()
         try:
             answer = await self._answer_by_role(request)
@@ -186,6 +205,8 @@ class HttpServer:
             return self._redirect(request)
         endpoint = methods.get(request.method)
         if endpoint is not None:
+            if self._operators is not None:
+                request.is_operators = self._operators.check(request)
             return await endpoint(request)
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         if request.method == "OPTIONS":
@@ -220,6 +241,8 @@ class HttpServer:
         path = self._meant(request.path)
         methods = self._find(path)
         if path == "/debug/pprof" or path.startswith("/debug/pprof/"):
+            if self._operators is not None:
+                self._operators.require(request)
             hint = f"py-spy record --pid {os.getpid()} --output profile.svg"
             raise HttpError(404, f"NOT_FOUND: there are no Go profiles here; try {hint!r}")
         if not methods or request.method not in methods or path == request.path or ":" in path:

@@ -33,7 +33,7 @@ from martlet.log.cut import CutTail
 from martlet.log.epochs import EpochRange
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
-from martlet.replica.frames import Frame, FrameKind
+from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica, ReplicaFailed
 from martlet.replica.replica_set import ReplicaSet
@@ -419,7 +419,11 @@ class ReplicaNode:
             return
         link.send(Frame(FrameKind.SPLICED, self.replica.role.epoch))
         client = bytes(frame.body[:_MAX_ADDRESS_BYTES]).decode(errors="replace")
-        link.release(http.connection() if frame.position else server.connect(client))
+        link.release(
+            http.connection(frame.position == CLIENT_IS_OPERATOR)
+            if frame.position
+            else server.connect(client)
+        )
 
     # ReplicaHost
 
@@ -544,7 +548,7 @@ class ReplicaNode:
 
     async def _serve(self, server: Server) -> None:
         await server.start()
-        self._spliced_http = HttpServer(server.routes())
+        self._spliced_http = HttpServer(server.routes(), self._ports.listeners.operators)
         self.is_serving.set()
         self.is_useful.set()
         await self._announce()  # So that standbys find this one at once.

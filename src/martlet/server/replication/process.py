@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, OptionError
+from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP
 from martlet.server.build import allow_many_files
 from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import host_and_port
@@ -138,11 +139,8 @@ class ReplicaProcess:
         if self._forwarder is None:
             limit = max(self.options.max_body_size, self.options.max_msg_size)
             self._forwarder = Forwarder(self._connect_http, self._is_primary, limit)
-        own = own_routes(lambda: self.node.status, self._started_at_s)
-        return StandbyRoutes(own, lambda: self.node.log_routes, self._forwarder.forward)
         own = own_routes(lambda: self.node.status, self.listeners.lag, self._started_at_s)
-        # Of the node that is there when a request comes, which may be another one by then.
-        return StandbyRoutes(lambda: {**own, **self.node.log_routes}, self._forwarder.forward)
+        return StandbyRoutes(own, lambda: self.node.log_routes, self._forwarder.forward)
 
     def primary_address(self) -> str | None:
         """Return where the primary takes connections of replicas; None where there is none."""
@@ -159,9 +157,10 @@ class ReplicaProcess:
     def _is_primary(self) -> bool:
         return self.node.is_serving.is_set()
 
-    async def _connect_http(self) -> ReplicaLink:
+    async def _connect_http(self, is_operators: bool) -> ReplicaLink:
         """Connect to the primary for a request. Raises OSError."""
-        link, _ = await open_splice(self, self.log, "", is_http=True)
+        kind = CLIENT_IS_OPERATOR if is_operators else CLIENT_SPEAKS_HTTP
+        link, _ = await open_splice(self, self.log, "", kind)
         return link
 
     async def until_primary(self, timeout_s: float) -> None:

@@ -127,7 +127,7 @@ class _Pipe(asyncio.Protocol):
 
 
 async def open_splice(
-    finder: PrimaryFinder, log: logging.Logger, client: str, *, is_http: bool = False
+    finder: PrimaryFinder, log: logging.Logger, client: str, kind: int = 0
 ) -> tuple[ReplicaLink, int]:
     """Connect to the primary, for the bytes of one client.
 
@@ -135,7 +135,7 @@ async def open_splice(
         finder: knows who is primary.
         log: the destination of log lines.
         client: its address.
-        is_http: whether the client speaks HTTP, or NSQ's protocol.
+        kind: 0 for NSQ's protocol, else `CLIENT_SPEAKS_HTTP` or `CLIENT_IS_OPERATOR`.
 
     Returns the connection, to be released, and the primary's epoch.
 
@@ -150,7 +150,7 @@ async def open_splice(
             address, finder.trust, lambda: ReplicaLink(owner, finder.trust, log, is_acceptor=False)
         )
         try:
-            link.send(Frame(FrameKind.SPLICE, 0, int(is_http), body=client.encode()))
+            link.send(Frame(FrameKind.SPLICE, 0, kind, body=client.encode()))
             async with asyncio.timeout(_ANSWER_S):
                 epoch = await owner.answered
             if epoch < finder.epoch:

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from martlet.server.replication.status import ReplicaStatus
 
 _OF_CONNECTION = {
-    *("connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate"),
-    *("proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
+    *("authorization", "connection", "content-length", "expect", "host", "keep-alive"),
+    *("proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"),
 }
-"""The headers that concern one connection alone."""
+"""The headers that concern one connection alone; an operator's token was checked here."""
 _RETRY_S = 0.05
 _PIECE_BYTES = 1 << 16
 
@@ -53,18 +53,22 @@ class _SpliceConnector(aiohttp.BaseConnector):
     """Connects to the primary, whatever the host of a URL.
 
     Args:
-        connect: opens a connection to the primary for a client.
+        connect: opens a connection to the primary for a request.
+        is_operators: whether their clients were checked to be operators.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[ReplicaLink]]) -> None:
+    def __init__(
+        self, connect: Callable[[bool], Awaitable[ReplicaLink]], *, is_operators: bool
+    ) -> None:
         super().__init__(force_close=True, limit=0)
         self._connect_primary = connect
+        self._is_operators = is_operators
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         try:
-            link = await self._connect_primary()
+            link = await self._connect_primary(self._is_operators)
         except OSError as error:
             raise _NotTaken(str(error)) from error
         protocol: ResponseHandler = self._factory()
@@ -120,21 +124,23 @@ class Forwarder:
     """Forwards requests to the primary.
 
     Args:
-        connect: opens a connection to the primary for a client.
+        connect: opens a connection to the primary for a request; it is told whether the client was
+            checked to be an operator.
         is_primary: returns whether this replica has become it.
         max_body_bytes: the maximum of a body.
     """
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[ReplicaLink]],
+        connect: Callable[[bool], Awaitable[ReplicaLink]],
         is_primary: Callable[[], bool],
         max_body_bytes: int,
     ) -> None:
         self._connect = connect
         self._is_primary = is_primary
         self._max_body_bytes = max_body_bytes
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        """For requests of operators, and for others."""
         self._asking: set[asyncio.Task[web.StreamResponse]] = set()
 
     async def forward(self, request: Request) -> object:
@@ -184,9 +190,11 @@ class Forwarder:
     async def _ask(self, request: Request, body: bytes) -> web.StreamResponse:
         """Send a request to the primary, and pass its answer on. Raises _NotTaken, ClientError."""
         raw = request.raw
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=_SpliceConnector(self._connect),
+        session = self._sessions.get(request.is_operators)
+        if session is None:
+            connector = _SpliceConnector(self._connect, is_operators=request.is_operators)
+            session = self._sessions[request.is_operators] = aiohttp.ClientSession(
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
             )
@@ -196,7 +204,7 @@ class Forwarder:
             if name.lower() not in _OF_CONNECTION
         ]
         headers.append(("X-Forwarded-For", request.remote_address.rpartition(":")[0]))
-        async with self._session.request(
+        async with session.request(
             request.method,
             URL(f"http://primary{request.target}", encoded=True),
             headers=headers,
@@ -208,8 +216,8 @@ class Forwarder:
 
     async def close(self) -> None:
         """Release all resources."""
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
 
 async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.StreamResponse:
@@ -225,9 +233,7 @@ async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.
     return response
 
 
-def own_routes(
-    status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: int
-) -> Routes:
+def own_routes(status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: int) -> Routes:
     """Return the endpoints that a standby answers itself.
 
     Its ``/stats`` has no topics, so that monitoring that adds up all replicas counts each topic

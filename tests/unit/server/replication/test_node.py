@@ -17,7 +17,7 @@ from tests.crash.wire import Wire, mpub
 from tests.interop.certificates import Certificates
 
 from martlet.options import BrokerOptions
-from martlet.replica.frames import Frame, FrameKind
+from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
 from martlet.replica.replica_set import Presence, ReplicaSet
 from martlet.server.build import build_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
@@ -27,6 +27,7 @@ from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode
 from martlet.server.replication.process import ReplicaProcess
 from martlet.server.replication.repeated_lines import RepeatedLines
+from martlet.server.replication.splice import SplicedConnection, open_splice
 from martlet.server.replication.trust import LinkTrust
 from martlet.testing.ports import free_port
 
@@ -370,3 +371,57 @@ async def test_a_secret_that_cannot_be_used_is_named(
     with pytest.raises(OSError, match=why):
         async with running(tmp_path, replica_secret_file=str(file)):
             pass
+
+
+class Answer(asyncio.Protocol):
+    """What the primary answers to a request that a standby forwards."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.ended = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()
+
+
+class Standby:
+    """A standby that knows the primary: `martlet.server.replication.splice.PrimaryFinder`."""
+
+    def __init__(self, primary: str) -> None:
+        self.trust = LinkTrust()
+        self.spliced: set[SplicedConnection] = set()
+        self.epoch = 0
+        self.splicing = asyncio.Semaphore(1)
+        self._primary = primary
+
+    def own_connection(self) -> None:
+        return None
+
+    def primary_address(self) -> str:
+        return self._primary
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "status"),
+    [
+        (CLIENT_SPEAKS_HTTP, "/log/topics", b"403"),
+        (CLIENT_SPEAKS_HTTP, "/debug/pprof/", b"403"),
+        (CLIENT_SPEAKS_HTTP, "/ping", b"200"),
+        (CLIENT_IS_OPERATOR, "/log/topics", b"200"),
+    ],
+)
+async def test_the_primary_opens_the_routes_of_operators_where_a_standby_vouches(
+    tmp_path: Path, kind: int, path: str, status: bytes
+) -> None:
+    async with running(tmp_path) as node:
+        standby = Standby(node.options.replica_address)
+        link, _ = await open_splice(standby, log, "", kind)
+        answer = Answer()
+        transport = link.release(answer)
+        transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            await answer.ended.wait()
+        assert answer.received.split()[1] == status

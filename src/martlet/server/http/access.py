@@ -1,0 +1,170 @@
+"""Access to the routes of a broker's HTTP: some are open, and others are for operators.
+
+nsqd's routes answer everyone, as in nsqd, and so do those for monitoring. Martlet's own routes read
+messages or change what operators decide: they answer operators alone. An operator is a client with
+
+- a token of ``--operator-token-file``, in the header ``Authorization: Bearer TOKEN``, or
+- a certificate that ``--tls-root-ca-file`` verifies, with
+  ``--tls-client-auth-policy=require-verify``, or
+- without a token file, a connection from this machine: by a loopback address or a Unix socket.
+
+A standby decides about the clients that it has, and vouches to the primary for those that it
+forwards: the primary sees the address of the standby alone.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import stat
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from martlet.operator_tokens import FLAG, SCHEME, VARIABLE, read_tokens
+from martlet.plural import counted
+
+if TYPE_CHECKING:
+    from martlet.options import BrokerOptions
+    from martlet.server.http.request import HttpError, Request
+
+
+class Access(Enum):
+    """The clients that may use a route."""
+
+    EVERYONE = "everyone"
+    OPERATORS = "operators"
+
+
+ROUTES: dict[str, Access] = {
+    **dict.fromkeys(
+        (
+            # nsqd's
+            *("/ping", "/info", "/stats", "/pub", "/mpub", "/config/:name"),
+            *("/topic/create", "/topic/delete", "/topic/empty", "/topic/pause", "/topic/unpause"),
+            *("/channel/create", "/channel/delete", "/channel/empty"),
+            *("/channel/pause", "/channel/unpause"),
+            # for monitoring and load balancers
+            *("/metrics", "/health/live", "/health/ready", "/replica/primary"),
+        ),
+        Access.EVERYONE,
+    ),
+    **dict.fromkeys(
+        (
+            *("/call/:name", "/channel/peek", "/channel/replay", "/channel/advance"),
+            *("/log/topics", "/log/offset", "/log/index", "/log/reach", "/log/batches"),
+            *("/log/segments", "/log/segment", "/log/checkpoint"),
+            *("/replica", "/debug/setblockrate", "/debug/freememory"),
+        ),
+        Access.OPERATORS,
+    ),
+}
+"""Every route of a broker, and of a standby."""
+
+
+def access_to(path: str) -> Access:
+    """Return who may use the route of a path; one that is not known is for operators."""
+    found = ROUTES.get(path) or ROUTES.get(f"{path.rpartition('/')[0]}/:name")
+    return found or Access.OPERATORS
+
+
+class Operators:
+    """The operators of a broker.
+
+    Args:
+        tokens: those of its file; none without one.
+        has_certificates: whether each verified certificate of a client is an operator's.
+    """
+
+    def __init__(self, tokens: tuple[str, ...] = (), *, has_certificates: bool = False) -> None:
+        self._tokens = [token.encode() for token in tokens]
+        self._has_certificates = has_certificates
+
+    @classmethod
+    def load(cls, options: BrokerOptions, log: logging.Logger) -> Operators:
+        """Read the tokens that the options name, and log who operators are.
+
+        Raises:
+            OSError: the file cannot be used; the text names it.
+        """
+        path = options.operator_token_file
+        tokens = read_tokens(path) if path else ()
+        by_certificate = options.tls_client_auth_policy == "require-verify" and bool(
+            options.tls_root_ca_file
+        )
+        if tokens and os.stat(path).st_mode & stat.S_IROTH:
+            log.warning("HTTP: all users of this machine can read --%s=%s: chmod o-r", FLAG, path)
+        if not options.http_address and not options.tls_cert:
+            return cls(tokens, has_certificates=by_certificate)
+        who = (
+            f"clients with {counted(len(tokens), 'token')} of --{FLAG}={path}"
+            if tokens
+            else f"clients on this machine, as there is no --{FLAG}"
+        )
+        certificates = ", and clients with a certificate of --tls-root-ca-file"
+        log.info(
+            "HTTP: the routes that nsqd does not have answer %s%s",
+            who,
+            certificates if by_certificate else "",
+        )
+        return cls(tokens, has_certificates=by_certificate)
+
+    def check(self, request: Request) -> bool:
+        """Check that a client may use a route.
+
+        Returns whether the route is for operators, and the client so is one.
+
+        Raises:
+            HttpError: 401 or 403: it may not; the text says what to do.
+        """
+        if access_to(request.path) is Access.EVERYONE:
+            return False
+        self.require(request)
+        return True
+
+    def require(self, request: Request) -> None:
+        """Check that a client is an operator. Raises HttpError, as `check`."""
+        if request.is_vouched_for:
+            return
+        is_forwarded = request.is_vouched_for is not None
+        if self._has_certificates and request.has_certificate and not is_forwarded:
+            return
+        if not self._tokens:
+            if request.is_local and not is_forwarded:
+                return
+            raise _denied(
+                403,
+                f"OPERATORS_ONLY: {request.path} answers only clients on the broker's machine, as"
+                f" the broker has no --{FLAG}: start it with one, and give the same file to the"
+                f" client: --{FLAG} of commands and jobs, operatorTokenFile of Spark's source, or"
+                f" the environment variable {VARIABLE}",
+            )
+        given = request.headers("Authorization")
+        if not given:
+            raise _denied(
+                401,
+                f"OPERATOR_TOKEN_MISSING: {request.path} is for operators: send a token of the"
+                f" broker's --{FLAG} as 'Authorization: {SCHEME}TOKEN'; commands and jobs take"
+                f" --{FLAG}, Spark's source operatorTokenFile, and all of them the environment"
+                f" variable {VARIABLE}",
+            )
+        if len(given) > 1 or not self._has(given[0]):
+            raise _denied(
+                401,
+                f"OPERATOR_TOKEN_WRONG: the token sent to {request.path} is not in the broker's"
+                f" --{FLAG}, which is read when the broker starts",
+            )
+
+    def _has(self, header: str) -> bool:
+        scheme, token = header[: len(SCHEME)], header[len(SCHEME) :].strip().encode()
+        # All are compared, each in constant time: how long it takes tells nothing about a token.
+        matches = [hmac.compare_digest(token, each) for each in self._tokens]
+        return scheme.lower() == SCHEME.lower() and any(matches)
+
+
+def _denied(status: int, message: str) -> HttpError:
+    # Imported here: aiohttp takes longer to import than a broker takes to listen.
+    from martlet.server.http.request import HttpError
+
+    headers = {"WWW-Authenticate": SCHEME.strip()} if status == 401 else {}
+    return HttpError(status, message, headers=headers)

@@ -1,0 +1,211 @@
+"""Who may use which route."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from martlet.options import BrokerOptions
+from martlet.server.http.access import ROUTES, Access, Operators, access_to
+from martlet.server.http.request import HttpError, Request, Routes
+from martlet.server.listeners import Listeners
+from martlet.server.observability.loop_lag import LoopLag
+from martlet.server.replication.process import ReplicaProcess
+from martlet.server.replication.standby_http import own_routes
+from martlet.testing import Broker
+from martlet.testing.ports import free_port
+
+TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
+NSQDS = {
+    *("/ping", "/info", "/stats", "/pub", "/mpub", "/config/:name"),
+    *(f"/topic/{verb}" for verb in ("create", "delete", "empty", "pause", "unpause")),
+    *(f"/channel/{verb}" for verb in ("create", "delete", "empty", "pause", "unpause")),
+}
+"""The routes of nsqd 1.3.0 but for those below /debug."""
+
+
+async def routes_of_a_replica(folder: Path) -> list[Routes]:
+    """Return the routes of a primary and those of a standby."""
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0",
+        http_address="127.0.0.1:0",
+        data_path=str(folder / "a"),
+        replica_name="a",
+        replica_address=(address := f"127.0.0.1:{free_port()}"),
+        initial_replicas=f"a={address}",
+        metadata=f"sqlite:{folder / 'replicas.db'}",
+    )
+    process = ReplicaProcess(options)
+    going = asyncio.create_task(process.run())
+    await asyncio.wait_for(process.node.is_serving.wait(), 20)
+    assert process.node.server is not None
+    found = [
+        process.node.server.routes(),
+        process.node.log_routes,
+        own_routes(lambda: process.node.status, LoopLag(), 0),
+    ]
+    process.stop()
+    await going
+    return found
+
+
+async def test_every_route_is_classed_and_no_other(tmp_path: Path) -> None:
+    async with Broker() as broker:
+        found = {path for routes in [broker.server.routes()] for path in routes}
+    found |= {path for routes in await routes_of_a_replica(tmp_path) for path in routes}
+    assert found == set(ROUTES)
+
+
+def test_nsqds_routes_and_those_for_monitoring_are_open_and_no_others() -> None:
+    opened = {path for path, access in ROUTES.items() if access is Access.EVERYONE}
+    assert opened - NSQDS == {"/metrics", "/health/live", "/health/ready", "/replica/primary"}
+    assert opened > NSQDS
+
+
+@pytest.mark.parametrize(
+    ("path", "access"),
+    [
+        ("/pub", Access.EVERYONE),
+        ("/config/log_level", Access.EVERYONE),
+        ("/call/delay.list", Access.OPERATORS),
+        ("/channel/peek", Access.OPERATORS),
+        ("/channel/peek#", Access.OPERATORS),
+        ("/debug", Access.OPERATORS),
+        ("/debug/pprof/heap", Access.OPERATORS),
+        ("/CALL/delay.list", Access.OPERATORS),
+        ("/config/a/b", Access.OPERATORS),
+        ("/unknown", Access.OPERATORS),
+        ("", Access.OPERATORS),
+    ],
+)
+def test_what_is_not_known_is_for_operators(path: str, access: Access) -> None:
+    assert access_to(path) is access
+
+
+@dataclass
+class Asked:
+    """What a check looks at in a request."""
+
+    is_local: bool = False
+    has_certificate: bool = False
+    is_vouched_for: bool | None = None
+    sent: list[str] = field(default_factory=list)
+    path: str = "/call/delay.list"
+
+    def headers(self, name: str) -> list[str]:
+        assert name == "Authorization"
+        return self.sent
+
+
+def answer(operators: Operators, **asked: Any) -> str:
+    request = cast(Request, Asked(**asked))
+    try:
+        operators.check(request)
+    except HttpError as error:
+        challenged = " and how" if "WWW-Authenticate" in error.headers else ""
+        return f"{error.status}{challenged} {error.message.partition(':')[0]}"
+    return "yes"
+
+
+def bearer(token: str) -> list[str]:
+    return [f"Bearer {token}"]
+
+
+def test_without_tokens_clients_of_the_machine_are_operators() -> None:
+    operators = Operators()
+    assert answer(operators, is_local=True) == "yes"
+    assert answer(operators) == "403 OPERATORS_ONLY"
+    assert answer(operators, sent=bearer("")) == "403 OPERATORS_ONLY"
+    assert answer(operators, has_certificate=True) == "403 OPERATORS_ONLY"
+    assert answer(operators, path="/pub") == "yes"
+
+
+def test_with_tokens_each_of_them_opens_and_nothing_else() -> None:
+    operators = Operators((TOKEN, OTHER))
+    assert answer(operators, sent=bearer(TOKEN)) == "yes"
+    assert answer(operators, sent=[f"bearer  {OTHER} "]) == "yes"
+    assert answer(operators, is_local=True) == "401 and how OPERATOR_TOKEN_MISSING"
+    for wrong in ("", TOKEN[:-1], TOKEN + "0", f"{TOKEN} {OTHER}", "tökens-of-others"):
+        assert answer(operators, sent=bearer(wrong)) == "401 and how OPERATOR_TOKEN_WRONG"
+    assert answer(operators, sent=[f"Basic {TOKEN}"]) == "401 and how OPERATOR_TOKEN_WRONG"
+    assert answer(operators, sent=[TOKEN]) == "401 and how OPERATOR_TOKEN_WRONG"
+    assert answer(operators, sent=bearer(TOKEN) * 2) == "401 and how OPERATOR_TOKEN_WRONG"
+    assert answer(operators, path="/metrics") == "yes"
+
+
+def test_a_verified_certificate_is_an_operators_where_the_options_say_so() -> None:
+    assert answer(Operators(has_certificates=True), has_certificate=True) == "yes"
+    assert answer(Operators((TOKEN,), has_certificates=True), has_certificate=True) == "yes"
+    assert answer(Operators(has_certificates=True)) == "403 OPERATORS_ONLY"
+    assert answer(Operators((TOKEN,)), has_certificate=True) == "401 and how OPERATOR_TOKEN_MISSING"
+
+
+@pytest.mark.parametrize("tokens", [(), (TOKEN,)])
+def test_the_word_of_a_standby_decides_about_what_it_forwards(tokens: tuple[str, ...]) -> None:
+    operators = Operators(tokens, has_certificates=True)
+    assert answer(operators, is_vouched_for=True) == "yes"
+    # The connection is the standby's: its address and its certificate are no client's.
+    refused = answer(operators, is_vouched_for=False, is_local=True, has_certificate=True)
+    assert refused.startswith("401" if tokens else "403")
+
+
+def test_the_start_says_who_is_an_operator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("martlet")
+    caplog.set_level(logging.INFO)
+    Operators.load(BrokerOptions(), log)
+    assert caplog.messages == [
+        "HTTP: the routes that nsqd does not have answer clients on this machine, as there is no"
+        " --operator-token-file"
+    ]
+    path = tmp_path / "tokens"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    caplog.clear()
+    options = BrokerOptions(
+        operator_token_file=str(path),
+        tls_cert="cert.pem",
+        tls_key="key.pem",
+        tls_client_auth_policy="require-verify",
+        tls_root_ca_file="ca.pem",
+    )
+    Operators.load(options, log)
+    assert caplog.messages == [
+        "HTTP: the routes that nsqd does not have answer clients with 1 token of"
+        f" --operator-token-file={path}, and clients with a certificate of --tls-root-ca-file"
+    ]
+    caplog.clear()
+    unserved = BrokerOptions(operator_token_file=str(path), http_address="")
+    Operators.load(unserved, log)
+    assert caplog.messages == []
+    path.chmod(0o644)
+    Operators.load(options, log)
+    assert caplog.messages[0].endswith(f"can read --operator-token-file={path}: chmod o-r")
+
+
+@pytest.mark.parametrize(
+    ("policy", "authority"), [("require", "ca.pem"), ("require-verify", ""), ("", "ca.pem")]
+)
+def test_certificates_that_no_named_authority_verifies_are_nobodys(
+    policy: str, authority: str
+) -> None:
+    options = BrokerOptions(
+        tls_cert="cert.pem",
+        tls_key="key.pem",
+        tls_client_auth_policy=policy,
+        tls_root_ca_file=authority,
+    )
+    operators = Operators.load(options, logging.getLogger("martlet"))
+    assert answer(operators, has_certificate=True) == "403 OPERATORS_ONLY"
+
+
+def test_a_wrong_token_file_ends_the_start(tmp_path: Path) -> None:
+    options = BrokerOptions(operator_token_file=f"{tmp_path}/none", tcp_address="127.0.0.1:0")
+    with pytest.raises(OSError, match=r"--operator-token-file=.*/none cannot be read"):
+        Listeners(options, None, logging.getLogger("martlet"))
