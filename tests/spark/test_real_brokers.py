@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from tests.spark.publish import ask, key_of, post, publish
 
 from martlet.client.sync import Producer
 from martlet.log.index import ENTRY
-from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, NotABroker
+from martlet.pipeline.audit import AuditOptions, require_topics
+from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
 from martlet.spark.read.batch import BatchReader
 from martlet.spark.read.data_loss import DataLossError, LossReport
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.schema import INTACT, arrow_schema, schema_of
+from martlet.spark.read.segments import SegmentFiles
 from martlet.spark.read.stream import StreamReader
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -333,3 +336,74 @@ def test_a_broker_that_takes_tls_only(tmp_path: Path) -> None:
             wanted.stop()
         with pytest.raises(BrokerRefused, match=r"do not agree about TLS.*see options tlsCaFile"):
             offsets(addresses=broker.http_address, topic="t", timeoutMs="300")
+
+
+TOKEN = "0123456789abcdef0123"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(TOKEN)
+    return path
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, token_file: Path) -> Iterator[BrokerProcess]:
+    """A broker whose log is for operators, with a topic."""
+    flag = f"--operator-token-file={token_file}"
+    with BrokerProcess(tmp_path / "data", flag) as broker:
+        publish(broker.http_address, "t", [b"one", b"two"])
+        yield broker
+
+
+def test_a_query_reads_with_the_token_of_a_file(
+    guarded: BrokerProcess,
+    token_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"addresses": guarded.http_address, "topic": "t"}
+    both = [{"value": b"one"}, {"value": b"two"}]
+    with pytest.raises(BrokerRefused, match=r"OPERATOR_TOKEN_MISSING.*operatorTokenFile"):
+        rows("value", **options)
+    named = options | {"operatorTokenFile": str(token_file)}
+    assert rows("value", **named) == both
+    # As an executor on another machine, which does not have the broker's files.
+    monkeypatch.setattr(SegmentFiles, "find", lambda *_: None)
+    assert rows("value", **named) == both
+    assert TOKEN.encode() not in pickle.dumps(reader("value", **named).partitions())
+    monkeypatch.setenv("MARTLET_OPERATOR_TOKEN_FILE", str(token_file))
+    assert rows("value", **options) == both
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another-token-of-theirs")
+    with pytest.raises(BrokerRefused, match="OPERATOR_TOKEN_WRONG"):
+        rows("value", **options, operatorTokenFile=str(wrong))
+
+
+def test_a_token_that_is_replaced_is_used_for_the_next_request(
+    guarded: BrokerProcess, token_file: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text(TOKEN)
+    endpoint = Endpoint(guarded.http_address, 1000, operator_token_file=str(mine))
+    assert endpoint.listing().queues
+    mine.write_text("another-token-of-theirs")
+    with pytest.raises(BrokerRefused, match="OPERATOR_TOKEN_WRONG"):
+        endpoint.listing()
+    mine.unlink()
+    with pytest.raises(BrokerRefused, match=r"option operatorTokenFile=.* cannot be read"):
+        endpoint.listing()
+    endpoint.close()
+
+
+def test_a_wrong_token_file_is_an_error_of_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"option operatorTokenFile=.*/none cannot be read"):
+        reader(addresses="127.0.0.1:4151", topic="t", operatorTokenFile=f"{tmp_path}/none")
+
+
+def test_the_audit_reads_with_a_token(guarded: BrokerProcess, token_file: Path) -> None:
+    missing = AuditOptions(addresses=(guarded.http_address,), topics=("t",))
+    with pytest.raises(BrokerRefused, match="OPERATOR_TOKEN_MISSING"):
+        require_topics(missing)
+    require_topics(missing.replace(operator_token_file=str(token_file)))

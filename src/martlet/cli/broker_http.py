@@ -12,9 +12,10 @@ import aiohttp
 
 from martlet import unreachable
 from martlet.http_answer import read_answer, read_json
+from martlet.operator_tokens import token_headers
 from martlet.options.checks import require_name
 from martlet.options.flag import OptionError, option
-from martlet.options.network import connect_timeout, request_timeout
+from martlet.options.network import connect_timeout, operator_token_file, request_timeout
 from martlet.options.options import LogOptions
 
 
@@ -34,6 +35,7 @@ class BrokerHttpOptions(LogOptions):
         " given several times",
         name="lookupd-http-address",
     )
+    operator_token_file: str = operator_token_file()
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout()
 
@@ -123,6 +125,7 @@ class BrokerHttpClient:
 
     async def __aenter__(self) -> Self:
         options = self._options
+        self._token = token_headers(options.operator_token_file)
         timeout = aiohttp.ClientTimeout(
             total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
         )
@@ -237,9 +240,10 @@ class BrokerHttpClient:
         *,
         as_text: bool = False,
     ) -> Any:
+        headers = {} if url in self.daemons() else self._token
         try:
             async with self._session.request(
-                method, url + path, params=arguments, json=fields
+                method, url + path, params=arguments, json=fields, headers=headers
             ) as response:
                 status = response.status
                 if as_text and status in _TEXT_STATUSES:

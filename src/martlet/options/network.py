@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 from typing import Any
 
+from martlet import operator_tokens
 from martlet.durations import SECOND_NS
 from martlet.options.flag import option
 from martlet.options.options import Options
@@ -25,6 +27,15 @@ def request_timeout(
     """``--http-client-request-timeout``, with a default in seconds."""
     name = "http-client-request-timeout"
     return option(seconds * SECOND_NS, description, name=name, limits=(min_value, None))
+
+
+def operator_token_file(more: str = "") -> Any:
+    """``--operator-token-file`` of a client, by default what the environment says."""
+    variable = operator_tokens.VARIABLE
+    return option(
+        lambda: os.environ.get(variable, ""),
+        f"the file with the token by which brokers know an operator{more} (default: ${variable})",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from martlet.addresses import Address
 from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import OptionError, option
+from martlet.options.network import operator_token_file
 from martlet.options.options import LogOptions
 
 
@@ -38,6 +39,9 @@ class JobOptions(LogOptions):
     tls_cert_file: str = option("", "the client certificate for brokers that require one")
     tls_key_file: str = option("", "the key of the client certificate")
     tls_verify: bool = option(True, "false: accept any certificate of a broker")
+    operator_token_file: str = operator_token_file(
+        ", for jobs that read; on each machine where Spark runs tasks"
+    )
     auth_secret: str = option("", "the secret for brokers with AUTH, for jobs that write")
     master: str = option(
         "",
@@ -85,6 +89,8 @@ class JobOptions(LogOptions):
             found["addresses"] = ",".join(self.http_addresses)
         if self.lookupd_http_addresses:
             found["lookupAddresses"] = ",".join(self.lookup_addresses)
+        if self.operator_token_file:
+            found["operatorTokenFile"] = self.operator_token_file
         return found | self.tls
 
     @property

@@ -15,6 +15,14 @@ def test_addresses_come_one_by_one_or_with_commas() -> None:
     assert options.source == {"addresses": "a:1,b:2,c:3", "timeoutMs": "5000"}
 
 
+def test_the_token_file_is_the_sources_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = JobOptions(addresses=("a:1",), operator_token_file="/etc/token")
+    assert options.source["operatorTokenFile"] == "/etc/token"
+    assert "operatorTokenFile" not in options.sink
+    monkeypatch.setenv("MARTLET_OPERATOR_TOKEN_FILE", "/etc/other")
+    assert JobOptions(addresses=("a:1",)).source["operatorTokenFile"] == "/etc/other"
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

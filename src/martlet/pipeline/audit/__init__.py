@@ -29,7 +29,7 @@ from martlet.pipeline.audit.result import Audit
 from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.plural import counted
-from martlet.spark.brokers.addresses import SparkTls
+from martlet.spark.brokers.addresses import SparkTls, checked_token_file
 from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.spark.brokers.endpoint import Endpoint
 
@@ -155,16 +155,18 @@ def _surveys(options: AuditOptions) -> list[Survey]:
     files = options.tls_ca_file, options.tls_cert_file, options.tls_key_file
     try:
         tls = SparkTls.parse(*files, verify=options.tls_verify)
+        token_file = checked_token_file(options.operator_token_file)
     except ValueError as error:
         raise JobFailed(str(error)) from None
 
-    def endpoint(address: str) -> Endpoint:
-        return Endpoint(address, options.timeout_ns // MILLISECOND_NS, tls)
+    def endpoint(address: str, operator_token_file: str = "") -> Endpoint:
+        timeout_ms = options.timeout_ns // MILLISECOND_NS
+        return Endpoint(address, timeout_ms, tls, operator_token_file=operator_token_file)
 
     addresses = dict.fromkeys(options.http_addresses)
     for lookup in options.lookup_addresses:
         addresses |= dict.fromkeys(_known_by(endpoint(lookup)))
-    surveys = [survey_broker(endpoint(address)) for address in addresses]
+    surveys = [survey_broker(endpoint(address, token_file)) for address in addresses]
     try:
         surveys += [survey_folder(path) for path in options.data_paths]
     except NoLog as error:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from martlet.operator_tokens import read_tokens
+
+TOKEN_OPTION = "option operatorTokenFile"
 _HTTPS = "https://"
 
 
@@ -32,6 +35,16 @@ def parse_addresses(name: str, text: str) -> tuple[str, ...]:
             )
         plain.append(rest)
     return tuple(dict.fromkeys(plain))
+
+
+def checked_token_file(path: str) -> str:
+    """Check that a file has an operator's token, if there is one. Raises ValueError."""
+    try:
+        if path:
+            read_tokens(path, TOKEN_OPTION)
+    except OSError as error:
+        raise ValueError(str(error)) from None
+    return path
 
 
 def with_port(address: str, port: int) -> str:

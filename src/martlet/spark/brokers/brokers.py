@@ -61,6 +61,7 @@ class QueryBrokers:
         self._topics = options.topics
         self._timeout_ms = options.timeout_ms
         self._tls = options.tls
+        self._operator_token_file = options.operator_token_file
         self._polls = {address: self._new_poll(address) for address in options.addresses}
         self._endpoints: dict[str, tuple[tuple[str, ...], Endpoint]] = {}
         """By broker id, for requests other than listings, with the addresses."""
@@ -86,7 +87,12 @@ class QueryBrokers:
         def ask(endpoint: Endpoint, patient: bool) -> Listing:
             return endpoint.listing(self._topics.names, patient=patient)
 
-        return BackgroundPoll(Endpoint(address, self._timeout_ms, self._tls), ask)
+        return BackgroundPoll(self._endpoint((address,)), ask)
+
+    def _endpoint(self, addresses: tuple[str, ...]) -> Endpoint:
+        return Endpoint(
+            addresses[0], self._timeout_ms, self._tls, addresses, self._operator_token_file
+        )
 
     def close(self) -> None:
         """Close the connections; the next request opens them again."""
@@ -409,7 +415,7 @@ class QueryBrokers:
         if known is None or known[0] != addresses:
             if known is not None:
                 known[1].close()
-            made = Endpoint(addresses[0], self._timeout_ms, self._tls, addresses)
+            made = self._endpoint(addresses)
             known = self._endpoints[broker] = addresses, made
         return known[1]
 

@@ -25,7 +25,8 @@ import numpy as np
 
 from martlet import unreachable
 from martlet.log.index import ENTRY, Rows
-from martlet.spark.brokers.addresses import SparkTls, with_port
+from martlet.operator_tokens import token_headers
+from martlet.spark.brokers.addresses import TOKEN_OPTION, SparkTls, with_port
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_TIMEOUT_S = 30.0
@@ -146,6 +147,8 @@ class Endpoint:
         timeout_ms: how long the broker may be out of reach before a request fails.
         tls: the TLS settings, for a broker that takes TLS.
         replicas: the addresses of all replicas of a broker that has several.
+        operator_token_file: the path of the file with an operator's token, read for each request so
+            that a new token is found; empty for none.
 
     Attributes:
         address: the one that is asked next.
@@ -158,18 +161,21 @@ class Endpoint:
         timeout_ms: int,
         tls: SparkTls = PLAIN,
         replicas: Sequence[str] = (),
+        operator_token_file: str = "",
     ) -> None:
         self.address = address
         self._others = [other for other in replicas if other != address]
         self.is_given_up = False
         self.timeout_ms = timeout_ms
         self._tls = tls
+        self._operator_token_file = operator_token_file
+        self._headers: dict[str, str] = {}
         self._dialed_address = address
         """The HTTPS address after the broker has redirected there, else `address`."""
         self._connection: http.client.HTTPConnection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connection": None}
+        return self.__dict__ | {"_connection": None, "_headers": {}}
 
     @property
     def other_count(self) -> int:
@@ -388,6 +394,10 @@ class Endpoint:
         pause_s = _FIRST_PAUSE_S
         troubles: dict[str, str] = {}
         target = f"{path}?{urlencode(parameters)}" if parameters else path
+        try:
+            self._headers = token_headers(self._operator_token_file, TOKEN_OPTION)
+        except OSError as error:
+            raise BrokerRefused(str(error)) from error
         while True:
             answer = self._try(method, target, body)
             if not isinstance(answer, str):
@@ -472,11 +482,10 @@ class Endpoint:
         self._connection = self._tls.connection(self._dialed_address, timeout_s)
         return self._exchange_on(self._connection, method, target, body)
 
-    @staticmethod
     def _exchange_on(
-        connection: http.client.HTTPConnection, method: str, target: str, body: bytes | None
+        self, connection: http.client.HTTPConnection, method: str, target: str, body: bytes | None
     ) -> tuple[int, bytes]:
-        connection.request(method, target, body)
+        connection.request(method, target, body, self._headers)
         response = connection.getresponse()
         return response.status, response.read()
 

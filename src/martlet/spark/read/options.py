@@ -36,11 +36,14 @@ tlsCaFile             none             file of a certificate authority to verify
 tlsCertFile,          none             files of the client certificate and its key
 tlsKeyFile
 tlsVerify             true             false: accept any certificate
+operatorTokenFile     the environment  file with an operator's token, for brokers on other machines;
+                      variable         on each machine that reads, as the TLS files are
 ===================== ================ ===========================================================
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +51,8 @@ from typing import Literal
 
 from martlet.durations import parse_duration, parse_size
 from martlet.names import is_ephemeral, is_valid_name
-from martlet.spark.brokers.addresses import SparkTls, parse_addresses
+from martlet.operator_tokens import VARIABLE
+from martlet.spark.brokers.addresses import SparkTls, checked_token_file, parse_addresses
 from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
 
@@ -76,6 +80,7 @@ NAMES = (
     "channel",
     "timeoutMs",
     *TLS_NAMES,
+    "operatorTokenFile",
 )
 VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
@@ -127,6 +132,7 @@ class ReadOptions:
         group: the consumer group that shows a stream's position; None for none.
         retain: whether the broker retains what the group has yet to read.
         tls: the settings for brokers that take TLS.
+        operator_token_file: with the token by which brokers know an operator; empty for none.
     """
 
     addresses: tuple[str, ...]
@@ -147,6 +153,7 @@ class ReadOptions:
     channel: str | None
     timeout_ms: int
     tls: SparkTls
+    operator_token_file: str
 
     @classmethod
     def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
@@ -200,6 +207,9 @@ class ReadOptions:
             channel=_channel_name(options, "channel"),
             timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MAX_MS),
             tls=tls(options),
+            operator_token_file=checked_token_file(
+                options.get("operatorTokenFile") or os.environ.get(VARIABLE, "")
+            ),
         )
 
 

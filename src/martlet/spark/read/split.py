@@ -54,6 +54,7 @@ class Split:
     timeout_ms: int
     fail_on_data_loss: bool
     tls: SparkTls = PLAIN
+    operator_token_file: str = ""
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
     index: bytes = b""
@@ -145,6 +146,7 @@ def _split(
         timeout_ms=options.timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
         tls=options.tls,
+        operator_token_file=options.operator_token_file,
         view=options.view,
         holes=tuple(hole for hole in queue.holes if hole[1] > start and hole[0] < end),
         index=index,

@@ -32,6 +32,8 @@ _ANSWER_TIMEOUT_S = 10.0
 _REPLICA_TIMEOUT_S = 5.0
 """The time after which another address is asked."""
 _OTHERS_TIMEOUT_S = 2.0
+_REPLICATION = "/stats?format=json&topic=*&include_clients=false&include_mem=false"
+"""Of no topic, as no name is ``*``: the state of the replicas, which everyone may ask for."""
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 
@@ -101,7 +103,7 @@ def find_broker(
 
 def _ask(address: str, tls: SparkTls | None) -> FoundBroker:
     """Ask at the address itself. Raises OSError and HTTPException."""
-    report = _report(*_get(address, "/replica", tls, _REPLICA_TIMEOUT_S))
+    report = _report(*_get(address, _REPLICATION, tls, _REPLICA_TIMEOUT_S))
     if report is not None:
         return _replicated(report, address)
     status, body = _get(address, "/info", tls, _ANSWER_TIMEOUT_S)
@@ -120,7 +122,7 @@ def _ask(address: str, tls: SparkTls | None) -> FoundBroker:
 def _ask_about(address: str, other: str, tls: SparkTls | None) -> FoundBroker | None:
     """Ask at another address; None unless it is that of a replica of the same broker."""
     try:
-        report = _report(*_get(other, "/replica", tls, _OTHERS_TIMEOUT_S))
+        report = _report(*_get(other, _REPLICATION, tls, _OTHERS_TIMEOUT_S))
     except (OSError, http.client.HTTPException):
         return None
     named = () if report is None else report["replicas"].values()
@@ -138,10 +140,10 @@ def _report(status: int, body: bytes) -> dict[str, Any] | None:
     if status >= 500:
         raise OSError(f"HTTP {status}")
     try:
-        report: dict[str, Any] = json.loads(body)
+        report: dict[str, Any] = json.loads(body)["replication"]
         if "broker_id" not in report:
             return None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError):
         return None
     if not any(each.get("tcp_address") for each in report.get("replicas", {}).values()):
         raise OSError("the replica has not found its replica set yet")

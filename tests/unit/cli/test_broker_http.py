@@ -1,0 +1,49 @@
+"""The HTTP client of the commands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions
+
+TOKEN = "0123456789abcdef"
+
+
+@asynccontextmanager
+async def server(answer: object, tokens: list[str]) -> AsyncIterator[str]:
+    """A server that keeps the tokens that it gets. Yields its address."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        tokens.append(request.headers.get("Authorization", ""))
+        return web.json_response(answer)
+
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0]
+    yield f"{host}:{port}"
+    await runner.cleanup()
+
+
+async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    at_broker: list[str] = []
+    at_daemon: list[str] = []
+    async with server({}, at_broker) as broker:
+        host, _, port = broker.rpartition(":")
+        known = {"producers": [{"broadcast_address": host, "http_port": int(port)}]}
+        async with server(known, at_daemon) as daemon:
+            options = BrokerHttpOptions(
+                lookupd_http_addresses=(daemon,), operator_token_file=str(path)
+            )
+            async with BrokerHttpClient(options) as client:
+                (url,) = await client.brokers("t")
+                await client.call(url, "delay.list", {"topic": "t"})
+    assert at_daemon == [""]
+    assert at_broker == [f"Bearer {TOKEN}"]
