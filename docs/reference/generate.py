@@ -28,6 +28,7 @@ import aiohttp
 
 from martlet.cli.main import COMMANDS, main
 from martlet.options import BrokerOptions, Flag, LookupOptions, Options
+from martlet.server.http.access import ROUTES
 from martlet.server.nsq import publish
 from martlet.server.rpc import registry
 from martlet.testing import Broker
@@ -193,9 +194,14 @@ def routes() -> str:
         for path, verb, handler in _handlers("server", "routes")
         if path.startswith("/")
     }
-    rows = [(_code(f"{verb} {path}"), text) for (path, verb), text in sorted(found.items())]
+    rows = [
+        (_code(f"{verb} {path}"), ROUTES[path].value, text)
+        for (path, verb), text in sorted(found.items())
+    ]
     page = f"{_NOTE}\n# HTTP routes\n\nThe routes of a broker's HTTP port. Those of nsqd answer as"
-    return page + f" nsqd does.\n\n{_table(('Route', 'What it does'), rows)}"
+    page += " nsqd does. [Operators](../../operating/tls-auth.md#http-operators) are clients on the"
+    page += " broker's machine, or with a token.\n\n"
+    return page + _table(("Route", "For", "What it does"), rows)
 
 
 def calls() -> str:
@@ -248,6 +254,7 @@ _RAISED = {
     "CallError": (_CALLS, 0),
     "_refuse": (_CALLS, 2),
     "HttpError": ("Errors of HTTP", 1),
+    "_denied": ("Errors of HTTP", 1),
     "read": ("Errors of HTTP", 1),
 }
 """The section of an error, and the position of its code among the arguments."""
