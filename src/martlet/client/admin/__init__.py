@@ -1,0 +1,142 @@
+"""Inspect and change brokers: topics, channels, groups, dead letters and more.
+
+::
+
+    from martlet.client import Admin
+
+    async with Admin(lookupd_http_addresses="127.0.0.1:4161") as admin:
+        answers = await admin.channels.list("orders")
+        waiting = answers.added(lambda channel: channel.channel, lambda channel: channel.depth)
+        for broker, error in answers.errors.items():
+            print(f"without {broker}: {error}")
+
+Each answer has a value or an error of each broker. Everything goes over HTTP; `martlet.client.sync`
+has the same without ``await``.
+
+May import: the errors, settings and TLS of `martlet.client`. Start with `admin`.
+"""
+
+from martlet.client.admin.admin import Admin
+from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.channels import (
+    ChannelAdmin,
+    ChannelPolicyChanges,
+    MessageClient,
+    PeekedMessage,
+    ReplayedQueue,
+    ReplayResult,
+    ShownBody,
+)
+from martlet.client.admin.dead_letters import (
+    DeadLetterAdmin,
+    DeadLetterChannelCounts,
+    DeadLetterFilter,
+    DeadLetterMessage,
+    DeadLetterTopicCounts,
+    Moved,
+)
+from martlet.client.admin.decode import Described
+from martlet.client.admin.delayed import Cancelled, DelayedAdmin, DelayedMessage
+from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable
+from martlet.client.admin.groups import (
+    GroupAdmin,
+    GroupDescription,
+    GroupQueueDescription,
+    GroupReset,
+    GroupSummary,
+    MemberDescription,
+    ResetQueue,
+)
+from martlet.client.admin.nodes import (
+    Node,
+    NodeAdmin,
+    NodeHealth,
+    ReplicaAdmin,
+    ReplicaReport,
+    ReplicaState,
+    distinct_nodes,
+)
+from martlet.client.admin.settings import AdminSettings
+from martlet.client.admin.stats import (
+    ChannelCounts,
+    ChannelStats,
+    ClientStats,
+    NodeStats,
+    TopicQueueStats,
+    TopicStats,
+)
+from martlet.client.admin.topics import Policy, TopicAdmin, TopicPolicyChanges
+from martlet.client.admin.trace import (
+    FoundMessages,
+    MessageEvent,
+    MessageStanding,
+    TraceAdmin,
+    TracedMessage,
+)
+from martlet.client.admin.transactions import (
+    TransactionAdmin,
+    TransactionDescription,
+    TransactionMessage,
+    TransactionOutcome,
+    TransactionSummary,
+)
+
+__all__ = [
+    "Admin",
+    "AdminError",
+    "AdminNotFound",
+    "AdminSettings",
+    "AdminUnreachable",
+    "AnswerPage",
+    "Answers",
+    "Cancelled",
+    "ChannelAdmin",
+    "ChannelCounts",
+    "ChannelPolicyChanges",
+    "ChannelStats",
+    "ClientStats",
+    "DeadLetterAdmin",
+    "DeadLetterChannelCounts",
+    "DeadLetterFilter",
+    "DeadLetterMessage",
+    "DeadLetterTopicCounts",
+    "DelayedAdmin",
+    "DelayedMessage",
+    "Described",
+    "FoundMessages",
+    "GroupAdmin",
+    "GroupDescription",
+    "GroupQueueDescription",
+    "GroupReset",
+    "GroupSummary",
+    "MemberDescription",
+    "MessageClient",
+    "MessageEvent",
+    "MessageStanding",
+    "Moved",
+    "Node",
+    "NodeAdmin",
+    "NodeHealth",
+    "NodeStats",
+    "PeekedMessage",
+    "Policy",
+    "ReplayResult",
+    "ReplayedQueue",
+    "ReplicaAdmin",
+    "ReplicaReport",
+    "ReplicaState",
+    "ResetQueue",
+    "ShownBody",
+    "TopicAdmin",
+    "TopicPolicyChanges",
+    "TopicQueueStats",
+    "TopicStats",
+    "TraceAdmin",
+    "TracedMessage",
+    "TransactionAdmin",
+    "TransactionDescription",
+    "TransactionMessage",
+    "TransactionOutcome",
+    "TransactionSummary",
+    "distinct_nodes",
+]

@@ -1,0 +1,103 @@
+"""`Admin`: inspect and change brokers, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from martlet.client.admin.channels import ChannelAdmin
+from martlet.client.admin.dead_letters import DeadLetterAdmin
+from martlet.client.admin.delayed import DelayedAdmin
+from martlet.client.admin.groups import GroupAdmin
+from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.nodes import NodeAdmin, ReplicaAdmin
+from martlet.client.admin.settings import AdminOptions, AdminSettings
+from martlet.client.admin.topics import TopicAdmin
+from martlet.client.admin.trace import TraceAdmin
+from martlet.client.admin.transactions import TransactionAdmin
+from martlet.client.settings import apply_options
+
+
+class Admin:
+    """Inspect and change brokers: named ones, or all that lookup daemons know.
+
+    ::
+
+        async with Admin("127.0.0.1:4151") as admin:
+            answers = await admin.channels.list("orders")
+            for broker, channels in answers.values.items():
+                ...
+
+    Methods about one topic ask the brokers that have it, all others every broker. They answer with
+    `Answers`: a value or an error of each broker.
+
+    Attributes:
+        topics: a `TopicAdmin`.
+        channels: a `ChannelAdmin`.
+        groups: a `GroupAdmin`.
+        dead_letters: a `DeadLetterAdmin`.
+        delayed: a `DelayedAdmin`.
+        transactions: a `TransactionAdmin`.
+        trace: a `TraceAdmin`.
+        nodes: a `NodeAdmin`.
+        replicas: a `ReplicaAdmin`.
+    """
+
+    def __init__(
+        self,
+        nsqd_http_addresses: str | Iterable[str] = (),
+        *,
+        lookupd_http_addresses: str | Iterable[str] = (),
+        settings: AdminSettings | None = None,
+        **options: Unpack[AdminOptions],
+    ) -> None:
+        """Take the settings; the requests need ``async with``.
+
+        Args:
+            nsqd_http_addresses: of brokers, as ``"host:4151"`` or URLs.
+            lookupd_http_addresses: of lookup daemons instead, as ``"host:4161"`` or URLs.
+            settings: time limits, token and TLS.
+            options: fields of `AdminSettings`.
+
+        Raises:
+            ValueError: not exactly one kind of addresses is given, or a setting is out of its
+            limits.
+        """
+        brokers, daemons = _several(nsqd_http_addresses), _several(lookupd_http_addresses)
+        if bool(brokers) == bool(daemons):
+            raise ValueError(
+                "say which brokers to ask, either with nsqd_http_addresses or with"
+                " lookupd_http_addresses"
+            )
+        (applied,) = apply_options(Admin, options, settings or AdminSettings())
+        self._http = http = AdminHttp(brokers, daemons, applied)
+        self.topics = TopicAdmin(http)
+        self.channels = ChannelAdmin(http)
+        self.groups = GroupAdmin(http)
+        self.dead_letters = DeadLetterAdmin(http)
+        self.delayed = DelayedAdmin(http)
+        self.transactions = TransactionAdmin(http)
+        self.trace = TraceAdmin(http)
+        self.nodes = NodeAdmin(http)
+        self.replicas = ReplicaAdmin(http)
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.__aexit__()
+
+
+def _several(addresses: str | Iterable[str]) -> Sequence[str]:
+    return [addresses] if isinstance(addresses, str) else list(addresses)

@@ -1,0 +1,335 @@
+"""Channels: list, create, pause, empty, delete, configure, rewind and peek at them."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypedDict, Unpack
+
+from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.decode import Described, named
+from martlet.client.admin.noun import Noun, given, place
+from martlet.client.admin.stats import ChannelStats, node_stats
+from martlet.client.admin.topics import Policy, change_places, configure
+
+PAGE_ITEMS = 500
+"""The maximum number of messages in one request."""
+
+
+class ChannelPolicyChanges(TypedDict, total=False):
+    """The policy of a channel; None resets a field to its default.
+
+    ``martlet channel configure --help`` has the meaning of each.
+    """
+
+    kind: str | None
+    retain: str | None
+    max_attempts: int | None
+    retry_delays_ms: Sequence[int] | None
+    dead_letter_topic: str | None
+    tags: Sequence[str] | None
+    order: str | None
+    lock_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownBody(Described):
+    """The base of messages that are shown with the first bytes of their body.
+
+    Attributes:
+        body_bytes: the size of the complete body; None where it cannot be read.
+        body_text: the beginning of the body as text; None if it is no UTF-8.
+        body_base64: the beginning of the body, if it is no UTF-8.
+    """
+
+    body_bytes: int | None = None
+    body_text: str | None = named("body", default=None)
+    body_base64: str | None = field(default=None, repr=False)
+
+    @property
+    def body(self) -> bytes:
+        """The beginning of the body, as much as was asked for."""
+        if self.body_base64 is not None:
+            return b64decode(self.body_base64)
+        return (self.body_text or "").encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageClient(Described):
+    """The consumer that has a message.
+
+    Attributes:
+        client_id, hostname, remote_address, user_agent: identify it.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    remote_address: str = ""
+    user_agent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeekedMessage(ShownBody):
+    """An unfinished message of a channel.
+
+    Attributes:
+        id: its id.
+        queue, offset: where it is.
+        state: ``in_flight``, ``deferred``, ``due`` or ``waiting``.
+        attempts: deliveries so far.
+        failures: of those, failed ones.
+        timestamp_ns: when it was published.
+        due_ns: when it is delivered again.
+        delivered_at_ns: when its consumer got it.
+        client: its consumer.
+        properties: its tag, keys, order key, headers and system properties, those that it has.
+        now_ns: the broker's time.
+    """
+
+    id: str
+    queue: int = 0
+    offset: int
+    state: str
+    attempts: int
+    failures: int = 0
+    timestamp_ns: int | None = None
+    due_ns: int | None = None
+    delivered_at_ns: int | None = None
+    client: MessageClient | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    now_ns: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedQueue(Described):
+    """The new place of a channel in a queue.
+
+    Attributes:
+        queue: its number.
+        offset: the first message that is delivered again.
+        end_offset: the offset of the next new message.
+    """
+
+    queue: int = 0
+    offset: int
+    end_offset: int
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages from there on."""
+        return self.end_offset - self.offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult(Described):
+    """The new place of a channel.
+
+    Attributes:
+        queues: the queues that were rewound.
+        depth: the messages that wait now.
+    """
+
+    queues: tuple[ReplayedQueue, ...]
+    depth: int
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages from there on, in all queues."""
+        return sum(each.message_count for each in self.queues)
+
+
+def _replayed(answer: Any) -> ReplayResult:
+    if "queues" in answer:
+        return ReplayResult.read(answer)
+    return ReplayResult(fields=answer, queues=(ReplayedQueue.read(answer),), depth=answer["depth"])
+
+
+class ChannelAdmin(Noun):
+    """The channels of brokers: `Admin.channels`.
+
+    Each method answers for each broker, and raises AdminError only if none answered.
+    """
+
+    async def list(
+        self, topic: str = "", channel: str = "", *, include_clients: bool = False
+    ) -> Answers[tuple[ChannelStats, ...]]:
+        """List channels with their counts: all, those of a topic, or one.
+
+        Args:
+            topic: only channels of this topic.
+            channel: only the channel of this name.
+            include_clients: whether to list their consumers.
+        """
+        http = self._http
+
+        async def ask(url: str) -> tuple[ChannelStats, ...]:
+            stats = await node_stats(http, url, topic, channel, include_clients=include_clients)
+            return tuple(each for topic in stats.topics for each in topic.channels)
+
+        return await http.each(await http.brokers(topic), ask)
+
+    async def create(self, topic: str, channel: str) -> Answers[None]:
+        """Create a channel at each broker that has the topic; then at the lookup daemons, if given,
+        for brokers that get the topic later.
+        """
+        names = place(topic, channel)
+        return await change_places(self._http, "/channel/create", names, registered=True)
+
+    async def pause(self, topic: str, channel: str) -> Answers[None]:
+        """Stop the delivery of a channel; messages wait."""
+        return await change_places(self._http, "/channel/pause", place(topic, channel))
+
+    async def unpause(self, topic: str, channel: str) -> Answers[None]:
+        """Let a channel deliver again."""
+        return await change_places(self._http, "/channel/unpause", place(topic, channel))
+
+    async def empty(self, topic: str, channel: str) -> Answers[None]:
+        """Drop all messages of a channel."""
+        return await change_places(self._http, "/channel/empty", place(topic, channel))
+
+    async def delete(self, topic: str, channel: str) -> Answers[None]:
+        """Delete a channel and disconnect its consumers; then at the lookup daemons, if given."""
+        names = place(topic, channel)
+        return await change_places(self._http, "/channel/delete", names, registered=True)
+
+    async def configure(
+        self, topic: str, channel: str, **changes: Unpack[ChannelPolicyChanges]
+    ) -> Answers[Policy]:
+        """Set fields of a channel's policy; answers all that differ from their defaults.
+
+        Without any, it only shows the policy.
+        """
+        return await configure(self._http, place(topic, channel), dict(changes))
+
+    async def replay(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        to_first: bool = False,
+        to_time_ns: int | None = None,
+        to_offset: int | None = None,
+        queue: int | None = None,
+        new_channel: bool = False,
+    ) -> Answers[ReplayResult]:
+        """Rewind a channel: all messages from there on are delivered again.
+
+        Args:
+            topic, channel: its names.
+            to_first: to the first message that the log still has.
+            to_time_ns: to the first message published at or after this time, in nanoseconds since
+                1970.
+            to_offset: to this offset; each queue of each broker has offsets of its own.
+            queue: only this queue.
+            new_channel: create the channel, which must not exist, instead.
+
+        Raises:
+            ValueError: not exactly one of the three places is given.
+        """
+        if to_first + (to_time_ns is not None) + (to_offset is not None) != 1:
+            raise ValueError("say where to, with one of to_first, to_time_ns and to_offset")
+        where = given(timestamp_ns=to_time_ns, offset=to_offset, queue=queue)
+        if to_first:
+            where["beginning"] = "true"
+        arguments = {**place(topic, channel), "new": str(new_channel).lower()}
+        arguments |= {name: str(value) for name, value in where.items()}
+        http = self._http
+        return await http.each(
+            await http.brokers(topic),
+            lambda url: http.post(url, "/channel/replay", arguments, _replayed),
+        )
+
+    async def peek(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        states: Iterable[str] = (),
+        offset: int = 0,
+        limit: int | None = 20,
+        max_body_bytes: int = 1024,
+    ) -> Answers[tuple[PeekedMessage, ...]]:
+        """Show unfinished messages, by queue and offset, without consuming any.
+
+        Args:
+            topic, channel: its names.
+            states: only messages in these states: ``in_flight``, ``deferred``, ``due``,
+                ``waiting``.
+            offset: begin with the message at this offset, of each queue.
+            limit: maximum messages of each broker; None for no limit.
+            max_body_bytes: maximum bytes of a body.
+        """
+        at = partial(self._peek_at, _peek(topic, channel, states, max_body_bytes), offset, limit)
+        return await self._http.collected(topic, at)
+
+    async def peek_pages(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        states: Iterable[str] = (),
+        offset: int = 0,
+        limit: int | None = None,
+        max_body_bytes: int = 1024,
+    ) -> AsyncIterator[AnswerPage[PeekedMessage]]:
+        """Yield what `peek` answers in pages, for many messages: one broker after the other.
+
+        Raises:
+            AdminError: a broker did not answer.
+        """
+        at = partial(self._peek_at, _peek(topic, channel, states, max_body_bytes), offset, limit)
+        async for page in self._http.pages(topic, at):
+            yield page
+
+    async def _peek_at(
+        self, arguments: Mapping[str, str], offset: int, limit: int | None, url: str
+    ) -> AsyncIterator[AnswerPage[PeekedMessage]]:
+        """Yield the messages of one broker."""
+        start = {"queue": 0, "offset": offset}
+        left = limit
+        while left != 0:
+            count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
+            numbers = {name: str(number) for name, number in {**start, "limit": count}.items()}
+            page = await self._http.get(
+                url, "/channel/peek", {**arguments, **numbers}, _PeekPage.read
+            )
+            if left is not None:
+                left -= len(page.messages)
+            following: dict[str, int] | None = None
+            if page.next_offset is not None:
+                following = {"queue": start["queue"], "offset": page.next_offset}
+            elif start["queue"] + 1 < page.queue_count:
+                following = {"queue": start["queue"] + 1, "offset": offset}
+            yield AnswerPage(broker=url, items=page.placed(), next=following, count=page.depth)
+            if following is None:
+                return
+            start = following
+
+
+def _peek(
+    topic: str, channel: str, states: Iterable[str], max_body_bytes: int
+) -> Mapping[str, str]:
+    return {
+        **place(topic, channel),
+        "state": ",".join(states),
+        "max_body_bytes": str(max_body_bytes),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PeekPage(Described):
+    queue: int = 0
+    queue_count: int = 1
+    next_offset: int | None
+    now_ns: int
+    depth: int
+    messages: tuple[Any, ...]
+
+    def placed(self) -> tuple[PeekedMessage, ...]:
+        """Return the messages, which know the broker's time and, of several queues, theirs."""
+        place: dict[str, Any] = {"now_ns": self.now_ns}
+        if self.queue_count > 1:
+            place["queue"] = self.queue
+        return tuple(PeekedMessage.read(place | each) for each in self.messages)

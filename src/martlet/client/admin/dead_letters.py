@@ -1,0 +1,315 @@
+"""Dead letters: count, show, redrive and purge them.
+
+New dead letters are left alone by a redrive: one that fails again at once would be redriven for
+ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypedDict, Unpack
+
+from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.channels import PAGE_ITEMS, ShownBody
+from martlet.client.admin.decode import Described
+from martlet.client.admin.errors import AdminNotFound
+from martlet.client.admin.noun import Noun, given, place
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters of a channel are meant; all of the given ones must hold.
+
+    ``ids``: only these. ``reason``: ``max_attempts``, ``timeout``, ``disconnected``, ``rejected``
+    or ``given_up``. ``error``: a part of their first or last error. ``since_ms``, ``until_ms``:
+    when they were dead-lettered, in milliseconds since 1970.
+    """
+
+    ids: Collection[str]
+    reason: str
+    error: str
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterChannelCounts(Described):
+    """The dead letters of one channel in a dead-letter topic.
+
+    Attributes:
+        topic, channel: where they come from.
+        count: their number.
+        reasons: their numbers by reason.
+        oldest_ms, newest_ms: when they were dead-lettered, in milliseconds since 1970.
+    """
+
+    topic: str
+    channel: str
+    count: int
+    reasons: Mapping[str, int]
+    oldest_ms: int
+    newest_ms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterTopicCounts(Described):
+    """A dead-letter topic of one broker.
+
+    Attributes:
+        dead_letter_topic: its name.
+        count: its dead letters.
+        in_flight_count: of those, the ones that a consumer has.
+        channels: their numbers by the channel that they come from, of the first thousands.
+    """
+
+    dead_letter_topic: str
+    count: int
+    in_flight_count: int = 0
+    channels: tuple[DeadLetterChannelCounts, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterMessage(ShownBody):
+    """A dead letter.
+
+    Attributes:
+        id: its id.
+        queue, offset: where it is.
+        state: ``in_flight`` if a consumer has it, else ``waiting``, ``due`` or ``deferred``.
+        at_ms: when it was dead-lettered, in milliseconds since 1970.
+        topic, channel: where it comes from.
+        message_id: the id that the message had there.
+        reason: why it is dead.
+        failures, attempts: how often it failed and was delivered; None if that is unknown.
+        first_error, last_error: the texts of its errors.
+        redrives: how often it was redriven before.
+        tag, keys, order_key, headers: its properties.
+    """
+
+    id: str
+    queue: int
+    offset: int
+    state: str
+    at_ms: int
+    topic: str = ""
+    channel: str = ""
+    message_id: str = ""
+    reason: str = "unknown"
+    failures: int | None = None
+    attempts: int | None = None
+    first_error: str = ""
+    last_error: str = ""
+    redrives: int = 0
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+    order_key: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_NUMBERS = ("failures", "attempts", "redrives")
+"""System properties, whose values are texts."""
+
+
+def _letter(answer: Mapping[str, Any]) -> DeadLetterMessage:
+    numbers = {name: int(answer[name]) for name in _NUMBERS if answer.get(name)}
+    letter = DeadLetterMessage.read({**answer, **numbers})
+    object.__setattr__(letter, "fields", answer)
+    return letter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """The dead letters that were redriven or purged at one broker, or would be.
+
+    Attributes:
+        count: their number.
+        kept: the numbers of those that stay where they are, by the reason.
+        found: those of the ids given that were met, under their present or former id; None if the
+            broker does not say.
+    """
+
+    count: int
+    kept: Mapping[str, int]
+    found: frozenset[str] | None
+
+
+class DeadLetterAdmin(Noun):
+    """The dead letters of brokers: `Admin.dead_letters`.
+
+    The dead letters of a channel are named by its topic and channel, or by their
+    ``dead_letter_topic``. Each method answers for each broker, and raises AdminError only if none
+    answered.
+    """
+
+    async def list(
+        self, topic: str = "", channel: str = "", *, dead_letter_topic: str = ""
+    ) -> Answers[tuple[DeadLetterTopicCounts, ...]]:
+        """Count the dead letters of a channel, or of all, by channel and reason."""
+
+        def topics(answer: Mapping[str, Any]) -> tuple[DeadLetterTopicCounts, ...]:
+            return tuple(map(DeadLetterTopicCounts.read, answer["dead_letter_topics"]))
+
+        fields = _whose(topic, channel, dead_letter_topic)
+        return await self._http.call_each("dead_letters.list", fields, topics)
+
+    async def show(
+        self,
+        topic: str = "",
+        channel: str = "",
+        *,
+        dead_letter_topic: str = "",
+        limit: int | None = 20,
+        max_body_bytes: int = 1024,
+        **which: Unpack[DeadLetterFilter],
+    ) -> Answers[tuple[DeadLetterMessage, ...]]:
+        """Show dead letters, the oldest first.
+
+        Args:
+            topic, channel: where they come from.
+            dead_letter_topic: where they are, instead.
+            limit: maximum dead letters of each broker; None for no limit.
+            max_body_bytes: maximum bytes of a body.
+            which: fields of `DeadLetterFilter`.
+        """
+        fields = _whose(topic, channel, dead_letter_topic) | _which(which)
+        at = partial(self._show_at, {**fields, "max_body_bytes": max_body_bytes}, limit)
+        return await self._http.collected(topic, at)
+
+    async def pages(
+        self,
+        topic: str = "",
+        channel: str = "",
+        *,
+        dead_letter_topic: str = "",
+        limit: int | None = None,
+        max_body_bytes: int = 1024,
+        **which: Unpack[DeadLetterFilter],
+    ) -> AsyncIterator[AnswerPage[DeadLetterMessage]]:
+        """Yield what `show` answers in pages, for many dead letters: one broker after the other.
+
+        Raises:
+            AdminError: a broker did not answer.
+        """
+        fields = _whose(topic, channel, dead_letter_topic) | _which(which)
+        at = partial(self._show_at, {**fields, "max_body_bytes": max_body_bytes}, limit)
+        async for page in self._http.pages(topic, at):
+            yield page
+
+    async def redrive(
+        self,
+        topic: str = "",
+        channel: str = "",
+        *,
+        dead_letter_topic: str = "",
+        to_topic: str = "",
+        all: bool = False,
+        dry_run: bool = False,
+        **which: Unpack[DeadLetterFilter],
+    ) -> Answers[Moved]:
+        """Move dead letters back to the channels that they come from, or to another topic.
+
+        Args:
+            topic, channel: where they come from.
+            dead_letter_topic: where they are, instead.
+            to_topic: move them to this topic, to all its channels.
+            all: all of them, if no field of `DeadLetterFilter` is given.
+            dry_run: only count them.
+            which: fields of `DeadLetterFilter`.
+
+        Raises:
+            ValueError: there is neither a filter nor ``all=True``.
+        """
+        fields = _whose(topic, channel, dead_letter_topic) | given(to_topic=to_topic)
+        return await self._move("redrive", fields, all, dry_run, which)
+
+    async def purge(
+        self,
+        topic: str = "",
+        channel: str = "",
+        *,
+        dead_letter_topic: str = "",
+        all: bool = False,
+        dry_run: bool = False,
+        **which: Unpack[DeadLetterFilter],
+    ) -> Answers[Moved]:
+        """Delete dead letters; the arguments are those of `redrive`."""
+        fields = _whose(topic, channel, dead_letter_topic)
+        return await self._move("purge", fields, all, dry_run, which)
+
+    async def _move(
+        self,
+        action: str,
+        whose: Mapping[str, Any],
+        all: bool,
+        dry_run: bool,
+        which: DeadLetterFilter,
+    ) -> Answers[Moved]:
+        chosen = _which(which)
+        if not chosen and not all:
+            raise ValueError(
+                "the selection is missing: give all=True, or any of ids, reason, error, since_ms"
+                " and until_ms"
+            )
+        fields = {**whose, **chosen, "all": all, "dry_run": dry_run}
+        http = self._http
+
+        async def move_at(url: str) -> Moved:
+            count, kept = 0, Counter[str]()
+            found: frozenset[str] | None = frozenset()
+            async for page in self._steps(url, f"dead_letters.{action}", fields):
+                count += page["count"]
+                kept.update(page["kept"])
+                # An older broker does not report it.
+                found = found | {*page["found"]} if "found" in page and found is not None else None
+            return Moved(count=count, kept=kept, found=found)
+
+        return await http.each(await http.brokers(str(whose.get("topic", ""))), move_at)
+
+    async def _show_at(
+        self, fields: Mapping[str, Any], limit: int | None, url: str
+    ) -> AsyncIterator[AnswerPage[DeadLetterMessage]]:
+        """Yield the dead letters of one broker."""
+        left = limit
+        count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
+        async for page in self._steps(url, "dead_letters.show", {**fields, "limit": count}):
+            letters = tuple(map(_letter, page["messages"][:left]))
+            if left is not None:
+                left -= len(letters)
+            yield AnswerPage(broker=url, items=letters, next=page["next"])
+            if left == 0:
+                return
+
+    async def _steps(
+        self, url: str, method: str, fields: Mapping[str, Any]
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Make a call that visits some thousand dead letters, until its end; yield the answers."""
+        place: Mapping[str, Any] | None = {}
+        while place is not None:
+            try:
+                page = await self._http.call(url, method, {**fields, **place}, dict)
+            except AdminNotFound:
+                if not place:
+                    raise
+                return  # Its last dead letter is gone.
+            yield page
+            place = page.get("next")
+            if place is not None and "until_ms" in page:
+                place = {**place, "until_ms": page["until_ms"]}
+
+
+def _whose(topic: str, channel: str, dead_letter_topic: str) -> dict[str, Any]:
+    """Return the fields that name the dead letters' channel."""
+    names = given(topic=topic, channel=channel, dead_letter_topic=dead_letter_topic)
+    for name in names.values():
+        place(name)
+    if bool(topic) != bool(channel):
+        raise ValueError("topic and channel go together")
+    return names
+
+
+def _which(which: DeadLetterFilter) -> dict[str, Any]:
+    """Return the fields that select some of them."""
+    fields = given(**which)
+    return fields | ({"ids": [*fields["ids"]]} if "ids" in fields else {})

@@ -1,0 +1,128 @@
+"""Delayed messages: list and cancel them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.decode import Described
+from martlet.client.admin.noun import Noun, place
+
+PAGE_ITEMS = 1000
+"""The maximum number of messages in one request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedMessage(Described):
+    """A message that waits for its delivery time.
+
+    Attributes:
+        id: its id.
+        deliver_at_ms: when it is due, in milliseconds since 1970.
+        stored_at_ms: when it was published.
+        size_bytes: the size of its body.
+        tag, keys: of its properties.
+    """
+
+    id: str
+    deliver_at_ms: int
+    stored_at_ms: int
+    size_bytes: int
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled(Described):
+    """The result of cancelling messages at one broker.
+
+    Attributes:
+        cancelled: the ids of messages that are cancelled.
+        not_waiting: ids that the broker does not know, or has delivered or cancelled before.
+    """
+
+    cancelled: tuple[str, ...]
+    not_waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DelayedPage(Described):
+    pending_count: int
+    messages: tuple[DelayedMessage, ...]
+    next: str = ""
+
+
+class DelayedAdmin(Noun):
+    """The delayed messages of brokers: `Admin.delayed`.
+
+    Each method answers for each broker, and raises AdminError only if none answered.
+    """
+
+    async def list(
+        self, topic: str, *, limit: int | None = 20
+    ) -> Answers[tuple[DelayedMessage, ...]]:
+        """List messages that wait for their delivery time, the earliest due first.
+
+        Args:
+            topic: the topic that they are for.
+            limit: maximum messages of each broker; None for no limit.
+        """
+        place(topic)
+        return await self._http.collected(topic, partial(self._at, topic, limit))
+
+    async def pages(
+        self, topic: str, *, limit: int | None = None
+    ) -> AsyncIterator[AnswerPage[DelayedMessage]]:
+        """Yield what `list` answers in pages, for many messages: one broker after the other.
+
+        `AnswerPage.count` is the number of all that wait there.
+
+        Raises:
+            AdminError: a broker did not answer.
+        """
+        place(topic)
+        async for page in self._http.pages(topic, partial(self._at, topic, limit)):
+            yield page
+
+    async def cancel(self, topic: str, ids: Collection[str]) -> Answers[Cancelled]:
+        """Cancel messages by their ids, which the answer to a send has, and `list`."""
+        fields = {**place(topic), "ids": [*ids]}
+        return await self._http.call_each("delay.cancel", fields, Cancelled.read)
+
+    async def cancel_all(self, topic: str) -> Answers[Cancelled]:
+        """Cancel all delayed messages of a topic."""
+        place(topic)
+        http = self._http
+
+        async def cancel_at(url: str) -> Cancelled:
+            cancelled: tuple[str, ...] = ()
+            async for page in self._at(topic, None, url):
+                if page.items:
+                    fields = {"topic": topic, "ids": [each.id for each in page.items]}
+                    done = await http.call(url, "delay.cancel", fields, Cancelled.read)
+                    cancelled += done.cancelled
+            return Cancelled(cancelled=cancelled)
+
+        return await http.each(await http.brokers(topic), cancel_at)
+
+    async def _at(
+        self, topic: str, limit: int | None, url: str
+    ) -> AsyncIterator[AnswerPage[DelayedMessage]]:
+        """Yield the messages of one broker."""
+        left = limit
+        start = ""
+        while left != 0:
+            count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
+            fields = {"topic": topic, "from": start, "limit": count}
+            page = await self._http.call(url, "delay.list", fields, _DelayedPage.read)
+            # A batch that was sent as one is listed as one, beyond the limit.
+            messages = page.messages[:left]
+            if left is not None:
+                left -= len(messages)
+            start = page.next
+            following = {"from": start} if start else None
+            yield AnswerPage(broker=url, items=messages, next=following, count=page.pending_count)
+            if following is None:
+                return

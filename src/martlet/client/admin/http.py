@@ -1,0 +1,332 @@
+"""The HTTP client of brokers and lookup daemons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from martlet import unreachable
+from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.decode import UNREADABLE
+from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable, refusal
+from martlet.client.admin.settings import AdminSettings
+from martlet.client.errors import Closed
+from martlet.client.transport.identity import Identity
+from martlet.http_answer import read_answer, read_json
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
+MAX_ANSWER_BYTES = 1 << 26
+CALL_PATH = "/call/"
+_NOT_NSQD = ("/channel/peek", "/channel/replay", "/replica")
+_TEXT_STATUSES = (200, 500)
+"""An unhealthy broker answers the reason with status 500."""
+_MISSING = {
+    "TOPIC_NOT_FOUND": "there is no topic '{topic}'",
+    "CHANNEL_NOT_FOUND": "there is no channel '{channel}' of topic '{topic}'",
+}
+
+
+def _unchanged(answer: Any) -> Any:
+    return answer
+
+
+class AdminHttp:
+    """Query brokers and lookup daemons, inside ``async with``.
+
+    Args:
+        brokers: their HTTP addresses; empty to ask lookup daemons for them.
+        daemons: the lookup daemons' HTTP addresses.
+        settings: the time limits, the token and TLS.
+
+    Attributes:
+        daemons: the URLs of the lookup daemons.
+    """
+
+    def __init__(
+        self, brokers: Sequence[str], daemons: Sequence[str], settings: AdminSettings
+    ) -> None:
+        self._tls = Identity(tls=settings.tls).tls_settings
+        scheme = "http" if self._tls is None else "https"
+        self._brokers = list(dict.fromkeys(_url(address, scheme) for address in brokers))
+        self.daemons = list(dict.fromkeys(_url(address, scheme) for address in daemons))
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        import aiohttp
+
+        settings = self._settings
+        timeout = aiohttp.ClientTimeout(
+            total=settings.request_timeout_s, connect=settings.connect_timeout_s
+        )
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def brokers(self, topic: str = "") -> list[str]:
+        """Return the URLs of the brokers: named ones, or those that lookup daemons know to have a
+        topic; without a topic, all that they know.
+
+        Raises:
+            AdminError: no lookup daemon answered. AdminNotFound: none knows a broker.
+        """
+        if self._brokers:
+            return self._brokers
+        answers = await self._gather(self.daemons, lambda daemon: self._known(daemon, topic))
+        found = dict.fromkeys(answers.joined())
+        if found:
+            return list(found)
+        for error in answers.errors.values():
+            raise error
+        what = f"broker with topic {topic!r}" if topic else "broker"
+        raise refusal(", ".join(self.daemons), f"no {what} is known there", 404)
+
+    async def _known(self, daemon: str, topic: str) -> list[str]:
+        try:
+            path = "/lookup" if topic else "/nodes"
+            known: Any = await self.get(daemon, path, {"topic": topic} if topic else {})
+            return [
+                _url(f"{each['broadcast_address']}:{int(each['http_port'])}", "http")
+                for each in known.get("data", known)["producers"] or ()
+            ]
+        except AdminNotFound:
+            return []
+        except UNREADABLE as error:
+            raise AdminError(daemon, f"no answer of a lookup daemon: {error!r}") from None
+
+    # several servers
+
+    async def each(self, urls: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
+        """Query servers concurrently; return the answer or the error of each.
+
+        Raises:
+            AdminError: no server answered: of the first failure, with all in `AdminError.errors`.
+        """
+        answers = await self._gather(urls, ask)
+        if answers.errors and not answers.values:
+            first = next(iter([*answers.failures.values(), *answers.errors.values()]))
+            raise first.replace(errors=answers.errors)
+        return answers
+
+    async def _gather(self, urls: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
+        values: dict[str, T] = {}
+        errors: dict[str, AdminError] = {}
+
+        async def asked(url: str) -> T | AdminError:
+            try:
+                return await ask(url)
+            except AdminError as error:
+                return error
+
+        for url, answer in zip(urls, await asyncio.gather(*map(asked, urls)), strict=True):
+            if isinstance(answer, AdminError):
+                errors[url] = answer
+            else:
+                values[url] = answer
+        return Answers(values, errors)
+
+    async def call_each(
+        self,
+        name: str,
+        fields: Mapping[str, Any],
+        convert: Callable[[Any], T] = _unchanged,
+        *,
+        timeout_s: float = 0,
+    ) -> Answers[T]:
+        """Make a call at all brokers, or those with the topic in its fields. Raises as `each`."""
+        urls = await self.brokers(fields.get("topic", ""))
+        return await self.each(
+            urls, lambda url: self.call(url, name, fields, convert, timeout_s=timeout_s)
+        )
+
+    async def pages(
+        self, topic: str, at: Callable[[str], AsyncIterator[AnswerPage[T]]]
+    ) -> AsyncIterator[AnswerPage[T]]:
+        """Yield the pages of one broker after the other.
+
+        Args:
+            topic: whose brokers to read.
+            at: yields the pages of one broker.
+
+        Raises:
+            AdminError: no broker was found, or one did not answer. A broker that lacks what is read
+            is skipped, if another has it.
+        """
+        missing: AdminNotFound | None = None
+        has_found = False
+        for url in await self.brokers(topic):
+            try:
+                async for page in at(url):
+                    has_found = True
+                    yield page
+            except AdminNotFound as error:
+                missing = error
+        if missing is not None and not has_found:
+            raise missing
+
+    async def collected(
+        self, topic: str, at: Callable[[str], AsyncIterator[AnswerPage[T]]]
+    ) -> Answers[tuple[T, ...]]:
+        """Return the items of all pages of each broker. Raises as `each`."""
+
+        async def collect(url: str) -> tuple[T, ...]:
+            return tuple([item async for page in at(url) for item in page.items])
+
+        return await self.each(await self.brokers(topic), collect)
+
+    # one server
+
+    async def get(
+        self,
+        url: str,
+        path: str,
+        arguments: Mapping[str, str],
+        convert: Callable[[Any], T] = _unchanged,
+    ) -> T:
+        """Send a GET; return the answer's JSON, converted. Raises AdminError."""
+        answer = await self._ask("GET", url, path, arguments)
+        return _converted(url, path, convert, answer)
+
+    async def post(
+        self,
+        url: str,
+        path: str,
+        arguments: Mapping[str, str],
+        convert: Callable[[Any], T] = _unchanged,
+    ) -> T:
+        """Send a POST; return the answer's JSON, if it has any, converted. Raises AdminError."""
+        answer = await self._ask("POST", url, path, arguments)
+        return _converted(url, path, convert, answer)
+
+    async def text(self, url: str, path: str) -> str:
+        """Send a GET; return the answer's text, also of status 500. Raises AdminError."""
+        return str(await self._ask("GET", url, path, {}, as_text=True))
+
+    async def call(
+        self,
+        url: str,
+        name: str,
+        fields: Mapping[str, Any],
+        convert: Callable[[Any], T] = _unchanged,
+        *,
+        timeout_s: float = 0,
+    ) -> T:
+        """Make a call; return the broker's answer, converted. Raises AdminError."""
+        path = CALL_PATH + name
+        answer = await self._ask("POST", url, path, {}, fields, timeout_s=timeout_s)
+        return _converted(url, path, convert, answer)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        arguments: Mapping[str, str],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        as_text: bool = False,
+        timeout_s: float = 0,
+    ) -> Any:
+        import aiohttp
+
+        if self._session is None:
+            raise Closed("use 'async with Admin(...)'")
+        try:
+            async with self._session.request(
+                method,
+                url + path,
+                params=arguments,
+                json=fields,
+                headers=self._headers(url),
+                **self._connection(url, timeout_s),
+            ) as response:
+                status = response.status
+                if as_text and status in _TEXT_STATUSES:
+                    body = await read_answer(response, MAX_ANSWER_BYTES)
+                    return body.decode(errors="replace")
+                # An action has an empty answer, as in nsqd.
+                if response.content_length == 0:
+                    answer = None
+                else:
+                    answer = await read_json(response, MAX_ANSWER_BYTES)
+        except TimeoutError:
+            raise AdminError(url, "no answer in time") from None
+        except aiohttp.ClientError as error:
+            raise self._failure(url, error) from None
+        except ValueError as error:
+            raise AdminError(url, f"no answer of a broker: {error}") from None
+        if status == 200:
+            return answer
+        raise self._refusal(url, path, arguments, status, answer)
+
+    def _headers(self, url: str) -> dict[str, str]:
+        """Return the token for brokers; lookup daemons have no use for it."""
+        token = self._settings.operator_token
+        return {"Authorization": f"Bearer {token}"} if token and url not in self.daemons else {}
+
+    def _connection(self, url: str, timeout_s: float) -> dict[str, Any]:
+        """Return the arguments for TLS, and for a request that may take longer. Raises OSError."""
+        import aiohttp
+
+        settings = self._settings
+        arguments: dict[str, Any] = {}
+        if self._tls is not None and url.startswith("https:"):
+            arguments["ssl"] = self._tls.ssl_context()
+            arguments["server_hostname"] = self._tls.server_name
+        if timeout_s:
+            arguments["timeout"] = aiohttp.ClientTimeout(
+                total=max(timeout_s, settings.request_timeout_s), connect=settings.connect_timeout_s
+            )
+        return arguments
+
+    def _failure(self, url: str, error: Exception) -> AdminError:
+        """Return the error of a request without an answer over HTTP."""
+        import aiohttp
+
+        server = unreachable.LOOKUP_DAEMON if url in self.daemons else unreachable.BROKER
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            return AdminUnreachable(url, str(error.certificate_error))
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return AdminUnreachable(url, unreachable.reason(error.os_error, server))
+        if isinstance(error, aiohttp.ClientResponseError):
+            if unreachable.is_tcp_port(error):
+                return AdminError(url, unreachable.http_wanted(server))
+            why = (error.message or str(error)).partition("\n")[0].rstrip(":")
+            return AdminError(url, f"no answer over HTTP: {why}; is that its HTTP address?")
+        return AdminError(url, str(error) or type(error).__name__)
+
+    def _refusal(
+        self, url: str, path: str, arguments: Mapping[str, str], status: int, answer: Any
+    ) -> AdminError:
+        """Return the error of an answer with another status than 200."""
+        fields = answer if isinstance(answer, dict) else {}
+        message = str(fields.get("message") or "")
+        if message == "NOT_FOUND" and url in self.daemons:
+            return AdminError(url, unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
+        if message == "NOT_FOUND":
+            is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
+            hint = "nsqd has none; " if is_ours else ""
+            return AdminError(url, f"it has no {path}: {hint}is that the right address?")
+        if message in _MISSING:
+            message = _MISSING[message].format_map(arguments)
+        code = str(fields.get("code") or "")
+        return refusal(url, message or f"status {status}", status, code)
+
+
+def _url(address: str, scheme: str) -> str:
+    return address.rstrip("/") if "://" in address else f"{scheme}://{address}"
+
+
+def _converted(url: str, path: str, convert: Callable[[Any], T], answer: Any) -> T:
+    try:
+        return convert(answer)
+    except UNREADABLE as error:
+        raise AdminError(url, f"an unintelligible answer to {path}: {error!r}") from None

@@ -1,0 +1,32 @@
+"""The base of the groups of methods of `Admin`, and checks of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from martlet.client.admin.http import AdminHttp
+from martlet.client.names import check_name
+
+
+class Noun:
+    """Methods of `Admin` about one kind of thing.
+
+    Args:
+        http: queries the brokers.
+    """
+
+    def __init__(self, http: AdminHttp) -> None:
+        self._http = http
+
+
+def place(topic: str, channel: str | None = None) -> dict[str, str]:
+    """Return the names of a topic or a channel as arguments. Raises InvalidName."""
+    names = {"topic": topic} | ({} if channel is None else {"channel": channel})
+    for kind, name in names.items():
+        check_name(name, kind)
+    return names
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are neither empty nor None."""
+    return {name: value for name, value in arguments.items() if value or value == 0}

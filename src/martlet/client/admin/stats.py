@@ -1,0 +1,178 @@
+"""The counts of ``/stats``: of a broker, its topics, channels and clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from martlet.client.admin.decode import Described, named
+from martlet.client.admin.http import AdminHttp
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelCounts:
+    """Counts of a channel, of one broker or, added with ``+``, of several.
+
+    Attributes:
+        depth: messages that wait.
+        backend_depth: of those, the ones on disk; at a Martlet broker all.
+        in_flight_count: messages that consumers have.
+        deferred_count: messages that wait for a time of their own.
+        message_count: messages that the channel has received.
+        requeue_count: failed deliveries that a consumer requeued.
+        timeout_count: deliveries that timed out.
+        client_count: consumers.
+        dropped_count: messages removed to free space.
+        dead_letter_count: messages that went to the dead-letter topic.
+    """
+
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    message_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    client_count: int = 0
+    dropped_count: int = 0
+    dead_letter_count: int = 0
+
+    @property
+    def counts(self) -> ChannelCounts:
+        """The counts alone."""
+        return ChannelCounts(**{each.name: getattr(self, each.name) for each in _COUNTS})
+
+    def __add__(self, other: ChannelCounts) -> ChannelCounts:
+        return ChannelCounts(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
+        )
+
+
+_COUNTS = fields(ChannelCounts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientStats(Described):
+    """A consumer of a channel.
+
+    Attributes:
+        client_id, hostname, remote_address, user_agent: identify it.
+        ready_count: how many messages it takes at once, RDY.
+        in_flight_count: messages that it has.
+        message_count, finish_count, requeue_count: messages that it got, finished and requeued.
+        connected_at_s: when it connected, in seconds since 1970.
+        is_tls: whether its connection is encrypted.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    remote_address: str = ""
+    user_agent: str = ""
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    connected_at_s: int = named("connect_ts", default=0)
+    is_tls: bool = named("tls", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelStats(Described, ChannelCounts):
+    """A channel of one broker.
+
+    Attributes:
+        topic, channel: its names.
+        is_paused: whether its delivery is paused.
+        clients: its consumers, if they were asked for.
+    """
+
+    topic: str
+    channel: str = named("channel_name")
+    is_paused: bool = named("paused")
+    clients: tuple[ClientStats, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicQueueStats(Described):
+    """A queue of a topic that has several.
+
+    Attributes:
+        queue: its number.
+        start_offset: the first stored offset.
+        end_offset: the offset of the next message.
+        depth: messages that no channel has received.
+    """
+
+    queue: int
+    start_offset: int
+    end_offset: int
+    depth: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicStats(Described):
+    """A topic of one broker.
+
+    Attributes:
+        topic: its name.
+        depth: messages that no channel has received.
+        backend_depth: of those, the ones on disk; at a Martlet broker all.
+        message_count, message_bytes: of all messages published so far.
+        is_paused: whether its channels get no new messages.
+        channels: its channels.
+        queues: its queues, if there are several.
+    """
+
+    topic: str = named("topic_name")
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int = 0
+    is_paused: bool = named("paused")
+    channels: tuple[ChannelStats, ...]
+    queues: tuple[TopicQueueStats, ...] = ()
+
+    @property
+    def queue_count(self) -> int:
+        """The number of queues."""
+        return max(1, len(self.queues))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStats(Described):
+    """A broker with its topics.
+
+    Attributes:
+        version: the version of nsqd that it implements.
+        health: ``OK``, or why it is unhealthy.
+        started_at_s: when it was started, in seconds since 1970.
+        topics: its topics.
+    """
+
+    version: str = ""
+    health: str = ""
+    started_at_s: int = named("start_time", default=0)
+    topics: tuple[TopicStats, ...]
+
+
+async def node_stats(
+    http: AdminHttp, url: str, topic: str = "", channel: str = "", *, include_clients: bool = False
+) -> NodeStats:
+    """Get the counts of a broker, of all topics or of one. Raises AdminError."""
+    arguments = {
+        "format": "json",
+        "include_clients": str(include_clients).lower(),
+        "include_mem": "false",
+    }
+    wanted = {"topic": topic, "channel": channel}
+    arguments |= {name: value for name, value in wanted.items() if value}
+    return await http.get(url, "/stats", arguments, _read)
+
+
+def _read(answer: Any) -> NodeStats:
+    stats = answer.get("data", answer)  # Older brokers wrap the answer.
+    for topic in stats["topics"] or ():
+        for channel in topic["channels"]:
+            channel["topic"] = topic["topic_name"]
+    return NodeStats.read(stats)

@@ -1,0 +1,135 @@
+"""Topics: list, create, pause, empty, delete and configure them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
+
+from martlet.client.admin.answers import Answers
+from martlet.client.admin.errors import AdminError, AdminNotFound
+from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.noun import Noun, place
+from martlet.client.admin.stats import TopicStats, node_stats
+
+Policy = Mapping[str, Any]
+"""The settings of a topic or a channel that differ from their defaults."""
+
+
+class TopicPolicyChanges(TypedDict, total=False):
+    """The policy of a topic; None resets a field to its default.
+
+    ``martlet topic configure --help`` has the meaning of each.
+    """
+
+    retention_ms: int | None
+    retention_bytes: int | None
+    trace: str | None
+
+
+async def change_places(
+    http: AdminHttp, path: str, names: Mapping[str, str], *, registered: bool = False
+) -> Answers[None]:
+    """Change a topic or a channel at each broker that has the topic.
+
+    Args:
+        http: queries the servers.
+        path: of the action.
+        names: of the topic, and of the channel if it is one.
+        registered: whether lookup daemons get it too, unless a broker has failed. Without brokers
+            only they get it.
+
+    Raises:
+        AdminError: no server did it.
+    """
+
+    async def change(url: str) -> None:
+        try:
+            await http.post(url, path, names)
+        except AdminNotFound:
+            if url not in http.daemons:  # A daemon that does not know it is fine.
+                raise
+
+    try:
+        done = await http.each(await http.brokers(names["topic"]), change)
+    except AdminNotFound as error:
+        if error.errors or not registered:
+            raise
+        done = Answers({})
+    if not registered or done.errors or not http.daemons:
+        return done
+    try:
+        there = await http.each(http.daemons, change)
+    except AdminError as error:
+        if not done.values:
+            raise
+        there = Answers({}, error.errors)
+    return Answers({**done.values, **there.values}, there.errors)
+
+
+async def configure(http: AdminHttp, names: Mapping[str, str], policy: Policy) -> Answers[Policy]:
+    """Set fields of the policy of a topic or a channel. Raises AdminError."""
+    kind = "channel" if "channel" in names else "topic"
+    fields = {**names, "policy": policy}
+    return await http.call_each(f"{kind}.configure", fields, lambda answer: dict(answer["policy"]))
+
+
+class TopicAdmin(Noun):
+    """The topics of brokers: `Admin.topics`.
+
+    Each method answers for each broker, and raises AdminError only if none answered.
+    """
+
+    async def list(self, topic: str = "") -> Answers[tuple[TopicStats, ...]]:
+        """List topics with their channels and counts, or only one."""
+        http = self._http
+
+        async def ask(url: str) -> tuple[TopicStats, ...]:
+            return (await node_stats(http, url, topic)).topics
+
+        return await http.each(await http.brokers(topic), ask)
+
+    async def create(self, topic: str, queues: int | None = None) -> Answers[int]:
+        """Create a topic at all brokers; answers its number of queues.
+
+        Args:
+            topic: its name.
+            queues: the number of queues (1 for a new topic). A topic that exists can get more,
+                never fewer.
+        """
+        http, names = self._http, place(topic)
+        # Without a number, an existing topic with more queues is fine.
+        wanted = names if queues is None else {**names, "queues": str(queues)}
+
+        async def create_at(url: str) -> int:
+            await http.post(url, "/topic/create", wanted)
+            found = (await node_stats(http, url, topic)).topics
+            if not found:
+                raise AdminError(url, f"it does not report the state of topic {topic!r}")
+            if found[0].queue_count < (queues or 1):
+                raise AdminError(url, f"topic {topic!r} has one queue there: nsqd supports no more")
+            return found[0].queue_count
+
+        return await http.each(await http.brokers(), create_at)
+
+    async def pause(self, topic: str) -> Answers[None]:
+        """Keep the messages of a topic from its channels; they wait."""
+        return await change_places(self._http, "/topic/pause", place(topic))
+
+    async def unpause(self, topic: str) -> Answers[None]:
+        """Pass the messages of a topic to its channels again."""
+        return await change_places(self._http, "/topic/unpause", place(topic))
+
+    async def empty(self, topic: str) -> Answers[None]:
+        """Drop the messages that no channel has received; channels keep theirs."""
+        return await change_places(self._http, "/topic/empty", place(topic))
+
+    async def delete(self, topic: str) -> Answers[None]:
+        """Delete a topic with its channels and messages; then at the lookup daemons, if given."""
+        return await change_places(self._http, "/topic/delete", place(topic), registered=True)
+
+    async def configure(self, topic: str, **changes: Unpack[TopicPolicyChanges]) -> Answers[Policy]:
+        """Set fields of a topic's policy; answers all that differ from their defaults.
+
+        Without any, it only shows the policy.
+        """
+        return await configure(self._http, place(topic), dict(changes))
