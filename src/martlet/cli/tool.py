@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from martlet.cli import pipe, start
 from martlet.cli.standard_output import StandardOutput
 from martlet.client import ClientError
+from martlet.client.admin import AdminError, Answers
 from martlet.options import LogOptions
 from martlet.options.flag import FlagKind
 
@@ -72,14 +73,31 @@ async def show(lines: Iterable[str]) -> None:
     await StandardOutput().print(lines)
 
 
+async def settled(answers: Awaitable[Answers[A]]) -> Answers[A]:
+    """Return the answers of brokers, also where each is an error.
+
+    Raises:
+        AdminError: no broker was found.
+    """
+    try:
+        return await answers
+    except AdminError as error:
+        if not error.errors:
+            raise
+        return Answers({}, error.errors)
+
+
 def run_at_each(
-    work: Callable[[], Awaitable[Iterable[tuple[str, A | OSError]]]], describe: Callable[[A], str]
+    work: Callable[[], Awaitable[Answers[A]]],
+    describe: Callable[[A], str],
+    explain: Callable[[AdminError], str] = lambda error: error.why,
 ) -> int:
     """Run an action at each of several servers, and show each result or error.
 
     Args:
-        work: returns for each server its URL and its answer, or why there is none.
+        work: returns the answers.
         describe: returns the text of an answer.
+        explain: returns the text of an error, without the server's URL.
 
     Returns:
         The exit code of the process; 1 if any server has failed.
@@ -88,14 +106,11 @@ def run_at_each(
 
     async def run_it() -> None:
         nonlocal has_failed
-        done = []
-        for url, answer in await work():
-            if isinstance(answer, OSError):
-                has_failed = True
-                _log.error("%s", answer)
-            else:
-                done.append(f"{url}: {describe(answer)}")
-        await show(done)
+        answers = await settled(work())
+        for error in answers.errors.values():
+            has_failed = True
+            _log.error("%s", error.replace(explain(error)))
+        await show(f"{url}: {describe(answer)}" for url, answer in answers.values.items())
 
     return run_alone(run_it) or int(has_failed)
 

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands."""
+"""How commands ask brokers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions
+from martlet.cli.broker_http import BrokerHttpOptions
 
 TOKEN = "0123456789abcdef"
 
@@ -35,15 +35,14 @@ async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -
     path.write_text(TOKEN)
     at_broker: list[str] = []
     at_daemon: list[str] = []
-    async with server({}, at_broker) as broker:
+    async with server({"pending_count": 0, "messages": [], "next": ""}, at_broker) as broker:
         host, _, port = broker.rpartition(":")
         known = {"producers": [{"broadcast_address": host, "http_port": int(port)}]}
         async with server(known, at_daemon) as daemon:
             options = BrokerHttpOptions(
                 lookupd_http_addresses=(daemon,), operator_token_file=str(path)
             )
-            async with BrokerHttpClient(options) as client:
-                (url,) = await client.brokers("t")
-                await client.call(url, "delay.list", {"topic": "t"})
+            async with options.admin() as admin:
+                await admin.delayed.list("t")
     assert at_daemon == [""]
     assert at_broker == [f"Bearer {TOKEN}"]

@@ -108,17 +108,24 @@ def reset_group(
     where: str,
     time_ms: int,
     offset: int,
-) -> None:
+    *,
+    is_dry: bool = False,
+) -> dict[int, int]:
     """Set a group to other offsets at some queues; its members have to join again.
+
+    In a dry run nothing changes. Returns the new offset of each queue.
 
     Raises:
         OutOfReach: an offset is not stored, and nothing is changed.
         WritesRefused: it could not be journaled for all queues; the others are set.
     """
     places = {number: place(topic.parts[number], where, time_ms, offset) for number in numbers}
+    if is_dry:
+        return places
     assert channel.group is not None
     channel.group.members.dismiss()
     for number, to in places.items():
         part = channel.parts[number]
         assert part.group is not None
         part.group.set_to(to)
+    return places

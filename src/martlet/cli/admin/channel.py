@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from martlet.cli.admin import configure, manage
-from martlet.cli.admin.inventory import Inventory, ListOptions, paused_name, show_inventory
+from martlet.cli.admin.inventory import (
+    Fields,
+    Inventory,
+    ListOptions,
+    from_topics,
+    paused_name,
+    show_inventory,
+)
 from martlet.cli.admin.manage import (
     CREATE,
     DELETE,
@@ -16,8 +23,9 @@ from martlet.cli.admin.manage import (
     ManageAction,
     change,
 )
-from martlet.cli.broker_http import ChannelOptions, Fields
+from martlet.cli.broker_http import ChannelOptions
 from martlet.cli.text import laid_out
+from martlet.client.admin import TopicStats
 
 LIST = "list the channels of each broker with their counts, or those of one topic"
 
@@ -29,23 +37,22 @@ def list_all(argv: Sequence[str]) -> int:
     )
 
 
-async def _list(inventory: Inventory) -> list[Fields]:
-    return await inventory.from_stats(_channels)
+async def _list(options: ListOptions) -> Inventory:
+    return await from_topics(options, _channels)
 
 
-def _channels(stats: Fields) -> Iterator[Fields]:
-    for topic in stats["topics"] or ():
-        for channel in topic["channels"]:
-            yield {
-                "topic": topic["topic_name"],
-                "channel": channel["channel_name"],
-                "depth": channel["depth"],
-                "in_flight": channel["in_flight_count"],
-                "deferred": channel["deferred_count"],
-                "clients": channel["client_count"],
-                "messages": channel["message_count"],
-                "paused": channel["paused"],
-            }
+def _channels(topic: TopicStats) -> Iterator[Fields]:
+    for channel in topic.channels:
+        yield {
+            "topic": topic.topic,
+            "channel": channel.channel,
+            "depth": channel.depth,
+            "in_flight": channel.in_flight_count,
+            "deferred": channel.deferred_count,
+            "clients": channel.client_count,
+            "messages": channel.message_count,
+            "paused": channel.is_paused,
+        }
 
 
 def channel_lines(found: Iterable[Fields]) -> list[str]:

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
 from martlet.cli import start, tool
-from martlet.cli.admin.manage import with_way_out
-from martlet.cli.broker_http import (
-    BrokerHttpClient,
-    BrokerHttpOptions,
-    ChannelOptions,
-    Fields,
-    NoHttpAnswer,
-    TopicOptions,
-)
+from martlet.cli.admin.manage import place_of, way_out
+from martlet.cli.broker_http import ChannelOptions, TopicOptions
+from martlet.client.admin import Answers
+from martlet.client.admin import Policy as PolicyFields
 from martlet.durations import MILLISECOND_NS, parse_duration, parse_size
 
 log = logging.getLogger(__name__)
@@ -56,38 +51,19 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
         policy.changed(changes)
     except BadPolicy as error:
         _fail(str(error))
-    place = {name: str(getattr(options, name)) for name in names}
+    place = place_of(options)
+
+    async def configure() -> Answers[PolicyFields]:
+        async with options.admin() as admin:
+            methods = admin.channels if "channel" in place else admin.topics
+            act: Callable[..., Awaitable[Answers[PolicyFields]]] = methods.configure
+            return await act(**place, **changes)
+
     return tool.run_at_each(
-        lambda: configure(options, place, changes),
+        configure,
         lambda answer: f"{what} {'/'.join(place.values())}: {_shown(answer)}",
+        lambda error: way_out(error, place),
     )
-
-
-async def configure(
-    options: BrokerHttpOptions, place: Mapping[str, str], changes: Mapping[str, object]
-) -> list[tuple[str, Fields | NoHttpAnswer]]:
-    """Set fields of a policy on each broker; return the resulting policies.
-
-    Args:
-        options: with the brokers.
-        place: the names of the topic and, for its policy, of the channel.
-        changes: the fields to set, None for the default; if empty, only show the policy.
-
-    Raises:
-        NoHttpAnswer: no broker was found.
-    """
-    method = "channel.configure" if "channel" in place else "topic.configure"
-
-    async def ask(url: str) -> Fields:
-        try:
-            answer = await client.call(url, method, {**place, "policy": changes})
-        except NoHttpAnswer as error:
-            raise with_way_out(error, url, place) from None
-        policy: Fields = answer["policy"]
-        return policy
-
-    async with BrokerHttpClient(options) as client:
-        return await client.each(await client.brokers(place["topic"]), ask)
 
 
 def _fail(text: str) -> NoReturn:

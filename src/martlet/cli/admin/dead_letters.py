@@ -11,24 +11,29 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from martlet.cli import tool
-from martlet.cli.broker_http import (
-    NOT_FOUND,
-    BrokerHttpClient,
-    BrokerHttpOptions,
-    Fields,
-    NoHttpAnswer,
-)
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, body_text, json_line, laid_out, local_time, printable
+from martlet.client.admin import Answers, DeadLetterFilter, Moved
 from martlet.durations import MILLISECOND_NS
 from martlet.options.checks import parse_time, require_action, require_ids, require_names
 from martlet.options.flag import OptionError, Size, option
 from martlet.plural import counted
 
+Fields = Mapping[str, Any]
 ACTIONS = ("list", "show", "redrive", "purge")
 REASONS = ("max_attempts", "timeout", "disconnected", "rejected", "given_up")
+
+
+class Whose(TypedDict):
+    """The names of the dead letters' channel."""
+
+    topic: str
+    channel: str
+    dead_letter_topic: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,109 +92,78 @@ class DeadLetterOptions(BrokerHttpOptions):
             raise OptionError(
                 "the channel is missing: add --topic and --channel, or --dead-letter-topic"
             )
-        which = self.ids or self.reason or self.error or self.since or self.until
-        if self.action != "show" and not which and not self.all:
+        if self.action != "show" and not self.is_filtered and not self.all:
             raise OptionError(
                 "the selection is missing: add --all, or any of --id, --reason, --error, --since"
                 " and --until"
             )
 
-    def whose(self) -> dict[str, object]:
-        """Return the fields of a call that name the dead letters' channel."""
-        fields = {
+    @property
+    def is_filtered(self) -> bool:
+        """Whether only some of them are meant."""
+        return bool(self.ids or self.reason or self.error or self.since or self.until)
+
+    def whose(self) -> Whose:
+        """Return the names of the dead letters' channel."""
+        return {
             "topic": self.topic,
             "channel": self.channel,
             "dead_letter_topic": self.dead_letter_topic,
         }
-        return {name: value for name, value in fields.items() if value}
 
     def none_there(self) -> str:
         """Return the text for no dead letters."""
         place = f"topic {self.dead_letter_topic}"
         if self.channel:
             place = f"channel {self.channel} of topic {self.topic}"
-        return f"{place} has no{' such' if self.which(time.time_ns()) else ''} dead letters"
+        return f"{place} has no{' such' if self.is_filtered else ''} dead letters"
 
-    def which(self, now_ns: int) -> Mapping[str, object]:
+    def which(self, now_ns: int) -> DeadLetterFilter:
         """Return the fields of a call that select some of them."""
-        fields: dict[str, object] = {"reason": self.reason, "error": self.error}
-        if self.ids:
-            fields["ids"] = list(self.ids)
-        for flag in ("since", "until"):
-            if text := getattr(self, flag):
-                fields[f"{flag}_ms"] = parse_time(flag, text, now_ns) // MILLISECOND_NS
-        return {name: value for name, value in fields.items() if value}
-
-
-_PAGE = 500
-_ALL = 1 << 62
+        fields: DeadLetterFilter = {"ids": self.ids, "reason": self.reason, "error": self.error}
+        if self.since:
+            fields["since_ms"] = parse_time("since", self.since, now_ns) // MILLISECOND_NS
+        if self.until:
+            fields["until_ms"] = parse_time("until", self.until, now_ns) // MILLISECOND_NS
+        return fields
 
 
 async def counts(options: DeadLetterOptions) -> list[Fields]:
-    """List the dead-letter topics of all brokers, with ``broker`` in each. Raises NoHttpAnswer."""
-    found: list[Fields] = []
-    async for url, answer in _ask(options, "list", options.whose()):
-        found += [{"broker": url} | each for each in answer["dead_letter_topics"]]
-    return found
+    """List the dead-letter topics of all brokers, with ``broker`` in each. Raises AdminError."""
+    async with options.admin() as admin:
+        answers = await admin.dead_letters.list(**options.whose())
+    found = answers.check().values.items()
+    return [{"broker": url, **each.fields} for url, topics in found for each in topics]
 
 
 async def pages(options: DeadLetterOptions) -> AsyncIterator[list[Fields]]:
-    """Yield the dead letters of each broker, the oldest first. Raises NoHttpAnswer."""
-    fields = options.whose() | dict(options.which(time.time_ns()))
-    fields |= {"max_body_bytes": options.max_body_bytes, "limit": _PAGE}
-    left: dict[str, int] = {}
-    async for url, page in _ask(options, "show", fields):
-        messages = page["messages"][: left.setdefault(url, options.limit or _ALL)]
-        left[url] -= len(messages)
-        if not left[url]:
-            page["next"] = None
-        yield [{"broker": url} | message for message in messages]
-
-
-async def act(
-    options: DeadLetterOptions, unknown: dict[str, None]
-) -> AsyncIterator[tuple[str, int, Mapping[str, int]]]:
-    """Redrive or purge in pages; yield the number done, and the numbers that stay, by reason.
-
-    Args:
-        options: the dead letters and the action.
-        unknown: filled with requested ids that no broker has.
-
-    Raises:
-        NoHttpAnswer: a broker does not answer.
-    """
-    unknown.update(dict.fromkeys(options.ids))
-    fields = options.whose() | dict(options.which(time.time_ns()))
-    fields |= {"all": options.all, "dry_run": options.dry_run}
-    if options.to_topic:
-        fields["to_topic"] = options.to_topic
-    async for url, done in _ask(options, options.action, fields):
-        for each in done.get("found", options.ids):  # An older broker does not report it.
-            unknown.pop(each, None)
-        yield url, done["count"], done["kept"]
-
-
-async def _ask(
-    options: DeadLetterOptions, action: str, fields: Mapping[str, object]
-) -> AsyncIterator[tuple[str, Fields]]:
-    """Make a call at each broker; yield its URL and its answer, page by page."""
-    method = f"dead_letters.{action}"
-    async with BrokerHttpClient(options) as client:
-        async for url, first in client.in_turn(
-            options.topic, lambda url: client.call(url, method, fields)
+    """Yield the dead letters of each broker, the oldest first. Raises AdminError."""
+    async with options.admin() as admin:
+        async for page in admin.dead_letters.pages(
+            **options.whose(),
+            limit=options.limit or None,
+            max_body_bytes=options.max_body_bytes,
+            **options.which(time.time_ns()),
         ):
-            page: Fields = first
-            yield url, page
-            while (place := page.get("next")) is not None:
-                if "until_ms" in page:
-                    place = {**place, "until_ms": page["until_ms"]}
-                try:
-                    page = await client.call(url, method, {**fields, **place})
-                except NoHttpAnswer as error:
-                    if error.status != NOT_FOUND:
-                        raise
-                    break  # Its last dead letter is gone.
-                yield url, page
+            yield [{"broker": page.broker, **each.fields} for each in page.items]
+
+
+async def act(options: DeadLetterOptions) -> Answers[Moved]:
+    """Redrive or purge. Raises AdminError."""
+    which = options.which(time.time_ns())
+    everything, is_dry = options.all, options.dry_run
+    async with options.admin() as admin:
+        if options.action == "purge":
+            return await admin.dead_letters.purge(
+                **options.whose(), all=everything, dry_run=is_dry, **which
+            )
+        return await admin.dead_letters.redrive(
+            **options.whose(),
+            to_topic=options.to_topic,
+            all=everything,
+            dry_run=is_dry,
+            **which,
+        )
 
 
 def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
@@ -288,19 +262,22 @@ def main(argv: Sequence[str]) -> int:
 
     async def move(output: StandardOutput) -> None:
         done = "redriven" if options.action == "redrive" else "purged"
-        moved: Counter[str] = Counter()
-        async for url, number, stay in act(options, unknown):
-            moved[url] += number
-            kept.update({(url, why): many for why, many in stay.items()})
+        answers = await act(options)
+        unknown.update(dict.fromkeys(options.ids))
+        for url, moved in answers.values.items():
+            kept.update({(url, why): many for why, many in moved.kept.items()})
+            for each in options.ids if moved.found is None else moved.found:
+                unknown.pop(each, None)
         would_be = "would be " if options.dry_run else ""
         await output.print(
-            f"{url}: {counted(number, 'dead letter')} {would_be}{done}"
-            for url, number in moved.items()
+            f"{url}: {counted(moved.count, 'dead letter')} {would_be}{done}"
+            for url, moved in answers.values.items()
         )
         for (url, why), many in kept.items():
             log.error("%s: %d stay where they are: %s", url, many, why)
         for each in unknown:
             log.error("no selected dead letter has the id %s, or had it before", each)
+        answers.check()
 
     async def run() -> None:
         run_action = {"list": count, "show": show}.get(options.action, move)

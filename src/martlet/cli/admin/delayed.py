@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions, Fields
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import json_line, local_time
 from martlet.options.checks import require_action, require_ids, require_names
 from martlet.options.flag import OptionError, option
 from martlet.plural import counted
 
+Fields = Mapping[str, Any]
 ACTIONS = ("list", "cancel")
 
 
@@ -47,62 +49,27 @@ class DelayedOptions(BrokerHttpOptions):
             )
 
 
-_PAGE = 1000
-_ALL = 1 << 62
-
-
 async def pages(options: DelayedOptions) -> AsyncIterator[tuple[str, int, list[Fields]]]:
     """List delayed messages; yield each broker's URL, the number that wait, and the next of them.
 
     Raises:
-        NoHttpAnswer: a broker does not answer, or none has the topic.
+        AdminError: a broker does not answer, or none has the topic.
     """
-    async with BrokerHttpClient(options) as client:
-        async for url in _urls(client, options.topic):
-            left = options.limit or _ALL
-            start: str | None = ""
-            while start is not None and left > 0:
-                page = await _page(client, url, options.topic, start, min(left, _PAGE))
-                messages = page["messages"][:left]
-                left -= len(messages)
-                start = page["next"] or None
-                yield url, page["pending_count"], messages
+    async with options.admin() as admin:
+        async for page in admin.delayed.pages(options.topic, limit=options.limit or None):
+            yield page.broker, page.count or 0, [each.fields for each in page.items]
 
 
 async def cancel(options: DelayedOptions) -> AsyncIterator[tuple[str, list[str]]]:
     """Cancel messages; yield each broker's URL and the cancelled ids. Raises as `pages`."""
-    async with BrokerHttpClient(options) as client:
-
-        async def cancel_at(url: str, ids: list[str]) -> tuple[str, list[str]]:
-            done = await client.call(url, "delay.cancel", {"topic": options.topic, "ids": ids})
-            return url, done["cancelled"]
-
-        async for url in _urls(client, options.topic):
-            if not options.all:
-                yield await cancel_at(url, list(options.ids))
-                continue
-            start = ""
-            while True:
-                page = await _page(client, url, options.topic, start, _PAGE)
-                if ids := [message["id"] for message in page["messages"]]:
-                    yield await cancel_at(url, ids)
-                start = page["next"]
-                if not start:
-                    break
-
-
-async def _urls(client: BrokerHttpClient, topic: str) -> AsyncIterator[str]:
-    """Yield the brokers that have the topic."""
-    fields = {"topic": topic, "limit": 1}
-    async for url, _ in client.in_turn(topic, lambda url: client.call(url, "delay.list", fields)):
-        yield url
-
-
-async def _page(client: BrokerHttpClient, url: str, topic: str, start: str, limit: int) -> Fields:
-    page: Fields = await client.call(
-        url, "delay.list", {"topic": topic, "from": start, "limit": limit}
-    )
-    return page
+    async with options.admin() as admin:
+        if options.all:
+            answers = await admin.delayed.cancel_all(options.topic)
+        else:
+            answers = await admin.delayed.cancel(options.topic, options.ids)
+    for url, done in answers.values.items():
+        yield url, list(done.cancelled)
+    answers.check()
 
 
 def lines(messages: Iterable[Fields]) -> list[str]:
@@ -149,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
             shown[url] += len(page)
             pending[url] = count
             await output.print(
-                [json_line({"broker": url} | each) for each in page]
+                [json_line({"broker": url, **each}) for each in page]
                 if options.json
                 else lines(page)
             )

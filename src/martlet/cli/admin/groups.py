@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions, Fields
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.text import json_line, laid_out, printable
+from martlet.client.admin import Answers, Described
 from martlet.durations import MILLISECOND_NS
 from martlet.options.checks import parse_time, require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.plural import counted
 
+Fields = Mapping[str, Any]
 ACTIONS = ("list", "describe", "reset")
 
 
@@ -44,6 +47,7 @@ class GroupOptions(BrokerHttpOptions):
         -1, "only this queue of the topic (default: all of them)", limits=(-1, 1023)
     )
     force: bool = option(False, "even if it has members: they have to join again")
+    dry_run: bool = option(False, "only show the offsets and the lag that would follow")
     json: bool = option(False, "lines of JSON", section="output")
 
     def __post_init__(self) -> None:
@@ -71,38 +75,35 @@ class GroupOptions(BrokerHttpOptions):
                 "--to-offset needs one --nsqd-http-address: each broker counts offsets of its own"
             )
 
-    def fields(self, now_ns: int) -> dict[str, object]:
-        """Return the fields of the call."""
-        fields: dict[str, object] = {}
-        if self.topic:
-            fields["topic"] = self.topic
-        if self.action == "list":
-            return fields
-        fields["group"] = self.group
-        if self.action == "reset":
-            fields["force"] = self.force
-            if self.queue >= 0:
-                fields["queue"] = self.queue
-            if self.to_time:
-                time_ms = parse_time("to-time", self.to_time, now_ns) // MILLISECOND_NS
-                fields |= {"to": "time", "time_ms": time_ms}
-            elif self.to_offset >= 0:
-                fields |= {"to": "offset", "offset": self.to_offset}
-            else:
-                fields["to"] = "first" if self.to_first else "last"
-        return fields
 
-
-async def ask(options: GroupOptions) -> list[Fields]:
-    """Make the call of an action; return each broker's answer. Raises NoHttpAnswer."""
-    fields = options.fields(time.time_ns())
-    async with BrokerHttpClient(options) as client:
-        return [
-            {"broker": url} | answer
-            async for url, answer in client.in_turn(
-                options.topic, lambda url: client.call(url, f"group.{options.action}", fields)
+async def ask(options: GroupOptions) -> Answers[Fields]:
+    """Ask for an action; return each broker's answer. Raises AdminError."""
+    async with options.admin() as admin:
+        if options.action == "list":
+            found = await admin.groups.list(options.topic)
+            return found.map(lambda groups: {"groups": [each.fields for each in groups]})
+        if options.action == "describe":
+            return _fields(await admin.groups.describe(options.topic, options.group))
+        to_time_ms = None
+        if options.to_time:
+            to_time_ms = parse_time("to-time", options.to_time, time.time_ns()) // MILLISECOND_NS
+        return _fields(
+            await admin.groups.reset(
+                options.topic,
+                options.group,
+                to_first=options.to_first,
+                to_last=options.to_last,
+                to_time_ms=to_time_ms,
+                to_offset=options.to_offset if options.to_offset >= 0 else None,
+                queue=options.queue if options.queue >= 0 else None,
+                force=options.force,
+                dry_run=options.dry_run,
             )
-        ]
+        )
+
+
+def _fields(answers: Answers[Described]) -> Answers[Fields]:
+    return answers.map(lambda answer: answer.fields)
 
 
 def list_lines(answers: Iterable[Fields]) -> list[str]:
@@ -155,12 +156,14 @@ def _follows(group: Fields) -> str:
     return " (follower, retains)" if group["retain"] else " (follower)"
 
 
-def reset_lines(answer: Fields) -> list[str]:
+def reset_lines(answer: Fields, *, is_dry: bool = False) -> list[str]:
     """Format a reset as text."""
     names = ("queue", "before", "offset", "lag")
-    rows: list[tuple[str, ...]] = [("QUEUE", "WAS AT", "IS AT", "LAG")]
+    head = ("IS AT", "WOULD BE AT") if is_dry else ("WAS AT", "IS AT")
+    rows: list[tuple[str, ...]] = [("QUEUE", *head, "LAG")]
     rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
-    return [f"reset at {answer['broker']}", "", *laid_out(rows, (0, 1, 2, 3))]
+    done = "would be reset" if is_dry else "reset"
+    return [f"{done} at {answer['broker']}", "", *laid_out(rows, (0, 1, 2, 3))]
 
 
 DESCRIPTION = (
@@ -182,7 +185,10 @@ def main(argv: Sequence[str]) -> int:
     )
 
     async def run() -> None:
-        answers = await ask(options)
+        found = await ask(options)
+        if options.action != "reset":
+            found.check()
+        answers = [{"broker": url, **answer} for url, answer in found.values.items()]
         lines: list[str] = []
         if options.json:
             lines = [json_line(answer) for answer in answers]
@@ -192,11 +198,12 @@ def main(argv: Sequence[str]) -> int:
                 log.info("there are no groups")
         elif options.action == "reset":
             for answer in answers:
-                lines += reset_lines(answer)
+                lines += reset_lines(answer, is_dry=options.dry_run)
         else:
             for number, answer in enumerate(answers):
                 lines += [""] * bool(number)
                 lines += describe_lines(answer, time.time_ns() // MILLISECOND_NS)
         await tool.show(lines)
+        found.check()
 
     return tool.run_alone(run)

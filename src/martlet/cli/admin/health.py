@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
-from martlet.cli.admin.inventory import Inventory, InventoryOptions, show_inventory
-from martlet.cli.broker_http import BrokerHttpClient, Fields, NoHttpAnswer
+from martlet.cli.admin.inventory import Fields, Inventory, InventoryOptions, show_inventory
 
 DESCRIPTION = (
     "Check each broker that is named, or each lookup daemon and all brokers that it knows,"
@@ -21,23 +21,12 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
-async def health(inventory: Inventory) -> list[Fields]:
+async def health(options: InventoryOptions) -> Inventory:
     """Check each broker, and each named lookup daemon."""
-    async with BrokerHttpClient(inventory.options) as client:
-
-        async def ask(url: str) -> Fields:
-            try:
-                answer = (await client.text(url, "/ping")).strip()
-            except NoHttpAnswer as error:
-                answer = error.why
-            return {"server": url, "is_healthy": answer == "OK", "health": answer}
-
-        urls = client.daemons()
-        try:
-            urls = urls + await client.brokers("")
-        except NoHttpAnswer as error:
-            inventory.failed.append(error)
-        return await inventory.answers(list(dict.fromkeys(urls)), ask)
+    async with options.admin() as admin:
+        answers = await admin.nodes.health()
+    servers = [{"server": url} | asdict(each) for url, each in answers.values.items()]
+    return Inventory(servers, [*answers.errors.values()])
 
 
 def health_lines(found: Iterable[Fields]) -> list[str]:

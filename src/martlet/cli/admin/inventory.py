@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from martlet.cli import tool
-from martlet.cli.broker_http import (
-    NOT_FOUND,
-    BrokerHttpClient,
-    BrokerHttpOptions,
-    Fields,
-    NoHttpAnswer,
-)
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.text import json_line
+from martlet.client.admin import AdminError, AdminNotFound, TopicStats
 from martlet.options.checks import require_name
 from martlet.options.flag import option
 
@@ -41,76 +35,35 @@ class ListOptions(InventoryOptions):
 
 
 log = logging.getLogger(__name__)
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+Fields = dict[str, Any]
+OptionsT = TypeVar("OptionsT", bound=InventoryOptions)
 
 
-async def look(client: BrokerHttpClient, url: str, topic: str = "") -> Fields:
-    """Get a broker's ``/stats``, of all topics or of one. Raises NoHttpAnswer."""
-    arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
-    stats: Fields = await client.get(url, "/stats", arguments | ({"topic": topic} if topic else {}))
-    return stats
-
-
-def topic_of(stats: Fields, name: str) -> Fields | None:
-    """Find a topic in stats."""
-    return _named(stats["topics"] or (), "topic_name", name)
-
-
-def channel_of(topic: Fields, name: str) -> Fields | None:
-    """Find a channel of a topic in stats."""
-    return _named(topic["channels"], "channel_name", name)
-
-
-def _named(things: Iterable[Fields], key: str, name: str) -> Fields | None:
-    return next((each for each in things if each[key] == name), None)
-
-
+@dataclass(frozen=True)
 class Inventory:
-    """Query brokers and lookup daemons.
+    """Items of servers, such as topics, and why servers did not answer."""
 
-    Attributes:
-        options: with the brokers or lookup daemons.
-        failed: why servers did not answer.
-    """
+    items: list[Fields]
+    failed: list[AdminError]
 
-    def __init__(self, options: InventoryOptions) -> None:
-        self.options = options
-        self.failed: list[NoHttpAnswer] = []
 
-    async def from_stats(self, read: Callable[[Fields], Iterator[Fields]]) -> list[Fields]:
-        """Read the stats of each broker. Raises NoHttpAnswer if none is found."""
-        topic = getattr(self.options, "topic", "")
-        is_there = False
-
-        async def ask(url: str) -> list[Fields]:
-            nonlocal is_there
-            stats = await look(client, url, topic)
-            is_there = is_there or not topic or topic_of(stats, topic) is not None
-            return [{"broker": url} | each for each in read(stats)]
-
-        async with BrokerHttpClient(self.options) as client:
-            urls = await client.brokers(topic)
-            answers = await self.answers(urls, ask)
-        if not is_there and not self.failed:
-            self.failed.append(
-                NoHttpAnswer(", ".join(urls), f"there is no topic {topic!r}", NOT_FOUND)
-            )
-        return [each for found in answers for each in found]
-
-    async def answers(self, urls: Sequence[str], ask: Callable[[str], Awaitable[Any]]) -> list[Any]:
-        """Query servers concurrently; return their answers, and add failures to `failed`."""
-
-        async def asked(url: str) -> Any:
-            try:
-                return await ask(url)
-            except NoHttpAnswer as error:
-                return error
-            except _UNREADABLE as error:
-                return NoHttpAnswer(url, f"an unintelligible answer: {error!r}")
-
-        answers = await asyncio.gather(*map(asked, urls))
-        self.failed += [each for each in answers if isinstance(each, NoHttpAnswer)]
-        return [each for each in answers if not isinstance(each, NoHttpAnswer)]
+async def from_topics(
+    options: ListOptions, read: Callable[[TopicStats], Iterator[Fields]]
+) -> Inventory:
+    """Read the topics of each broker. Raises AdminError if no broker is found."""
+    async with options.admin() as admin:
+        answers = await tool.settled(admin.topics.list(options.topic))
+    items = [
+        {"broker": url} | each
+        for url, topics in answers.values.items()
+        for topic in topics
+        for each in read(topic)
+    ]
+    failed = [*answers.errors.values()]
+    if options.topic and not failed and not any(answers.values.values()):
+        urls, why = ", ".join(answers.values), f"there is no topic {options.topic!r}"
+        failed.append(AdminNotFound(urls, why))
+    return Inventory(items, failed)
 
 
 def paused_name(each: Fields, kind: str) -> str:
@@ -122,8 +75,8 @@ def show_inventory(
     command: str,
     nouns: str,
     description: str,
-    kind: type[InventoryOptions],
-    find: Callable[[Inventory], Awaitable[list[Fields]]],
+    kind: type[OptionsT],
+    find: Callable[[OptionsT], Awaitable[Inventory]],
     lines: Callable[[list[Fields]], list[str]],
     argv: Sequence[str],
 ) -> int:
@@ -132,17 +85,18 @@ def show_inventory(
     options = tool.options(
         command, description, kind, argv, "[TOPIC]" if names else "", operands=names
     )
-    asked = Inventory(options)
-    answers: list[Fields] = []
+    has_failed = False
 
     async def work() -> None:
-        answers.extend(await find(asked))
-        await tool.show(map(json_line, answers) if options.json else lines(answers))
-        for error in asked.failed:
+        nonlocal has_failed
+        found = await find(options)
+        has_failed = bool(found.failed) or not all(
+            each.get("is_healthy", True) for each in found.items
+        )
+        await tool.show(map(json_line, found.items) if options.json else lines(found.items))
+        for error in found.failed:
             log.error("%s", error)
-        if not (answers or asked.failed or options.json):
+        if not (found.items or found.failed or options.json):
             log.info("there are no %s", nouns)
 
-    code = tool.run_alone(work)
-    is_well = all(each.get("is_healthy", True) for each in answers)
-    return code or int(bool(asked.failed) or not is_well)
+    return tool.run_alone(work) or int(has_failed)

@@ -8,20 +8,20 @@ once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from martlet.cli import start, tool
-from martlet.cli.admin.inventory import channel_of, look, topic_of
-from martlet.cli.broker_http import (
-    NOT_FOUND,
-    BrokerHttpClient,
-    ChannelOptions,
-    Fields,
-    NoHttpAnswer,
-    TopicOptions,
+from martlet.cli.broker_http import ChannelOptions, TopicOptions
+from martlet.client.admin import (
+    Admin,
+    AdminError,
+    AdminNotFound,
+    Answers,
+    ChannelStats,
+    TopicStats,
 )
 from martlet.options.checks import unknown_word
 from martlet.options.flag import option
@@ -57,136 +57,84 @@ class Verb:
         name: of the command, and in the path.
         done: the state of the topic or channel afterwards.
         drops: whether messages are lost.
-        is_registered: whether it is repeated at lookup daemons.
     """
 
     name: str
     done: str
     drops: bool = False
-    is_registered: bool = False
 
 
-CREATE = Verb("create", "exists", is_registered=True)
-DELETE = Verb("delete", "is deleted", drops=True, is_registered=True)
+CREATE = Verb("create", "exists")
+DELETE = Verb("delete", "is deleted", drops=True)
 PAUSE = Verb("pause", "is paused")
 UNPAUSE = Verb("unpause", "is no longer paused")
 EMPTY = Verb("empty", "is emptied", drops=True)
 
 
-class ManageRefused(NoHttpAnswer):
-    """Nothing was done at a broker, since messages would be lost and --force is missing."""
+def place_of(options: TopicOptions | ChannelOptions) -> dict[str, str]:
+    """Return the names of the topic and, if it is one, of the channel."""
+    names = {"topic": options.topic}
+    return names | ({"channel": options.channel} if isinstance(options, ChannelOptions) else {})
 
 
-class Change:
-    """Change a topic or channel.
-
-    Args:
-        verb: the action.
-        options: the topic or channel, and the brokers.
-    """
-
-    def __init__(self, verb: Verb, options: TopicOptions | ChannelOptions) -> None:
-        self._verb = verb
-        self._options = options
-        self._names = {"topic": options.topic}
-        if isinstance(options, ChannelOptions):
-            self._names["channel"] = options.channel
-        self._path = f"/{'channel' if 'channel' in self._names else 'topic'}/{verb.name}"
-        self._is_forced = bool(getattr(options, "force", False))
-
-    @property
-    def what(self) -> str:
-        """The topic or channel, in words."""
-        return " of ".join(f"{kind} {name!r}" for kind, name in reversed(self._names.items()))
-
-    async def run(self) -> list[tuple[str, NoHttpAnswer | None]]:
-        """Do it on each broker, then at each lookup daemon; return the daemons' errors.
-
-        Nothing is done at lookup daemons unless all brokers have done it.
-
-        Raises:
-            NoHttpAnswer: no broker was found.
-        """
-        async with BrokerHttpClient(self._options) as client:
-            urls = await self._brokers(client)
-            if self._verb.drops and not self._is_forced:
-                return await client.each(urls, lambda url: self._refuse(client, url))
-            outcomes = await client.each(urls, lambda url: self._change(client, url))
-            if self._verb.is_registered and not any(error for _, error in outcomes):
-                outcomes += await client.each(
-                    client.daemons(), lambda url: self._register(client, url)
-                )
-            return outcomes
-
-    async def _brokers(self, client: BrokerHttpClient) -> list[str]:
-        """Return the brokers that have the topic; none if only lookup daemons know it."""
-        try:
-            return await client.brokers(self._options.topic)
-        except NoHttpAnswer as error:
-            may_do = not self._verb.drops or self._is_forced
-            if error.status == NOT_FOUND and self._verb.is_registered and may_do:
-                return []
-            raise
-
-    async def _change(self, client: BrokerHttpClient, url: str) -> None:
-        try:
-            await client.post(url, self._path, self._names)
-        except NoHttpAnswer as error:
-            if self._verb is CREATE:
-                raise with_way_out(error, url, self._names) from None
-            raise
-
-    async def _register(self, client: BrokerHttpClient, url: str) -> None:
-        """Repeat it at a lookup daemon; one that does not know the topic is fine."""
-        try:
-            await self._change(client, url)
-        except NoHttpAnswer as error:
-            if error.status != NOT_FOUND:
-                raise
-
-    async def _refuse(self, client: BrokerHttpClient, url: str) -> None:
-        """Raise with the losses at a broker."""
-        try:
-            stats = await look(client, url, self._options.topic)
-            topic = topic_of(stats, self._options.topic)
-            if topic is None:
-                raise NoHttpAnswer(url, f"there is no topic {self._options.topic!r}", NOT_FOUND)
-            if "channel" not in self._names:
-                found = [topic, *(topic["channels"] if self._verb is DELETE else ())]
-            else:
-                channel = channel_of(topic, self._names["channel"])
-                if channel is None:
-                    raise NoHttpAnswer(url, f"there is no {self.what}", NOT_FOUND)
-                found = [channel]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise NoHttpAnswer(url, f"an unintelligible answer to /stats: {error!r}") from None
-        raise ManageRefused(
-            url, f"nothing is done without --force: {self.what} has {_describe(found)} there"
-        )
+async def _act(admin: Admin, verb: Verb, options: TopicOptions | ChannelOptions) -> Answers[None]:
+    names = place_of(options)
+    methods = admin.channels if "channel" in names else admin.topics
+    act: Callable[..., Awaitable[Answers[None]]] = getattr(methods, verb.name)
+    return await act(**names)
 
 
-def with_way_out(error: NoHttpAnswer, url: str, names: Mapping[str, str]) -> NoHttpAnswer:
+async def _losses(admin: Admin, verb: Verb, names: Mapping[str, str]) -> Answers[None]:
+    """Return the losses at each broker as its error."""
+    answers = await tool.settled(admin.topics.list(names["topic"]))
+    errors = dict(answers.errors)
+    for url, topics in answers.values.items():
+        channels = [
+            each
+            for topic in topics
+            for each in topic.channels
+            if names.get("channel", each.channel) == each.channel
+        ]
+        if not topics:
+            errors[url] = AdminNotFound(url, f"there is no topic {names['topic']!r}")
+        elif "channel" in names and not channels:
+            errors[url] = AdminNotFound(url, f"there is no {_words(names)}")
+        else:
+            lost = _describe(
+                () if "channel" in names else topics,
+                channels if "channel" in names or verb is DELETE else (),
+            )
+            errors[url] = AdminError(
+                url, f"nothing is done without --force: {_words(names)} has {lost} there"
+            )
+    return Answers({}, errors)
+
+
+def _words(names: Mapping[str, str]) -> str:
+    """Return the topic or channel in words."""
+    return " of ".join(f"{kind} {name!r}" for kind, name in reversed(list(names.items())))
+
+
+def way_out(error: AdminError, names: Mapping[str, str]) -> str:
     """Add the command that creates a topic or channel to an error that it is missing."""
-    if error.status != NOT_FOUND:
-        return error
+    if not isinstance(error, AdminNotFound):
+        return error.why
     words = ["channel", "create", names["topic"], names.get("channel", "")]
     if "there is no topic" in error.why:
         words = ["topic", "create", names["topic"]]
-    call = " ".join(["martlet", *words, f"--nsqd-http-address={url.removeprefix('http://')}"])
-    return NoHttpAnswer(url, f"{error.why}; to create it: {call}", error.status)
+    address = error.url.removeprefix("http://")
+    return f"{error.why}; to create it: martlet {' '.join(words)} --nsqd-http-address={address}"
 
 
-def _describe(found: list[Fields]) -> str:
+def _describe(topics: Sequence[TopicStats], channels: Sequence[ChannelStats]) -> str:
     """Count the messages and clients of a topic and its channels, or of a channel."""
-    messages = sum(
-        each["depth"] + each.get("in_flight_count", 0) + each.get("deferred_count", 0)
-        for each in found
+    messages = sum(each.depth for each in topics) + sum(
+        each.depth + each.in_flight_count + each.deferred_count for each in channels
     )
-    clients = sum(each.get("client_count", 0) for each in found)
-    channels = len(found) - 1 if "topic_name" in found[0] else 0
+    clients = sum(each.client_count for each in channels)
     parts = [counted(messages, "message"), counted(clients, "client")]
-    if channels:
-        parts.insert(0, counted(channels, "channel"))
+    if topics and channels:
+        parts.insert(0, counted(len(channels), "channel"))
     return " and ".join([", ".join(parts[:-1]), parts[-1]])
 
 
@@ -256,5 +204,15 @@ def _change(
         f" martlet {command} {places}."
     )
     options = tool.options(command, text, kind, argv, places, names)
-    asked = Change(verb, options)
-    return tool.run_at_each(asked.run, lambda _done: f"{asked.what} {verb.done}")
+    place = place_of(options)
+    is_safe = not verb.drops or getattr(options, "force", False)
+
+    async def act() -> Answers[None]:
+        async with options.admin() as admin:
+            return await (_act(admin, verb, options) if is_safe else _losses(admin, verb, place))
+
+    return tool.run_at_each(
+        act,
+        lambda _done: f"{_words(place)} {verb.done}",
+        lambda error: way_out(error, place) if verb is CREATE else error.why,
+    )

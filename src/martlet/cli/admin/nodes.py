@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
-from martlet.cli.admin.inventory import Inventory, InventoryOptions, look, show_inventory
-from martlet.cli.broker_http import BrokerHttpClient, Fields
+from martlet.cli import tool
+from martlet.cli.admin.inventory import Fields, Inventory, InventoryOptions, show_inventory
 from martlet.cli.text import laid_out
+from martlet.client.admin import distinct_nodes
 
 DESCRIPTION = (
     "List the brokers that lookup daemons know: their addresses, their numbers of topics, which"
@@ -22,41 +24,15 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
-async def nodes(inventory: Inventory) -> list[Fields]:
+async def nodes(options: InventoryOptions) -> Inventory:
     """Return the brokers that lookup daemons know, with the daemons that know each; or named ones,
     as each describes itself.
     """
-    async with BrokerHttpClient(inventory.options) as client:
-        if not client.daemons():
-
-            async def ask(url: str) -> Fields:
-                info, stats = await client.get(url, "/info", {}), await look(client, url)
-                names = [each["topic_name"] for each in stats["topics"] or ()]
-                return _node(info, names) | {"lookup_daemons": []}
-
-            return await inventory.answers(await client.brokers(""), ask)
-
-        async def known(url: str) -> tuple[str, list[Fields]]:
-            producers = (await client.get(url, "/nodes", {}))["producers"] or ()
-            return url, [_node(each, each["topics"], each["tombstones"]) for each in producers]
-
-        found: dict[tuple[str, int], Fields] = {}
-        for daemon, brokers in await inventory.answers(client.daemons(), known):
-            for node in brokers:
-                place = (node["broadcast_address"], node["tcp_port"])
-                found.setdefault(place, node | {"lookup_daemons": []})
-                found[place]["lookup_daemons"].append(daemon)
-        return [found[place] for place in sorted(found)]
-
-
-def _node(info: Fields, topics: Sequence[str], tombstones: Sequence[bool] = ()) -> Fields:
-    hidden = [topic for topic, is_hidden in zip(topics, tombstones, strict=False) if is_hidden]
-    return {
-        **{name: info[name] for name in ("broadcast_address", "tcp_port", "http_port", "hostname")},
-        "version": info.get("martlet_version") or info["version"],
-        "topics": list(topics),
-        "tombstones": hidden,
-    }
+    async with options.admin() as admin:
+        answers = await tool.settled(admin.nodes.list())
+    has_daemons = bool(options.lookupd_http_addresses)
+    found = distinct_nodes(answers) if has_daemons else answers.joined()
+    return Inventory([*map(asdict, found)], [*answers.errors.values()])
 
 
 def node_lines(found: Iterable[Fields]) -> list[str]:

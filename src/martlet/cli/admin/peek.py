@@ -9,10 +9,10 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClient, ChannelOptions, Fields
+from martlet.cli.broker_http import ChannelOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import body_text, json_line, printable
 from martlet.extras import how_to_install
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+Fields = dict[str, Any]
 STATES = ("in_flight", "deferred", "due", "waiting")
 
 
@@ -53,41 +54,21 @@ class PeekOptions(ChannelOptions):
                 raise OptionError(f"--state={state} is none of {', '.join(STATES)}")
 
 
-_PAGE = 500
-
-
 async def pages(options: PeekOptions) -> AsyncIterator[list[Fields]]:
     """Yield a channel's messages at each broker, by queue and offset, a few hundred at a time.
 
-    Each has ``broker``, the broker's URL. Raises NoHttpAnswer.
+    Each has ``broker``, the broker's URL. Raises AdminError.
     """
-    arguments = {
-        "topic": options.topic,
-        "channel": options.channel,
-        "state": ",".join(options.states),
-        "max_body_bytes": str(options.max_body_bytes),
-    }
-    async with BrokerHttpClient(options) as client:
-        for url in await client.brokers(options.topic):
-            left = options.limit or None
-            offset, queue = options.offset, 0
-            while left != 0:
-                start = {"queue": queue, "offset": offset, "limit": min(_PAGE, left or _PAGE)}
-                page = await client.get(
-                    url, "/channel/peek", arguments | {key: str(start[key]) for key in start}
-                )
-                origin = {"broker": url, "now_ns": page["now_ns"]}
-                queues = page.get("queue_count", 1)
-                if queues > 1:
-                    origin["queue"] = queue
-                yield [origin | message for message in page["messages"]]
-                left = None if left is None else left - len(page["messages"])
-                if page["next_offset"] is not None:
-                    offset = page["next_offset"]
-                elif queue + 1 < queues:
-                    offset, queue = options.offset, queue + 1
-                else:
-                    break
+    async with options.admin() as admin:
+        async for page in admin.channels.peek_pages(
+            options.topic,
+            options.channel,
+            states=options.states,
+            offset=options.offset,
+            limit=options.limit or None,
+            max_body_bytes=options.max_body_bytes,
+        ):
+            yield [{"broker": page.broker, **each.fields} for each in page.items]
 
 
 def table(messages: list[Fields]) -> Table:

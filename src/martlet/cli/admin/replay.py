@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpClient, ChannelOptions, Fields, NoHttpAnswer
+from martlet.cli.broker_http import ChannelOptions
+from martlet.client.admin import AdminError, Answers, ReplayResult
 from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError, option
 from martlet.plural import counted
@@ -60,47 +61,42 @@ _FLAGS = {
 """The broker names the arguments of its HTTP API."""
 
 
-async def rewind(options: ReplayOptions) -> list[tuple[str, Fields | NoHttpAnswer]]:
-    """Rewind the channel on each broker; return each one's answer. Raises NoHttpAnswer."""
-    arguments = {
-        "topic": options.topic,
-        "channel": options.channel,
-        "new": "true" if options.new_channel else "false",
-    }
-    if options.queue >= 0:
-        arguments["queue"] = str(options.queue)
-    if options.to_offset >= 0:
-        arguments["offset"] = str(options.to_offset)
-    elif options.to_time:
-        arguments["timestamp_ns"] = str(parse_time("to-time", options.to_time, time.time_ns()))
-    else:
-        arguments["beginning"] = "true"
-
-    async def ask(url: str) -> Fields:
-        try:
-            answer: Fields = await client.post(url, "/channel/replay", arguments)
-        except NoHttpAnswer as error:
-            why = error.why.removeprefix("MISSING_ARG_QUEUE: ")
-            for argument, flag in _FLAGS.items():
-                why = why.replace(argument, flag)
-            raise NoHttpAnswer(url, why, error.status) from None
-        return answer
-
-    async with BrokerHttpClient(options) as client:
-        return await client.each(await client.brokers(options.topic), ask)
+async def rewind(options: ReplayOptions) -> Answers[ReplayResult]:
+    """Rewind the channel on each broker; return each one's answer. Raises AdminError."""
+    to_time_ns = None
+    if options.to_time:
+        to_time_ns = parse_time("to-time", options.to_time, time.time_ns())
+    async with options.admin() as admin:
+        return await admin.channels.replay(
+            options.topic,
+            options.channel,
+            to_first=options.beginning,
+            to_time_ns=to_time_ns,
+            to_offset=options.to_offset if options.to_offset >= 0 else None,
+            queue=options.queue if options.queue >= 0 else None,
+            new_channel=options.new_channel,
+        )
 
 
-def describe(options: ReplayOptions, answer: Fields) -> str:
+def explain(error: AdminError) -> str:
+    """Return the text of an error, with the flags of the command."""
+    why = error.why.removeprefix("MISSING_ARG_QUEUE: ")
+    for argument, flag in _FLAGS.items():
+        why = why.replace(argument, flag)
+    return why
+
+
+def describe(options: ReplayOptions, answer: ReplayResult) -> str:
     """Format a broker's answer."""
     what = "begins at" if options.new_channel else "is set back to"
-    name = f"channel {options.channel} of topic {options.topic} {what}"
-    if "queues" not in answer:
-        count = answer["end_offset"] - answer["offset"]
-        return f"{name} offset {answer['offset']}; {counted(count, 'message')} from there on"
-    queues = answer["queues"]
-    count = sum(each["end_offset"] - each["offset"] for each in queues)
-    places = ", ".join(f"{each['offset']} of queue {each['queue']}" for each in queues)
-    return f"{name} offset {places}; {counted(count, 'message')} from there on"
+    if "queues" in answer.fields:
+        places = ", ".join(f"{each.offset} of queue {each.queue}" for each in answer.queues)
+    else:
+        places = str(answer.queues[0].offset)
+    return (
+        f"channel {options.channel} of topic {options.topic} {what} offset {places};"
+        f" {counted(answer.message_count, 'message')} from there on"
+    )
 
 
 DESCRIPTION = (
@@ -118,4 +114,6 @@ def main(argv: Sequence[str]) -> int:
     """Rewind the channel; return the exit code of the process."""
     operands = ("topic", "channel")
     options = tool.options("replay", DESCRIPTION, ReplayOptions, argv, "TOPIC CHANNEL", operands)
-    return tool.run_at_each(lambda: rewind(options), lambda answer: describe(options, answer))
+    return tool.run_at_each(
+        lambda: rewind(options), lambda answer: describe(options, answer), explain
+    )

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from martlet.cli import tool
 from martlet.cli.admin import configure, manage
-from martlet.cli.admin.inventory import Inventory, ListOptions, paused_name, show_inventory
+from martlet.cli.admin.inventory import (
+    Fields,
+    Inventory,
+    ListOptions,
+    from_topics,
+    paused_name,
+    show_inventory,
+)
 from martlet.cli.admin.manage import (
     DELETE,
     EMPTY,
@@ -17,8 +24,9 @@ from martlet.cli.admin.manage import (
     TopicDropOptions,
     change,
 )
-from martlet.cli.broker_http import BrokerHttpClient, Fields, NoHttpAnswer, TopicOptions
+from martlet.cli.broker_http import TopicOptions
 from martlet.cli.text import laid_out
+from martlet.client.admin import Answers, TopicStats
 from martlet.options.flag import option
 from martlet.plural import counted
 
@@ -37,30 +45,6 @@ class TopicCreateOptions(TopicOptions):
     )
 
 
-async def create_topic(options: TopicCreateOptions) -> list[tuple[str, int | NoHttpAnswer]]:
-    """Create a topic on each broker; return its number of queues there. Raises NoHttpAnswer."""
-    topic, queues = options.topic, options.queues
-    # Without --queues, an existing topic with more queues is fine.
-    wanted = {} if queues is None else {"queues": str(queues)}
-
-    async def create_at(url: str) -> int:
-        await client.post(url, "/topic/create", {"topic": topic, **wanted})
-        stats = await client.get(
-            url, "/stats", {"topic": topic, "format": "json", "include_clients": "false"}
-        )
-        try:
-            found = next(each for each in stats["topics"] if each["topic_name"] == topic)
-            count = len(found.get("queues", [None]))
-        except (StopIteration, KeyError, TypeError):
-            raise NoHttpAnswer(url, f"it does not report the state of topic {topic!r}") from None
-        if count < (queues or 1):
-            raise NoHttpAnswer(url, f"topic {topic!r} has one queue there: nsqd supports no more")
-        return count
-
-    async with BrokerHttpClient(options) as client:
-        return await client.each(await client.brokers(""), create_at)
-
-
 CREATE = (
     "Create a topic on each broker named, or on all that a lookup daemon knows, with --queues"
     " queues. A queue has offsets and an order of its own; NSQ's clients consume all of them as one"
@@ -72,8 +56,13 @@ CREATE = (
 def create(argv: Sequence[str]) -> int:
     """Create a topic; return the exit code of the process."""
     options = tool.options("topic create", CREATE, TopicCreateOptions, argv, "TOPIC", ["topic"])
+
+    async def create_it() -> Answers[int]:
+        async with options.admin() as admin:
+            return await admin.topics.create(options.topic, options.queues)
+
     return tool.run_at_each(
-        lambda: create_topic(options),
+        create_it,
         lambda queues: f"topic {options.topic!r} has {counted(queues, 'queue')}",
     )
 
@@ -88,20 +77,19 @@ def list_all(argv: Sequence[str]) -> int:
     )
 
 
-async def _list(inventory: Inventory) -> list[Fields]:
-    return await inventory.from_stats(_topics)
+async def _list(options: ListOptions) -> Inventory:
+    return await from_topics(options, _topics)
 
 
-def _topics(stats: Fields) -> Iterator[Fields]:
-    for topic in stats["topics"] or ():
-        yield {
-            "topic": topic["topic_name"],
-            "queues": len(topic.get("queues", [None])),
-            "channels": [each["channel_name"] for each in topic["channels"]],
-            "depth": topic["depth"],
-            "messages": topic["message_count"],
-            "paused": topic["paused"],
-        }
+def _topics(topic: TopicStats) -> Iterator[Fields]:
+    yield {
+        "topic": topic.topic,
+        "queues": topic.queue_count,
+        "channels": [each.channel for each in topic.channels],
+        "depth": topic.depth,
+        "messages": topic.message_count,
+        "paused": topic.is_paused,
+    }
 
 
 def topic_lines(found: Iterable[Fields]) -> list[str]:

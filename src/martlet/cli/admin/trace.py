@@ -25,13 +25,7 @@ from typing import Any
 from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.broker.tracing.model import fields_of
 from martlet.cli import tool
-from martlet.cli.broker_http import (
-    NOT_FOUND,
-    BrokerHttpClient,
-    BrokerHttpOptions,
-    Fields,
-    NoHttpAnswer,
-)
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.folder import Folder, NoLog
@@ -76,9 +70,8 @@ class TraceOptions(BrokerHttpOptions):
             )
 
 
-_GRACE_S = 5
-"""The time for the answer beyond the search."""
-Message = Mapping[str, Any]
+Fields = Mapping[str, Any]
+Message = Fields
 _STATES = {
     "waiting": "waits for its first delivery",
     "unfinished": "was delivered and is not finished",
@@ -106,28 +99,20 @@ async def answers(options: TraceOptions, since_ns: int, errors: list[str]) -> li
         errors: filled with the reasons why brokers did not answer or, if none has found any, did
             not find it.
     """
-    found: list[Fields] = []
-    unknown: list[str] = []
-    limit_ns = options.time_limit_ns
-    fields: Fields = {"limit_ms": limit_ns // MILLISECOND_NS}
-    if options.topic:
-        fields["topic"] = options.topic
-    if options.id:
-        fields["id"] = options.id
-    else:
-        fields |= {"key": options.key, "since_ns": since_ns, "most": options.limit}
-    patient = options.replace(
-        request_timeout_ns=max(options.request_timeout_ns, limit_ns + _GRACE_S * SECOND_NS)
-    )
-    async with BrokerHttpClient(patient) as client:
-        for url in await client.brokers(options.topic):
-            try:
-                found.append(await client.call(url, "trace.find", fields))
-            except NoHttpAnswer as error:
-                (unknown if error.status == NOT_FOUND else errors).append(str(error))
-    if not found:
-        errors += unknown
-    return found
+    async with options.admin() as admin:
+        found = await tool.settled(
+            admin.trace.find(
+                options.id,
+                key=options.key,
+                topic=options.topic,
+                since_ns=since_ns,
+                limit=options.limit,
+                time_limit_ms=options.time_limit_ns // MILLISECOND_NS,
+            )
+        )
+    counted = found.failures if found.values else found.errors
+    errors += map(str, counted.values())
+    return [answer.fields for answer in found.values.values()]
 
 
 def line(message: Message) -> bytes:

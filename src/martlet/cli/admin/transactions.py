@@ -9,24 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from martlet.cli import tool
-from martlet.cli.broker_http import (
-    NOT_FOUND,
-    BrokerHttpClient,
-    BrokerHttpOptions,
-    Fields,
-    NoHttpAnswer,
-)
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, json_line, laid_out, local_time, printable
+from martlet.client.admin import Admin, AdminError, Answers, Described
 from martlet.durations import MILLISECOND_NS
 from martlet.options.checks import require_action
 from martlet.options.flag import OptionError, Size, option
 from martlet.plural import counted
 
+Fields = Mapping[str, Any]
 ACTIONS = ("list", "show", "commit", "rollback")
 _STATES = ("open", "silent", "prepared", "in-doubt", "set-aside")
 
@@ -68,42 +65,41 @@ _DONE = {"commit": "committed", "rollback": "rolled back"}
 
 
 async def open_transactions(options: TransactionToolOptions) -> list[Fields]:
-    """List the transactions of all brokers, with ``broker`` in each. Raises NoHttpAnswer."""
-    wanted = {"state": options.state, "group": options.group, "limit": options.limit}
-    fields = {name: value for name, value in wanted.items() if value}
-    found: list[Fields] = []
-    async with BrokerHttpClient(options) as client:
-        for url in await client.brokers(""):
-            answer = await client.call(url, "transaction.list", fields)
-            found += [{"broker": url} | each for each in answer["transactions"]]
-    return found
+    """List the transactions of all brokers, with ``broker`` in each. Raises AdminError."""
+    async with options.admin() as admin:
+        answers = await admin.transactions.list(
+            state=options.state, group=options.group, limit=options.limit
+        )
+    found = answers.check().values.items()
+    return [{"broker": url, **each.fields} for url, several in found for each in several]
 
 
-async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | NoHttpAnswer]:
+async def act(options: TransactionToolOptions) -> AsyncIterator[Fields | AdminError]:
     """Show or decide the named transactions; yield each broker's answer, or why there is none.
 
     A transaction is at one broker: those that do not know it are skipped, if another does.
     """
-    fields: Fields = {}
-    if options.action == "show":
-        fields = {"limit": options.limit, "max_body_bytes": options.max_body_bytes}
-    async with BrokerHttpClient(options) as client:
-        urls = await client.brokers("")
+    async with options.admin() as admin:
         for each in options.ids:
-            missing: list[NoHttpAnswer] = []
-            for url in urls:
-                try:
-                    answer = await client.call(
-                        url, f"transaction.{options.action}", {"id": each, **fields}
-                    )
-                    yield {"broker": url, "id": each} | answer
-                except NoHttpAnswer as error:
-                    if error.status == NOT_FOUND:
-                        missing.append(error)
-                    else:
-                        yield error
-            if len(missing) == len(urls):
-                yield missing[0]
+            answers = await tool.settled(_act_on(admin, options, each))
+            for url, answer in answers.values.items():
+                yield {"broker": url, "id": each, **answer.fields}
+            for error in answers.failures.values():
+                yield error
+            if not answers.values and not answers.failures:
+                yield next(iter(answers.errors.values()))
+
+
+async def _act_on(
+    admin: Admin, options: TransactionToolOptions, transaction_id: str
+) -> Answers[Described]:
+    if options.action == "show":
+        return await admin.transactions.show(
+            transaction_id, limit=options.limit, max_body_bytes=options.max_body_bytes
+        )
+    if options.action == "commit":
+        return await admin.transactions.commit(transaction_id)
+    return await admin.transactions.rollback(transaction_id)
 
 
 def rows(transactions: Iterable[Fields], now_ms: int) -> list[str]:
@@ -174,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     options = tool.options(
         "transactions", DESCRIPTION, TransactionToolOptions, argv, "ACTION [ID]", ("action", "id")
     )
-    failed: list[NoHttpAnswer] = []
+    failed: list[AdminError] = []
 
     async def list_all(output: StandardOutput) -> None:
         found = await open_transactions(options)
@@ -186,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
 
     async def show_each(output: StandardOutput) -> None:
         async for answer in act(options):
-            if isinstance(answer, NoHttpAnswer):
+            if isinstance(answer, AdminError):
                 failed.append(answer)
                 log.error("%s", answer)
             elif options.json:

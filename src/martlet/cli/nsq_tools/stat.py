@@ -16,16 +16,18 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Self
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from martlet.cli import start, tool
-from martlet.cli.broker_http import BrokerHttpClient, BrokerHttpOptions, NoHttpAnswer
+from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
+from martlet.client.admin import Admin, AdminError, ChannelCounts, TopicStats
 from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError, option
 
@@ -58,33 +60,6 @@ HEAD = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatCounts:
-    """The counts of a channel, of one broker or of all together, named as in ``/stats``."""
-
-    depth: int = 0
-    backend_depth: int = 0
-    in_flight_count: int = 0
-    deferred_count: int = 0
-    requeue_count: int = 0
-    timeout_count: int = 0
-    message_count: int = 0
-    client_count: int = 0
-
-    @classmethod
-    def read(cls, entry: dict[str, Any]) -> Self:
-        """Read the counts of an entry of ``/stats``."""
-        return cls(**{field.name: int(entry[field.name]) for field in fields(cls)})
-
-    def __add__(self, other: StatCounts) -> StatCounts:
-        return StatCounts(
-            **{
-                field.name: getattr(self, field.name) + getattr(other, field.name)
-                for field in fields(self)
-            }
-        )
-
-
 @dataclass(frozen=True)
 class Look:
     """The counts of all brokers at one moment.
@@ -97,7 +72,7 @@ class Look:
     """
 
     at_s: float
-    channels: dict[tuple[str, str], StatCounts]
+    channels: dict[tuple[str, str], ChannelCounts]
     paused: frozenset[tuple[str, str]]
     failed: list[str]
 
@@ -106,15 +81,15 @@ async def looks(options: StatOptions) -> AsyncGenerator[Look]:
     """Request brokers' counts; yield them each interval.
 
     Raises:
-        NoHttpAnswer: no broker was found or answered at first; later failures are in the counts.
+        AdminError: no broker was found or answered at first; later failures are in the counts.
     """
-    async with BrokerHttpClient(options) as client:
+    async with options.admin() as admin:
         next_s = time.monotonic()
         look: Look | None = None
         while True:
             try:
-                look = await _look(client, options)
-            except NoHttpAnswer as error:
+                look = await _look(admin, options)
+            except AdminError as error:
                 if look is None:
                     raise
                 look = Look(time.monotonic(), {}, frozenset(), [str(error)])
@@ -123,52 +98,41 @@ async def looks(options: StatOptions) -> AsyncGenerator[Look]:
             await asyncio.sleep(next_s - time.monotonic())
 
 
-async def _look(client: BrokerHttpClient, options: StatOptions) -> Look:
-    arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
-    wanted = {"topic": options.topic, "channel": options.channel}
-    arguments |= {name: value for name, value in wanted.items() if value}
-    channels: dict[tuple[str, str], StatCounts] = {}
-    paused: set[tuple[str, str]] = set()
-    failed: list[NoHttpAnswer] = []
-    urls = await client.brokers(options.topic)
-    for _, answer in await client.each(urls, lambda url: client.get(url, "/stats", arguments)):
-        if isinstance(answer, NoHttpAnswer):
-            failed.append(answer)
-            continue
-        for name, counts, is_paused in _entries(answer):
-            channels[name] = channels.get(name, StatCounts()) + counts
-            paused |= {name} if is_paused else set()
-    if len(failed) == len(urls):
-        raise failed[0]
-    return Look(time.monotonic(), channels, frozenset(paused), [str(error) for error in failed])
+async def _look(admin: Admin, options: StatOptions) -> Look:
+    answers = await admin.topics.list(options.topic, options.channel)
+    found = answers.map(_entries)
+    return Look(
+        time.monotonic(),
+        found.added(itemgetter(0), itemgetter(1)),
+        frozenset(name for name, _, is_paused in found.joined() if is_paused),
+        [str(error) for error in answers.errors.values()],
+    )
 
 
-def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], StatCounts, bool]]:
-    """The channels, and the topics that have none, of an answer of ``/stats``."""
+def _entries(topics: Iterable[TopicStats]) -> list[tuple[tuple[str, str], ChannelCounts, bool]]:
+    """The channels, and the topics that have none, of a broker."""
     found = []
-    for topic in stats.get("data", stats)["topics"] or ():
-        name = str(topic["topic_name"])
-        waiting = StatCounts(
-            depth=int(topic["depth"]),
-            backend_depth=int(topic["backend_depth"]),
-            message_count=int(topic["message_count"]),
+    for topic in topics:
+        waiting = ChannelCounts(
+            depth=topic.depth,
+            backend_depth=topic.backend_depth,
+            message_count=topic.message_count,
         )
-        if waiting.depth or not topic["channels"]:
-            found.append(((name, ""), waiting, bool(topic["paused"])))
+        if waiting.depth or not topic.channels:
+            found.append(((topic.topic, ""), waiting, topic.is_paused))
         found += [
-            ((name, str(each["channel_name"])), StatCounts.read(each), bool(each["paused"]))
-            for each in topic["channels"]
+            ((topic.topic, each.channel), each.counts, each.is_paused) for each in topic.channels
         ]
     return found
 
 
-def rates(before: StatCounts, after: StatCounts, seconds: float) -> tuple[int, int]:
+def rates(before: ChannelCounts, after: ChannelCounts, seconds: float) -> tuple[int, int]:
     """Return the messages that came in and went out, per second."""
     came = after.message_count - before.message_count
     return int(came / seconds), int((came - (after.depth - before.depth)) / seconds)
 
 
-def line(before: StatCounts, after: StatCounts, seconds: float) -> str:
+def line(before: ChannelCounts, after: ChannelCounts, seconds: float) -> str:
     """A channel's line, as nsq_stat's."""
     ingress, egress = rates(before, after, seconds)
     return (
@@ -236,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def print_lines(options: StatOptions) -> None:
-    """Print a line for each interval. Raises NoHttpAnswer where a broker does not answer."""
+    """Print a line for each interval. Raises AdminError where a broker does not answer."""
     name = (options.topic, options.channel)
     before: Look | None = None
     number = 0
@@ -244,9 +208,9 @@ async def print_lines(options: StatOptions) -> None:
     async with aclosing(looks(options)) as all_looks:
         async for look in all_looks:
             if look.failed:
-                raise NoHttpAnswer("not every broker answers", "; ".join(look.failed))
+                raise AdminError("not every broker answers", "; ".join(look.failed))
             if name not in look.channels:
-                raise NoHttpAnswer(
+                raise AdminError(
                     f"topic {options.topic}", f"no broker has its channel {options.channel}"
                 )
             if number % HEAD_EVERY == 0:
@@ -262,7 +226,7 @@ async def print_lines(options: StatOptions) -> None:
 
 
 async def show_table(options: StatOptions) -> None:
-    """Keep a table on the screen. Raises NoHttpAnswer where no broker answers at first."""
+    """Keep a table on the screen. Raises AdminError where no broker answers at first."""
     from rich.console import Console
     from rich.live import Live
 

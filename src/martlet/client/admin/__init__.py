@@ -45,6 +45,7 @@ from martlet.client.admin.groups import (
     GroupReset,
     GroupSummary,
     MemberDescription,
+    ResetPosition,
     ResetQueue,
 )
 from martlet.client.admin.nodes import (
@@ -125,6 +126,7 @@ __all__ = [
     "ReplicaAdmin",
     "ReplicaReport",
     "ReplicaState",
+    "ResetPosition",
     "ResetQueue",
     "ShownBody",
     "TopicAdmin",

@@ -47,6 +47,10 @@ class Answers(Generic[T_co]):
             raise error
         return self
 
+    def map(self, convert: Callable[[T_co], U]) -> Answers[U]:
+        """Return converted values, with the same errors."""
+        return Answers({url: convert(value) for url, value in self.values.items()}, self.errors)
+
     def total(self, count: Callable[[T_co], int]) -> int:
         """Return the sum of a count over the brokers that answered."""
         return sum(map(count, self.values.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import Described, named
@@ -146,6 +147,24 @@ class GroupReset(Described):
         return sum(each.lag for each in self.queues)
 
 
+class ResetPosition(TypedDict, total=False):
+    """Where a group is reset to: one of these.
+
+    ``to_first``: to the first stored message. ``to_last``: to the end, so that it gets only new
+    messages. ``to_time_ms``: to the first message published at or after this time, in milliseconds
+    since 1970. ``to_offset``: to this offset; each queue of each broker has offsets of its own.
+    """
+
+    to_first: bool
+    to_last: bool
+    to_time_ms: int | None
+    to_offset: int | None
+
+
+_VALUES = {"to_time_ms": "time_ms", "to_offset": "offset"}
+"""The fields of the call that have the values."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Groups(Described):
     groups: tuple[GroupSummary, ...]
@@ -182,38 +201,32 @@ class GroupAdmin(Noun):
         topic: str,
         group: str,
         *,
-        to_first: bool = False,
-        to_last: bool = False,
-        to_time_ms: int | None = None,
-        to_offset: int | None = None,
         queue: int | None = None,
         force: bool = False,
         dry_run: bool = False,
+        **to: Unpack[ResetPosition],
     ) -> Answers[GroupReset]:
         """Reset a group's offsets. Messages that a reset forward passes are not delivered.
 
         Args:
             topic, group: its names.
-            to_first: to the first stored message.
-            to_last: to the end, so that it gets only new messages.
-            to_time_ms: to the first message published at or after this time, in milliseconds since
-                1970.
-            to_offset: to this offset; each queue of each broker has offsets of its own.
             queue: only this queue.
             force: even if it has members, which have to join again.
             dry_run: only answer the offsets and the lag that would follow.
+            to: one field of `ResetPosition`.
 
         Raises:
-            ValueError: not exactly one of the four places is given.
+            ValueError: not exactly one place is given.
         """
-        times = (to_time_ms is not None) + (to_offset is not None)
-        if to_first + to_last + times != 1:
+        if len(where := given(**to)) != 1:
             raise ValueError(
                 "say where to, with one of to_first, to_last, to_time_ms and to_offset"
             )
-        to = "first" if to_first else "last" if to_last else "time"
-        fields = _names(topic, group) | {"to": to if to_offset is None else "offset"}
-        fields |= given(time_ms=to_time_ms, offset=to_offset, queue=queue, force=force)
+        ((name, value),) = where.items()
+        fields = _names(topic, group) | given(queue=queue, force=force)
+        fields["to"] = name.removeprefix("to_").removesuffix("_ms")
+        if name in _VALUES:
+            fields[_VALUES[name]] = value
         if dry_run:
             fields["dry_run"] = True  # A broker of an earlier version refuses it.
         return await self._http.call_each("group.reset", fields, GroupReset.read)

@@ -28,5 +28,5 @@ def place(topic: str, channel: str | None = None) -> dict[str, str]:
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that are neither empty nor None."""
-    return {name: value for name, value in arguments.items() if value or value == 0}
+    """Return the arguments that are neither empty, False nor None."""
+    return {name: each for name, each in arguments.items() if each or type(each) is int}

@@ -79,12 +79,17 @@ class TopicAdmin(Noun):
     Each method answers for each broker, and raises AdminError only if none answered.
     """
 
-    async def list(self, topic: str = "") -> Answers[tuple[TopicStats, ...]]:
-        """List topics with their channels and counts, or only one."""
+    async def list(self, topic: str = "", channel: str = "") -> Answers[tuple[TopicStats, ...]]:
+        """List topics with their channels and counts.
+
+        Args:
+            topic: only this topic.
+            channel: only the channel of this name, of topics that have it.
+        """
         http = self._http
 
         async def ask(url: str) -> tuple[TopicStats, ...]:
-            return (await node_stats(http, url, topic)).topics
+            return (await node_stats(http, url, topic, channel)).topics
 
         return await http.each(await http.brokers(topic), ask)
 

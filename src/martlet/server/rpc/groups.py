@@ -18,7 +18,7 @@
 ``group.describe``    members, and for each queue its holder, offsets and lag
 ``group.list``        the groups of a ``topic``, or of all
 ``group.reset``       set the group's offsets, while it has no member, or with ``force``, after
-                      which its members have to join again
+                      which its members have to join again; with ``dry_run`` nothing changes
 ====================  ==============================================================================
 
 A call of a caller that is not (or no longer) a member is refused with ``NOT_A_MEMBER``: join again.
@@ -314,8 +314,8 @@ class GroupCalls:
         }
 
     async def reset(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Reset a group's offsets. Answers the old and the new ones."""
-        arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force")
+        """Reset a group's offsets, or show what follows (dry run). Answers the old and new ones."""
+        arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force", "dry_run")
         topic, members = group_of(self._broker, caller, arguments)
         to = arguments.choice("to", STARTS)
         time_ms = arguments.number("time_ms") if to == "time" else 0
@@ -323,7 +323,8 @@ class GroupCalls:
         numbers = range(len(topic.parts))
         if "queue" in arguments:
             numbers = range(topic.part(queue := arguments.number("queue")).number, queue + 1)
-        if len(members) and not arguments.flag("force"):
+        is_dry = arguments.flag("dry_run")
+        if len(members) and not arguments.flag("force") and not is_dry:
             raise Conflict(
                 f"the group has {counted(len(members), 'member')}, which keep their own offsets:"
                 " stop all first, or reset it by force, after which each has to join again"
@@ -336,21 +337,18 @@ class GroupCalls:
             )
         before = [part.cursor.next for part in channel.parts]
         try:
-            reset_group(topic, channel, numbers, to, time_ms, offset)
+            after = reset_group(topic, channel, numbers, to, time_ms, offset, is_dry=is_dry)
         except OutOfReach as error:
             raise CallError("OUT_OF_REACH", str(error)) from None
         await self._commits.all_settled()
-        return {
-            "queues": [
-                {
-                    "queue": number,
-                    "before": before[number],
-                    "offset": channel.parts[number].cursor.next,
-                    "lag": channel.parts[number].depth,
-                }
-                for number in numbers
-            ]
-        }
+        queues = []
+        for number in numbers:
+            part, to_offset = channel.parts[number], after[number]
+            lag = part.source.count_from(to_offset) if is_dry else part.depth
+            queues.append(
+                {"queue": number, "before": before[number], "offset": to_offset, "lag": lag}
+            )
+        return {"queues": queues}
 
 
 def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> dict[str, object]:
