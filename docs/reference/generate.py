@@ -39,6 +39,7 @@ PAGES = Path(__file__).parent / "generated"
 _NOTE = "<!-- Written by docs/reference/generate.py: do not edit. -->\n"
 PUBLIC = (
     "client",
+    "client.admin",
     "client.sync",
     "spark.java",
     "testing",

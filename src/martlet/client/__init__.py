@@ -1,18 +1,20 @@
-"""The client: publish and consume from asyncio, on any NSQ broker.
+"""The client: publish, consume and administer from asyncio, on any NSQ broker.
 
 ::
 
-    from martlet.client import Consumer, Producer
+    from martlet.client import Admin, Consumer, Producer
 
 The package may import `martlet.protocol` and `martlet.layer`. Start with `consumer` and `producer`,
-which stand on `transport`; `group` has consumers that fetch by offset, `sync` the same without
-``await``.
+which stand on `transport`; `group` has consumers that fetch by offset, `admin` asks brokers over
+HTTP, and `sync` has the same without ``await``.
 """
 
 import warnings
 from typing import Any
 
 from martlet.allocation import GroupMember, TopicQueue
+from martlet.client.admin.admin import Admin
+from martlet.client.admin.errors import AdminError
 from martlet.client.consumer.batch import Batch
 from martlet.client.consumer.consumer import Consumer
 from martlet.client.consumer.handling.backoff import FailureBackoff
@@ -76,6 +78,8 @@ from martlet.properties.model import Properties
 from martlet.put_status import PutStatus
 
 __all__ = [
+    "Admin",
+    "AdminError",
     "AllocationStrategy",
     "AlreadyAnswered",
     "AuthRefused",

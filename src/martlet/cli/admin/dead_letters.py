@@ -120,7 +120,9 @@ class DeadLetterOptions(BrokerHttpOptions):
 
     def which(self, now_ns: int) -> DeadLetterFilter:
         """Return the fields of a call that select some of them."""
-        fields: DeadLetterFilter = {"ids": self.ids, "reason": self.reason, "error": self.error}
+        fields: DeadLetterFilter = {"reason": self.reason, "error": self.error}
+        if self.ids:
+            fields["ids"] = self.ids
         if self.since:
             fields["since_ms"] = parse_time("since", self.since, now_ns) // MILLISECOND_NS
         if self.until:

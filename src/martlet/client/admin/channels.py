@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -273,7 +273,7 @@ class ChannelAdmin(Noun):
         offset: int = 0,
         limit: int | None = None,
         max_body_bytes: int = 1024,
-    ) -> AsyncIterator[AnswerPage[PeekedMessage]]:
+    ) -> AsyncGenerator[AnswerPage[PeekedMessage]]:
         """Yield what `peek` answers in pages, for many messages: one broker after the other.
 
         Raises:

@@ -7,7 +7,7 @@ ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -16,7 +16,7 @@ from martlet.client.admin.answers import AnswerPage, Answers
 from martlet.client.admin.channels import PAGE_ITEMS, ShownBody
 from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminNotFound
-from martlet.client.admin.noun import Noun, given, place
+from martlet.client.admin.noun import Noun, given, id_texts, place
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -27,7 +27,7 @@ class DeadLetterFilter(TypedDict, total=False):
     when they were dead-lettered, in milliseconds since 1970.
     """
 
-    ids: Collection[str]
+    ids: Collection[str | bytes]
     reason: str
     error: str
     since_ms: int
@@ -186,7 +186,7 @@ class DeadLetterAdmin(Noun):
         limit: int | None = None,
         max_body_bytes: int = 1024,
         **which: Unpack[DeadLetterFilter],
-    ) -> AsyncIterator[AnswerPage[DeadLetterMessage]]:
+    ) -> AsyncGenerator[AnswerPage[DeadLetterMessage]]:
         """Yield what `show` answers in pages, for many dead letters: one broker after the other.
 
         Raises:
@@ -311,5 +311,7 @@ def _whose(topic: str, channel: str, dead_letter_topic: str) -> dict[str, Any]:
 
 def _which(which: DeadLetterFilter) -> dict[str, Any]:
     """Return the fields that select some of them."""
+    if "ids" in which and not which["ids"]:
+        raise ValueError("ids is empty: leave it out to select by other fields")
     fields = given(**which)
-    return fields | ({"ids": [*fields["ids"]]} if "ids" in fields else {})
+    return fields | ({"ids": id_texts(fields["ids"])} if "ids" in fields else {})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from martlet.client.admin.answers import AnswerPage, Answers
 from martlet.client.admin.decode import Described
-from martlet.client.admin.noun import Noun, place
+from martlet.client.admin.noun import Noun, id_texts, place
 
 PAGE_ITEMS = 1000
 """The maximum number of messages in one request."""
@@ -74,7 +74,7 @@ class DelayedAdmin(Noun):
 
     async def pages(
         self, topic: str, *, limit: int | None = None
-    ) -> AsyncIterator[AnswerPage[DelayedMessage]]:
+    ) -> AsyncGenerator[AnswerPage[DelayedMessage]]:
         """Yield what `list` answers in pages, for many messages: one broker after the other.
 
         `AnswerPage.count` is the number of all that wait there.
@@ -86,9 +86,9 @@ class DelayedAdmin(Noun):
         async for page in self._http.pages(topic, partial(self._at, topic, limit)):
             yield page
 
-    async def cancel(self, topic: str, ids: Collection[str]) -> Answers[Cancelled]:
+    async def cancel(self, topic: str, ids: Iterable[str | bytes]) -> Answers[Cancelled]:
         """Cancel messages by their ids, which the answer to a send has, and `list`."""
-        fields = {**place(topic), "ids": [*ids]}
+        fields = {**place(topic), "ids": id_texts(ids)}
         return await self._http.call_each("delay.cancel", fields, Cancelled.read)
 
     async def cancel_all(self, topic: str) -> Answers[Cancelled]:

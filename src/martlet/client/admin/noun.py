@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from martlet.client.admin.http import AdminHttp
 from martlet.client.names import check_name
+
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Noun:
@@ -25,6 +29,19 @@ def place(topic: str, channel: str | None = None) -> dict[str, str]:
     for kind, name in names.items():
         check_name(name, kind)
     return names
+
+
+def id_texts(ids: Iterable[str | bytes]) -> list[str]:
+    """Return the ids of messages as texts; those of the client's messages are bytes.
+
+    Raises:
+        ValueError: one of them is no id.
+    """
+    texts = [each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in ids]
+    for text in texts:
+        if not _ID.fullmatch(text):
+            raise ValueError(f"a message's id has 16 hexadecimal digits: {text[:80]!r}")
+    return texts
 
 
 def given(**arguments: Any) -> dict[str, Any]:

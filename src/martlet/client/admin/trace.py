@@ -8,7 +8,7 @@ from typing import Any
 
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import Described, named
-from martlet.client.admin.noun import Noun, given, place
+from martlet.client.admin.noun import Noun, given, id_texts, place
 
 _GRACE_S = 5
 """The time for the answer beyond the search."""
@@ -111,7 +111,7 @@ class TraceAdmin(Noun):
 
     async def find(
         self,
-        id: str = "",
+        id: str | bytes = "",
         *,
         key: str = "",
         topic: str = "",
@@ -141,8 +141,10 @@ class TraceAdmin(Noun):
         if topic:
             place(topic)
         # The names that brokers of version 0.1 know, for `limit` and `time_limit_ms`.
-        fields = given(id=id, key=key, topic=topic) | {"limit_ms": time_limit_ms}
-        if key:
+        fields = given(key=key, topic=topic) | {"limit_ms": time_limit_ms}
+        if id:
+            (fields["id"],) = id_texts([id])
+        else:
             fields |= {"since_ns": since_ns, "most": limit}
         return await self._http.call_each(
             "trace.find", fields, FoundMessages.read, timeout_s=time_limit_ms / 1000 + _GRACE_S

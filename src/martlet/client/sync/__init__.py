@@ -1,8 +1,8 @@
-"""The client without ``await``: the same producers and consumers, for programs with threads.
+"""The client without ``await``: the same classes, for programs with threads.
 
 ::
 
-    from martlet.client.sync import Consumer, Producer
+    from martlet.client.sync import Admin, Consumer, Producer
 
     with Producer("127.0.0.1:4150") as producer:
         producer.publish("orders", b"one")
@@ -12,6 +12,9 @@
             ...
             message.finish()
 
+    with Admin("127.0.0.1:4151") as admin:
+        admin.channels.pause("orders", "billing")
+
 All producers and consumers of a process share one event loop in one daemon thread: so heartbeats
 are answered while your code works or blocks. All methods may be called from any thread, and Ctrl-C
 ends a wait. Objects made before ``os.fork()`` raise an error in the child.
@@ -20,6 +23,7 @@ It may import the rest of the client. Start reading with `martlet.client.sync.pr
 all of it uses, then `martlet.client.sync.producer`.
 """
 
+from martlet.client.sync.admin import Admin
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.consumer import Consumer
 from martlet.client.sync.group import BroadcastConsumer, PullConsumer
@@ -28,6 +32,7 @@ from martlet.client.sync.producer import Producer
 from martlet.client.sync.transaction import Transaction
 
 __all__ = [
+    "Admin",
     "Batch",
     "BroadcastConsumer",
     "Consumer",

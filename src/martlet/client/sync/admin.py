@@ -1,0 +1,191 @@
+"""`Admin` without ``await``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from martlet.client.admin import admin as asynchronous
+from martlet.client.admin import (
+    channels,
+    dead_letters,
+    delayed,
+    groups,
+    nodes,
+    topics,
+    trace,
+    transactions,
+)
+from martlet.client.admin.noun import Noun
+from martlet.client.sync.base import next_of
+from martlet.client.sync.proxy import SyncProxy
+from martlet.client.sync.signatures import like
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _SyncNoun:
+    """Methods of `Admin` about one kind of thing, which block.
+
+    Args:
+        admin: has entered its block.
+        noun: the asyncio client's methods.
+    """
+
+    def __init__(self, admin: Admin, noun: Noun) -> None:
+        self._admin = admin
+        self._noun = noun
+
+
+def _awaited(
+    model: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_SyncNoun, P], T]:
+    """Make a method that waits for the asyncio client's coroutine of the same name."""
+
+    @wraps(model)
+    def method(noun: _SyncNoun, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return noun._admin._entered().call(model(noun._noun, *arguments, **named))
+
+    return method
+
+
+def _iterated(
+    model: Callable[Concatenate[Any, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[_SyncNoun, P], Iterator[T]]:
+    """Make a method that iterates over the asyncio client's items."""
+
+    @wraps(model)
+    def method(noun: _SyncNoun, /, *arguments: P.args, **named: P.kwargs) -> Iterator[T]:
+        thread = noun._admin._entered()
+        items = model(noun._noun, *arguments, **named)
+        try:
+            while (item := thread.call(next_of(items))) is not None:
+                yield item
+        finally:
+            thread.call(items.aclose())
+
+    return method
+
+
+class TopicAdmin(_SyncNoun):
+    """`martlet.client.admin.TopicAdmin` with methods that block."""
+
+    list = _awaited(topics.TopicAdmin.list)
+    create = _awaited(topics.TopicAdmin.create)
+    pause = _awaited(topics.TopicAdmin.pause)
+    unpause = _awaited(topics.TopicAdmin.unpause)
+    empty = _awaited(topics.TopicAdmin.empty)
+    delete = _awaited(topics.TopicAdmin.delete)
+    configure = _awaited(topics.TopicAdmin.configure)
+
+
+class ChannelAdmin(_SyncNoun):
+    """`martlet.client.admin.ChannelAdmin` with methods that block."""
+
+    list = _awaited(channels.ChannelAdmin.list)
+    create = _awaited(channels.ChannelAdmin.create)
+    pause = _awaited(channels.ChannelAdmin.pause)
+    unpause = _awaited(channels.ChannelAdmin.unpause)
+    empty = _awaited(channels.ChannelAdmin.empty)
+    delete = _awaited(channels.ChannelAdmin.delete)
+    configure = _awaited(channels.ChannelAdmin.configure)
+    replay = _awaited(channels.ChannelAdmin.replay)
+    peek = _awaited(channels.ChannelAdmin.peek)
+    peek_pages = _iterated(channels.ChannelAdmin.peek_pages)
+
+
+class GroupAdmin(_SyncNoun):
+    """`martlet.client.admin.GroupAdmin` with methods that block."""
+
+    list = _awaited(groups.GroupAdmin.list)
+    describe = _awaited(groups.GroupAdmin.describe)
+    lag = _awaited(groups.GroupAdmin.lag)
+    reset = _awaited(groups.GroupAdmin.reset)
+
+
+class DeadLetterAdmin(_SyncNoun):
+    """`martlet.client.admin.DeadLetterAdmin` with methods that block."""
+
+    list = _awaited(dead_letters.DeadLetterAdmin.list)
+    show = _awaited(dead_letters.DeadLetterAdmin.show)
+    pages = _iterated(dead_letters.DeadLetterAdmin.pages)
+    redrive = _awaited(dead_letters.DeadLetterAdmin.redrive)
+    purge = _awaited(dead_letters.DeadLetterAdmin.purge)
+
+
+class DelayedAdmin(_SyncNoun):
+    """`martlet.client.admin.DelayedAdmin` with methods that block."""
+
+    list = _awaited(delayed.DelayedAdmin.list)
+    pages = _iterated(delayed.DelayedAdmin.pages)
+    cancel = _awaited(delayed.DelayedAdmin.cancel)
+    cancel_all = _awaited(delayed.DelayedAdmin.cancel_all)
+
+
+class TransactionAdmin(_SyncNoun):
+    """`martlet.client.admin.TransactionAdmin` with methods that block."""
+
+    list = _awaited(transactions.TransactionAdmin.list)
+    show = _awaited(transactions.TransactionAdmin.show)
+    commit = _awaited(transactions.TransactionAdmin.commit)
+    rollback = _awaited(transactions.TransactionAdmin.rollback)
+
+
+class TraceAdmin(_SyncNoun):
+    """`martlet.client.admin.TraceAdmin` with methods that block."""
+
+    find = _awaited(trace.TraceAdmin.find)
+
+
+class NodeAdmin(_SyncNoun):
+    """`martlet.client.admin.NodeAdmin` with methods that block."""
+
+    list = _awaited(nodes.NodeAdmin.list)
+    stats = _awaited(nodes.NodeAdmin.stats)
+    health = _awaited(nodes.NodeAdmin.health)
+    tombstone = _awaited(nodes.NodeAdmin.tombstone)
+
+
+class ReplicaAdmin(_SyncNoun):
+    """`martlet.client.admin.ReplicaAdmin` with methods that block."""
+
+    show = _awaited(nodes.ReplicaAdmin.show)
+
+
+class Admin(SyncProxy):
+    """Inspect and change brokers: named ones, or all that lookup daemons know.
+
+    ::
+
+        with Admin("127.0.0.1:4151") as admin:
+            answers = admin.channels.list("orders")
+
+    It has the arguments, attributes and answers of `martlet.client.Admin`.
+    """
+
+    @like(asynchronous.Admin.__init__)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__()
+        admin = asynchronous.Admin(*arguments, **settings)
+        self._asynchronous = admin
+        self.topics = TopicAdmin(self, admin.topics)
+        self.channels = ChannelAdmin(self, admin.channels)
+        self.groups = GroupAdmin(self, admin.groups)
+        self.dead_letters = DeadLetterAdmin(self, admin.dead_letters)
+        self.delayed = DelayedAdmin(self, admin.delayed)
+        self.transactions = TransactionAdmin(self, admin.transactions)
+        self.trace = TraceAdmin(self, admin.trace)
+        self.nodes = NodeAdmin(self, admin.nodes)
+        self.replicas = ReplicaAdmin(self, admin.replicas)
+
+    def __enter__(self) -> Self:
+        self._enter(self._asynchronous.__aenter__())
+        return self
+
+    def close(self) -> None:
+        """Close the connections."""
+        thread = self._thread
+        if thread is not None and not thread.is_forked:
+            thread.call(self._asynchronous.close())

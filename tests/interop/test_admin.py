@@ -1,0 +1,409 @@
+"""`Admin` and its blocking twin beside two real brokers and a lookup daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.interop.asking import ask, until
+from tests.interop.lookup_process import LookupProcess
+
+from martlet.client import Admin, Producer, sync
+from martlet.client.admin import (
+    AdminError,
+    AdminNotFound,
+    AdminUnreachable,
+    ChannelCounts,
+    distinct_nodes,
+)
+from martlet.testing import BrokerProcess
+from martlet.testing.ports import free_port
+
+pytestmark = pytest.mark.interop
+HOUR_MS = 3_600_000
+
+
+class Cluster:
+    """A lookup daemon and two brokers that it knows."""
+
+    def __init__(self, lookup: LookupProcess, one: BrokerProcess, two: BrokerProcess) -> None:
+        self.lookup = lookup
+        self.one = one
+        self.two = two
+        self.brokers = [one.http_address, two.http_address]
+        self.urls = [f"http://{address}" for address in self.brokers]
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        """Publish to both brokers."""
+        for address in self.brokers:
+            for body in bodies:
+                ask(address, f"/pub?topic={topic}", "POST", body)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with LookupProcess() as lookup:
+        flags = [
+            f"--lookupd-tcp-address={lookup.tcp_address}",
+            "--broadcast-address=127.0.0.1",
+            "--journal-interval=10ms",
+            "--trace",
+        ]
+        with BrokerProcess(None, *flags) as one, BrokerProcess(None, *flags) as two:
+            until(lambda: len(ask(lookup.http_address, "/nodes")["producers"]) == 2)
+            yield Cluster(lookup, one, two)
+
+
+class Face:
+    """Calls to one of the two clients, which wait for the result."""
+
+    def __init__(self, *, is_blocking: bool) -> None:
+        self.name = "blocking" if is_blocking else "asyncio"
+        self._is_blocking = is_blocking
+
+    def ask(self, call: Callable[[Any], Any], *addresses: str, **settings: Any) -> Any:
+        """Make a call of a new client of these brokers, or by `settings`; list what it yields."""
+        if self._is_blocking:
+            with sync.Admin(addresses, **settings) as admin:
+                found = call(admin)
+                return list(found) if isinstance(found, Iterator) else found
+
+        async def run() -> Any:
+            async with Admin(addresses, **settings) as admin:
+                found = call(admin)
+                if hasattr(found, "__aiter__"):
+                    return [each async for each in found]
+                return await found
+
+        return asyncio.run(run())
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "blocking"])
+def face(request: pytest.FixtureRequest) -> Face:
+    return Face(is_blocking=request.param)
+
+
+def test_a_topic_and_a_channel_from_their_creation_to_their_end(
+    cluster: Cluster, face: Face
+) -> None:
+    topic = f"life-{face.name}"
+
+    def do(call: Callable[[Any], Any]) -> dict[str, Any]:
+        answers = face.ask(call, *cluster.brokers)
+        assert answers.errors == {}
+        values: dict[str, Any] = answers.values
+        assert list(values) == cluster.urls
+        return values
+
+    assert [*do(lambda admin: admin.topics.create(topic, queues=2)).values()] == [2, 2]
+    do(lambda admin: admin.channels.create(topic, "c"))
+    set_to = do(lambda admin: admin.channels.configure(topic, "c", retry_delays_ms=[10, 20]))
+    assert [*set_to.values()] == [{"retry_delays_ms": [10, 20]}] * 2
+    do(lambda admin: admin.channels.configure(topic, "c", retry_delays_ms=None))
+    kept = do(lambda admin: admin.topics.configure(topic, retention_ms=HOUR_MS))
+    assert [*kept.values()] == [{"retention_ms": HOUR_MS}] * 2
+    do(lambda admin: admin.channels.pause(topic, "c"))
+    do(lambda admin: admin.topics.pause(topic))
+    cluster.publish(topic, b"one", b"two")
+    (found,) = do(lambda admin: admin.topics.list(topic))[cluster.urls[0]]
+    assert (found.topic, found.is_paused, found.queue_count) == (topic, True, 2)
+    assert [(each.channel, each.is_paused) for each in found.channels] == [("c", True)]
+    do(lambda admin: admin.topics.unpause(topic))
+    do(lambda admin: admin.channels.unpause(topic, "c"))
+    listed = face.ask(lambda admin: admin.channels.list(topic), *cluster.brokers)
+    sums = listed.added(lambda each: each.channel, lambda each: each.counts)
+    assert sums == {"c": ChannelCounts(depth=4, backend_depth=4, message_count=4)}
+    do(lambda admin: admin.channels.empty(topic, "c"))
+    replayed = face.ask(
+        lambda admin: admin.channels.replay(topic, "c", to_first=True), *cluster.brokers
+    )
+    assert replayed.total(lambda each: each.message_count) == 4
+    do(lambda admin: admin.topics.empty(topic))
+    do(lambda admin: admin.channels.delete(topic, "c"))
+    do(lambda admin: admin.topics.delete(topic))
+    assert [*do(lambda admin: admin.topics.list(topic)).values()] == [(), ()]
+
+
+def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, face: Face) -> None:
+    topic = f"peek-{face.name}"
+    face.ask(lambda admin: admin.topics.create(topic, 2), *cluster.brokers)
+    face.ask(lambda admin: admin.channels.create(topic, "c"), *cluster.brokers)
+    cluster.publish(topic, b"text", b"\xff\x00", b"long" * 50)
+    answers = face.ask(
+        lambda admin: admin.channels.peek(topic, "c", max_body_bytes=8), *cluster.brokers
+    )
+    for found in answers.values.values():
+        assert sorted((each.body, each.body_bytes) for each in found) == [
+            (b"longlong", 200),
+            (b"text", 4),
+            (b"\xff\x00", 2),
+        ]
+        assert {each.queue for each in found} == {0, 1}
+        assert {each.state for each in found} == {"waiting"}
+    pages = face.ask(lambda admin: admin.channels.peek_pages(topic, "c", limit=2), *cluster.brokers)
+    counts = dict.fromkeys(cluster.urls, 0)
+    for page in pages:
+        counts[page.broker] += len(page.items)
+    assert counts == dict.fromkeys(cluster.urls, 2)
+    deferred = face.ask(
+        lambda admin: admin.channels.peek(topic, "c", states=["deferred"]), *cluster.brokers
+    )
+    assert deferred.joined() == []
+
+
+def test_groups_are_described_and_a_reset_has_a_preview(cluster: Cluster, face: Face) -> None:
+    topic = f"group-{face.name}"
+    face.ask(lambda admin: admin.topics.create(topic), *cluster.brokers)
+    for address in cluster.brokers:
+        fields = {"topic": topic, "group": "g", "client_id": "me", "start": "first"}
+        ask(address, "/call/group.join", "POST", json.dumps(fields).encode())
+    cluster.publish(topic, b"1", b"2", b"3")
+
+    def do(call: Callable[[Any], Any]) -> Any:
+        return face.ask(call, *cluster.brokers)
+
+    (group,) = do(lambda admin: admin.groups.list(topic)).values[cluster.urls[1]]
+    assert (group.group, group.member_count, group.lag, group.kind) == ("g", 1, 3, "offsets")
+    described = do(lambda admin: admin.groups.describe(topic, "g")).values[cluster.urls[0]]
+    assert [each.client_id for each in described.members] == ["me"]
+    assert [(each.member, each.end_offset, each.lag) for each in described.queues] == [("me", 3, 3)]
+    preview = do(lambda admin: admin.groups.reset(topic, "g", to_last=True, dry_run=True))
+    assert [
+        (each.before, each.offset, each.lag) for each in preview.values[cluster.urls[0]].queues
+    ] == [(0, 3, 0)]
+    assert do(lambda admin: admin.groups.lag(topic, "g")).total(lambda lag: lag) == 6
+    with pytest.raises(AdminError, match="the group has 1 member") as refused:
+        do(lambda admin: admin.groups.reset(topic, "g", to_last=True))
+    assert (refused.value.status, refused.value.code) == (409, "CONFLICT")
+    assert list(refused.value.errors) == cluster.urls
+    do(lambda admin: admin.groups.reset(topic, "g", to_offset=2, force=True))
+    assert do(lambda admin: admin.groups.lag(topic, "g")).total(lambda lag: lag) == 2
+    with pytest.raises(ValueError, match="say where to"):
+        do(lambda admin: admin.groups.reset(topic, "g", to_first=True, to_last=True))
+
+
+def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, face: Face) -> None:
+    topic = f"dead-{face.name}"
+    where = (cluster.one.http_address,)
+
+    def do(call: Callable[[Any], Any]) -> Any:
+        ((_, value),) = face.ask(call, *where).values.items()
+        return value
+
+    do(lambda admin: admin.topics.create(topic))
+    do(lambda admin: admin.channels.create(topic, "c"))
+    do(lambda admin: admin.channels.configure(topic, "c", max_attempts=1))
+    for body in (b"a", b"b", b"c"):
+        ask(where[0], f"/pub?topic={topic}", "POST", body)
+    with sync.Consumer(topic, "c", cluster.one.tcp_address) as consumer:
+        for _ in range(3):
+            next(consumer).reject("no card")
+    until(lambda: do(lambda admin: admin.dead_letters.list(topic, "c")) is not None)
+    until(lambda: do(lambda admin: admin.dead_letters.list(topic, "c"))[0].count == 3)
+    (counted,) = do(lambda admin: admin.dead_letters.list(topic, "c"))
+    assert [(each.channel, each.count, each.reasons) for each in counted.channels] == [
+        ("c", 3, {"rejected": 3})
+    ]
+    letters = do(lambda admin: admin.dead_letters.show(topic, "c", limit=2))
+    assert [(each.body, each.reason, each.attempts) for each in letters] == [
+        (b"a", "rejected", 1),
+        (b"b", "rejected", 1),
+    ]
+    pages = face.ask(lambda admin: admin.dead_letters.pages(topic, "c"), *where)
+    assert [each.body for page in pages for each in page.items] == [b"a", b"b", b"c"]
+    chosen = [letters[0].id, "0123456789abcdef"]
+    tried = do(lambda admin: admin.dead_letters.redrive(topic, "c", ids=chosen, dry_run=True))
+    assert (tried.count, tried.kept, tried.found) == (1, {}, {letters[0].id})
+    assert do(lambda admin: admin.dead_letters.list(topic, "c"))[0].count == 3
+    assert do(lambda admin: admin.dead_letters.redrive(topic, "c", ids=chosen)).count == 1
+    with pytest.raises(ValueError, match="the selection is missing"):
+        do(lambda admin: admin.dead_letters.purge(topic, "c"))
+    assert do(lambda admin: admin.dead_letters.purge(topic, "c", all=True)).count == 2
+    (back,) = do(lambda admin: admin.channels.peek(topic, "c"))
+    assert back.body == b"a"
+
+
+def test_delayed_messages_are_listed_and_cancelled(cluster: Cluster, face: Face) -> None:
+    topic = f"delayed-{face.name}"
+    at_ms = time.time_ns() // 1_000_000 + HOUR_MS
+    with sync.Producer(cluster.one.tcp_address) as producer:
+        sent = [producer.send(topic, b"x", deliver_at=(at_ms + n) / 1000) for n in range(3)]
+        first = sent[0].id
+        assert first is not None
+
+    def do(call: Callable[[Any], Any]) -> Any:
+        return face.ask(call, *cluster.brokers)
+
+    listed = do(lambda admin: admin.delayed.list(topic, limit=2))
+    assert [each.deliver_at_ms for each in listed.joined()] == [at_ms, at_ms + 1]
+    # The other broker does not have the topic.
+    assert [type(error) for error in listed.errors.values()] == [AdminNotFound]
+    assert listed.check() is listed
+    cancelled = do(lambda admin: admin.delayed.cancel(topic, [first, "0" * 16]))
+    assert [(each.cancelled, each.not_waiting) for each in cancelled.values.values()] == [
+        ((first.decode(),), ("0" * 16,))
+    ]
+    (rest,) = do(lambda admin: admin.delayed.cancel_all(topic)).values.values()
+    assert len(rest.cancelled) == 2
+    pages = do(lambda admin: admin.delayed.pages(topic))
+    assert [(page.count, page.items) for page in pages] == [(0, ())]
+
+
+def test_a_transaction_is_found_at_its_broker(cluster: Cluster, face: Face) -> None:
+    topic = f"transaction-{face.name}"
+
+    def do(call: Callable[[Any], Any]) -> Any:
+        return face.ask(call, *cluster.brokers)
+
+    def begin(name: str) -> None:
+        async def add() -> None:
+            async with Producer(cluster.two.tcp_address) as producer:
+                transaction = producer.transaction(name)
+                await transaction.begin()
+                await transaction.publish(topic, b"half", tag="t")
+                await transaction.prepare()
+
+        asyncio.run(add())
+
+    keep, drop = f"keep-{face.name}", f"drop-{face.name}"
+    begin(keep)
+    begin(drop)
+    listed = do(lambda admin: admin.transactions.list())
+    found = {each.id: each for each in listed.values[cluster.urls[1]]}
+    assert found[keep].topics == {topic: 1}
+    shown = do(lambda admin: admin.transactions.show(keep))
+    assert list(shown.values) == [cluster.urls[1]]
+    (message,) = shown.values[cluster.urls[1]].messages
+    assert (message.body, message.tag, message.topic) == (b"half", "t", topic)
+    assert isinstance(shown.errors[cluster.urls[0]], AdminNotFound)
+    committed = do(lambda admin: admin.transactions.commit(keep))
+    assert [each.state for each in committed.values.values()] == ["committed"]
+    dropped = do(lambda admin: admin.transactions.rollback(drop))
+    assert [each.state for each in dropped.values.values()] == ["rolled-back"]
+    with pytest.raises(AdminNotFound):
+        do(lambda admin: admin.transactions.show("unknown"))
+
+
+def test_a_message_is_traced_by_its_id_and_its_key(cluster: Cluster, face: Face) -> None:
+    topic, key = f"trace-{face.name}", f"key-{face.name}"
+    face.ask(lambda admin: admin.topics.create(topic), cluster.one.http_address)
+    face.ask(lambda admin: admin.channels.create(topic, "c"), cluster.one.http_address)
+    with sync.Producer(cluster.one.tcp_address) as producer:
+        message_id = producer.send(topic, b"body", keys=[key]).id
+    assert message_id is not None
+    by_key = face.ask(lambda admin: admin.trace.find(key=key), *cluster.brokers)
+    by_id = face.ask(lambda admin: admin.trace.find(message_id), *cluster.brokers)
+    for answers in (by_key, by_id):
+        (message,) = answers.values[cluster.urls[0]].messages
+        assert (message.id, message.topic) == (message_id.decode(), topic)
+        assert message.body_bytes == 4
+        assert [(each.channel, each.state) for each in message.channels] == [("c", "waiting")]
+    with pytest.raises(ValueError, match="either a message's id or a key"):
+        face.ask(lambda admin: admin.trace.find(), *cluster.brokers)
+
+
+def test_lookup_daemons_know_the_brokers(cluster: Cluster, face: Face) -> None:
+    topic = f"known-{face.name}"
+    found = {"lookupd_http_addresses": cluster.lookup.http_address}
+    face.ask(lambda admin: admin.topics.create(topic), **found)
+    until(lambda: topic in ask(cluster.lookup.http_address, "/topics")["topics"])
+    until(lambda: len(ask(cluster.lookup.http_address, f"/lookup?topic={topic}")["producers"]) == 2)
+    daemon = f"http://{cluster.lookup.http_address}"
+    nodes = distinct_nodes(face.ask(lambda admin: admin.nodes.list(), **found))
+    assert sorted(node.http_port for node in nodes) == sorted(
+        int(address.rpartition(":")[2]) for address in cluster.brokers
+    )
+    assert {node.lookup_daemons for node in nodes} == {(daemon,)}
+    named = face.ask(lambda admin: admin.nodes.list(), *cluster.brokers)
+    assert [topic in node.topics for node in named.joined()] == [True, True]
+    stats = face.ask(lambda admin: admin.nodes.stats(), **found)
+    assert {each.health for each in stats.values.values()} == {"OK"}
+    hidden = f"127.0.0.1:{cluster.one.http_address.rpartition(':')[2]}"
+    done = face.ask(lambda admin: admin.nodes.tombstone(topic, hidden), **found)
+    assert list(done.values) == [daemon]
+    left = face.ask(lambda admin: admin.topics.list(topic), **found)
+    assert list(left.values) == [cluster.urls[1]]
+    with pytest.raises(ValueError, match="tombstones are at lookup daemons"):
+        face.ask(lambda admin: admin.nodes.tombstone(topic, hidden), *cluster.brokers)
+    done = face.ask(lambda admin: admin.channels.create(topic, "c"), **found)
+    assert set(done.values) == {cluster.urls[1], daemon}
+    assert ask(cluster.lookup.http_address, f"/channels?topic={topic}")["channels"] == ["c"]
+    with pytest.raises(AdminNotFound, match="no broker with topic 'nowhere' is known there"):
+        face.ask(lambda admin: admin.topics.pause("nowhere"), **found)
+
+
+def test_a_broker_without_replicas_is_no_replica(cluster: Cluster, face: Face) -> None:
+    with pytest.raises(AdminError, match="it has no /replica"):
+        face.ask(lambda admin: admin.replicas.show(), *cluster.brokers)
+
+
+def test_one_of_two_brokers_is_down(face: Face) -> None:
+    """The answers of the other are there, and the error says which broker is missing."""
+    with LookupProcess() as lookup, BrokerProcess() as one, BrokerProcess() as two:
+        up, down = f"http://{one.http_address}", f"http://{two.http_address}"
+        for broker in (one, two):
+            ask(broker.http_address, "/topic/create?topic=t", "POST")
+            ask(broker.http_address, "/channel/create?topic=t&channel=c", "POST")
+            ask(broker.http_address, "/pub?topic=t", "POST", b"x")
+        addresses = one.http_address, two.http_address
+        assert set(face.ask(lambda admin: admin.topics.list(), *addresses).values) == {up, down}
+        two.kill()
+        calls: list[Callable[[Any], Any]] = [
+            lambda admin: admin.topics.list(),
+            lambda admin: admin.topics.create("t"),
+            lambda admin: admin.channels.list("t"),
+            lambda admin: admin.channels.pause("t", "c"),
+            lambda admin: admin.channels.configure("t", "c"),
+            lambda admin: admin.channels.peek("t", "c"),
+            lambda admin: admin.groups.list(),
+            lambda admin: admin.dead_letters.list(),
+            lambda admin: admin.delayed.list("t"),
+            lambda admin: admin.transactions.list(),
+            lambda admin: admin.nodes.stats(),
+        ]
+        for call in calls:
+            answers = face.ask(call, *addresses)
+            assert list(answers.values) == [up]
+            assert list(answers.errors) == [down]
+            with pytest.raises(AdminUnreachable, match=f"cannot connect to {down}"):
+                answers.check()
+        health = face.ask(lambda admin: admin.nodes.health(), *addresses)
+        assert {url: each.is_healthy for url, each in health.values.items()} == {
+            up: True,
+            down: False,
+        }
+        pages = []
+        with pytest.raises(AdminUnreachable):
+            pages += face.ask(lambda admin: admin.channels.peek_pages("t", "c"), *addresses)
+        with pytest.raises(AdminUnreachable) as nothing:
+            face.ask(lambda admin: admin.topics.list(), two.http_address)
+        assert list(nothing.value.errors) == [down]
+        assert ask(lookup.http_address, "/nodes")["producers"] == []
+
+
+def test_a_broker_that_a_lookup_daemon_knows_is_down(face: Face) -> None:
+    with LookupProcess() as lookup:
+        flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
+        wrong_port = free_port()
+        with (
+            BrokerProcess(None, *flags) as one,
+            BrokerProcess(None, *flags, f"--broadcast-http-port={wrong_port}") as two,
+        ):
+            for broker in (one, two):
+                ask(broker.http_address, "/topic/create?topic=t", "POST")
+            until(lambda: len(ask(lookup.http_address, "/lookup?topic=t")["producers"]) == 2)
+            missing = f"http://127.0.0.1:{free_port()}"
+            found = {"lookupd_http_addresses": [lookup.http_address, missing]}
+            answers = face.ask(lambda admin: admin.topics.pause("t"), **found)
+            assert list(answers.values) == [f"http://{one.http_address}"]
+            assert list(answers.errors) == [f"http://127.0.0.1:{wrong_port}"]
+            # Daemons keep a topic that a broker may still have.
+            face.ask(lambda admin: admin.topics.delete("t"), **found)
+            assert ask(lookup.http_address, "/topics")["topics"] == ["t"]
+            known = face.ask(lambda admin: admin.nodes.list(), **found)
+            assert len(known.values[f"http://{lookup.http_address}"]) == 2
+            assert list(known.errors) == [missing]

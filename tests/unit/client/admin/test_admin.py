@@ -1,0 +1,95 @@
+"""The arguments of `Admin` and its methods, and its blocking twin."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.client import Admin, Closed, InvalidName
+from martlet.client.admin import AdminSettings, DeadLetterFilter
+from martlet.client.admin.channels import ChannelPolicyChanges
+from martlet.client.admin.topics import TopicPolicyChanges
+from martlet.client.sync import Admin as BlockingAdmin
+
+ADDRESS = "127.0.0.1:4151"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({}, "say which brokers to ask"),
+        ({"nsqd_http_addresses": "a:1", "lookupd_http_addresses": "b:2"}, "say which brokers"),
+        ({"nsqd_http_addresses": "a:1", "request_timeout_s": 0}, "request_timeout_s=0"),
+        ({"nsqd_http_addresses": "a:1", "operator_token": ""}, "operator_token must be"),
+        ({"nsqd_http_addresses": "a:1", "operator_token": "a\nb"}, "operator_token must be"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments: dict[str, Any], why: str) -> None:
+    for kind in (Admin, BlockingAdmin):
+        with pytest.raises(ValueError, match=why):
+            kind(**arguments)
+
+
+def test_a_misspelt_setting_is_refused() -> None:
+    with pytest.raises(TypeError, match="did you mean 'operator_token'"):
+        Admin(ADDRESS, operator_tokens="x")  # type: ignore[call-arg]
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(AdminSettings(operator_token="secret"))
+
+
+async def test_wrong_names_and_selections_are_refused_before_a_request() -> None:
+    admin = Admin(ADDRESS)
+    which: list[DeadLetterFilter] = [{"ids": []}, {"ids": ["xyz"]}, {}]
+    for each, why in zip(which, ["ids is empty", "16 hexadecimal", "selection is"], strict=True):
+        with pytest.raises(ValueError, match=why):
+            await admin.dead_letters.purge("t", "c", **each)
+    with pytest.raises(ValueError, match="topic and channel go together"):
+        await admin.dead_letters.list("t")
+    with pytest.raises(InvalidName, match="'a b' is no name of a topic"):
+        await admin.topics.delete("a b")
+    with pytest.raises(InvalidName, match="'' is no name of a channel"):
+        await admin.channels.empty("t", "")
+    with pytest.raises(ValueError, match="say where to"):
+        await admin.channels.replay("t", "c", to_first=True, to_offset=1)
+    with pytest.raises(ValueError, match="16 hexadecimal digits"):
+        await admin.trace.find(b"id")
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy"),
+    [(TopicPolicyChanges, TopicPolicy), (ChannelPolicyChanges, ChannelPolicy)],
+)
+def test_policies_have_the_settings_of_the_broker(
+    changes: Any, policy: type[TopicPolicy] | type[ChannelPolicy]
+) -> None:
+    assert list(changes.__annotations__) == [each.name for each in policy.settable()]
+
+
+def methods(thing: object) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(getattr(thing, name))
+        for name in dir(thing)
+        if not name.startswith("_")
+    }
+
+
+def test_the_blocking_twin_has_the_same_methods() -> None:
+    there, here = Admin(ADDRESS), BlockingAdmin(ADDRESS)
+    nouns = [name for name in vars(there) if not name.startswith("_")]
+    assert nouns == [name for name in vars(here) if not name.startswith("_")]
+    assert len(nouns) == 9
+    for name in nouns:
+        assert methods(getattr(there, name)) == methods(getattr(here, name))
+
+
+def test_the_blocking_twin_is_used_in_its_block() -> None:
+    admin = BlockingAdmin(ADDRESS)
+    with pytest.raises(Closed, match="with Admin"):
+        admin.topics.list()
+    with pytest.raises(Closed, match="with Admin"):
+        next(admin.channels.peek_pages("t", "c"))
