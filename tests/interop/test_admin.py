@@ -119,7 +119,7 @@ def test_a_topic_and_a_channel_from_their_creation_to_their_end(
     assert sums == {"c": ChannelCounts(depth=4, backend_depth=4, message_count=4)}
     do(lambda admin: admin.channels.empty(topic, "c"))
     replayed = face.ask(
-        lambda admin: admin.channels.replay(topic, "c", to_first=True), *cluster.brokers
+        lambda admin: admin.channels.replay(topic, "c", beginning=True), *cluster.brokers
     )
     assert replayed.total(lambda each: each.message_count) == 4
     do(lambda admin: admin.topics.empty(topic))

@@ -48,6 +48,11 @@ def test_groups_are_listed_described_and_reset(broker: BrokerProcess, tool: Tool
     refused = tool("groups", "reset", "orders", "report", where, "--to-last")
     assert refused.code == 1
     assert "the group has 2 members" in refused.err
+    tried = tool("groups", "reset", "orders", "report", where, "--to-last", "--dry-run").out
+    assert tried.startswith(f"would be reset at http://{broker.http_address}")
+    assert tried.splitlines()[2].split() == ["QUEUE", "IS", "AT", "WOULD", "BE", "AT", "LAG"]
+    answer = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
+    assert (answer["lag"], len(answer["members"])) == (5, 2)
     done = tool("groups", "reset", "orders", "report", where, "--to-last", "--force").out
     assert "WAS AT  IS AT  LAG" in done
     answer = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)

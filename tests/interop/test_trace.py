@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.crash.wire import HttpRefused, http_now
+from tests.interop.asking import ask
 
 from martlet.cli.main import main
 from martlet.client import (
@@ -22,6 +23,7 @@ from martlet.client import (
     PulledMessage,
     Reject,
 )
+from martlet.client.sync import Producer as SyncProducer
 from martlet.testing import BrokerProcess
 
 
@@ -65,6 +67,20 @@ async def found(broker: BrokerProcess, id: str) -> Any:
     ):
         assert response.status == 200
         return (await response.json())["messages"][0]
+
+
+@pytest.mark.parametrize("names", [("limit", "time_limit_ms"), ("most", "limit_ms")])
+def test_a_search_takes_present_and_former_names(
+    broker: BrokerProcess, names: tuple[str, str]
+) -> None:
+    with SyncProducer(broker.tcp_address) as producer:
+        for body in (b"1", b"2", b"3"):
+            producer.send("named", body, keys=["key"])
+    fields = {"key": "key", "topic": "named", names[0]: 2, names[1]: 5000}
+    body = json.dumps(fields).encode()
+    answer = ask(broker.http_address, "/call/trace.find", "POST", body)
+    assert len(answer["messages"]) == 2
+    assert answer["complete"] is False
 
 
 async def finished(broker: BrokerProcess, id: str) -> Any:

@@ -70,7 +70,7 @@ async def rewind(options: ReplayOptions) -> Answers[ReplayResult]:
         return await admin.channels.replay(
             options.topic,
             options.channel,
-            to_first=options.beginning,
+            beginning=options.beginning,
             to_time_ns=to_time_ns,
             to_offset=options.to_offset if options.to_offset >= 0 else None,
             queue=options.queue if options.queue >= 0 else None,

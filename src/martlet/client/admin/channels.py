@@ -80,7 +80,7 @@ class PeekedMessage(ShownBody):
         state: ``in_flight``, ``deferred``, ``due`` or ``waiting``.
         attempts: deliveries so far.
         failures: of those, failed ones.
-        timestamp_ns: when it was published.
+        stored_at_ns: when it was published, in nanoseconds since 1970.
         due_ns: when it is delivered again.
         delivered_at_ns: when its consumer got it.
         client: its consumer.
@@ -94,7 +94,7 @@ class PeekedMessage(ShownBody):
     state: str
     attempts: int
     failures: int = 0
-    timestamp_ns: int | None = None
+    stored_at_ns: int | None = named("timestamp_ns", default=None)
     due_ns: int | None = None
     delivered_at_ns: int | None = None
     client: MessageClient | None = None
@@ -208,7 +208,7 @@ class ChannelAdmin(Noun):
         topic: str,
         channel: str,
         *,
-        to_first: bool = False,
+        beginning: bool = False,
         to_time_ns: int | None = None,
         to_offset: int | None = None,
         queue: int | None = None,
@@ -218,7 +218,7 @@ class ChannelAdmin(Noun):
 
         Args:
             topic, channel: its names.
-            to_first: to the first message that the log still has.
+            beginning: to the first message that the log still has.
             to_time_ns: to the first message published at or after this time, in nanoseconds since
                 1970.
             to_offset: to this offset; each queue of each broker has offsets of its own.
@@ -228,10 +228,10 @@ class ChannelAdmin(Noun):
         Raises:
             ValueError: not exactly one of the three places is given.
         """
-        if to_first + (to_time_ns is not None) + (to_offset is not None) != 1:
-            raise ValueError("say where to, with one of to_first, to_time_ns and to_offset")
+        if beginning + (to_time_ns is not None) + (to_offset is not None) != 1:
+            raise ValueError("say where to, with one of beginning, to_time_ns and to_offset")
         where = given(timestamp_ns=to_time_ns, offset=to_offset, queue=queue)
-        if to_first:
+        if beginning:
             where["beginning"] = "true"
         arguments = {**place(topic, channel), "new": str(new_channel).lower()}
         arguments |= {name: str(value) for name, value in where.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from martlet.client.admin.answers import AnswerPage, Answers
-from martlet.client.admin.decode import Described
+from martlet.client.admin.decode import Described, named
 from martlet.client.admin.noun import Noun, id_texts, place
 
 PAGE_ITEMS = 1000
@@ -22,14 +22,14 @@ class DelayedMessage(Described):
         id: its id.
         deliver_at_ms: when it is due, in milliseconds since 1970.
         stored_at_ms: when it was published.
-        size_bytes: the size of its body.
+        body_bytes: the size of its body.
         tag, keys: of its properties.
     """
 
     id: str
     deliver_at_ms: int
     stored_at_ms: int
-    size_bytes: int
+    body_bytes: int = named("size_bytes")
     tag: str = ""
     keys: tuple[str, ...] = ()
 

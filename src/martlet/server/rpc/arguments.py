@@ -55,6 +55,16 @@ class CallArguments:
         """The others."""
         return CallArguments({name: v for name, v in self._fields.items() if name not in names})
 
+    def renamed(self, names: Mapping[str, str]) -> CallArguments:
+        """Return the arguments with present names in place of former ones. Raises CallError."""
+        fields = dict(self._fields)
+        for former, name in names.items():
+            if former in fields:
+                if name in fields:
+                    raise CallError("BAD_ARGUMENT", f"{former!r} is {name!r} now: give one of them")
+                fields[name] = fields.pop(former)
+        return CallArguments(fields)
+
     def _wanted(self, name: str) -> object:
         value = self._fields.get(name)
         if value is None:

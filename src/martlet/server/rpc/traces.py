@@ -1,8 +1,8 @@
 """The call that traces a message.
 
-``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``max_count``, and optionally a
-``topic``. A thread beside the broker reads the log, one search at a time, for at most ``limit_ms``;
-the answer says whether that was enough.
+``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``limit``, and optionally a
+``topic``. A thread beside the broker reads the log, one search at a time, for at most
+``time_limit_ms``; the answer says whether that was enough.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class TraceCalls:
 
     async def find(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Find messages by their id or a key, with their events."""
-        arguments.only("id", "key", "topic", "since_ns", "most", "limit_ms")
+        arguments = arguments.renamed({"most": "limit", "limit_ms": "time_limit_ms"})
+        arguments.only("id", "key", "topic", "since_ns", "limit", "time_limit_ms")
         if ("id" in arguments) == ("key" in arguments):
             raise CallError("BAD_ARGUMENT", "give either 'id' or 'key'")
         topic = arguments.topic(self._broker).name if "topic" in arguments else ""
         if topic:
             caller.may(topic)
         limit_ms = arguments.number(
-            "limit_ms", DEFAULT_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS
+            "time_limit_ms", DEFAULT_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS
         )
         since_ns = arguments.number("since_ns", 0)
-        max_count = arguments.number("most", 20, min_value=1, max_value=MAX_TRACES)
+        max_count = arguments.number("limit", 20, min_value=1, max_value=MAX_TRACES)
         message_id, key = arguments.text("id", ""), arguments.text("key", "")
         if not message_id and not key:
             raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")

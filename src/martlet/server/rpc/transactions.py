@@ -203,11 +203,12 @@ class TransactionCalls:
 
     async def checks(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Wait for transactions of a group to check back; answer none after `wait_ms`."""
-        arguments.only("group", "most", "wait_ms")
+        arguments = arguments.renamed({"most": "limit"})
+        arguments.only("group", "limit", "wait_ms")
         group = arguments.text("group", max_value=255)
         if not group:
             raise CallError("BAD_ARGUMENT", "'group' is empty: name the group to check back for")
-        max_count = arguments.number("most", _MAX_CHECKS, min_value=1, max_value=_MAX_CHECKS)
+        max_count = arguments.number("limit", _MAX_CHECKS, min_value=1, max_value=_MAX_CHECKS)
         wait_ms = arguments.number("wait_ms", 30_000, max_value=_MAX_WAIT_MS)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000

@@ -55,7 +55,7 @@ async def test_wrong_names_and_selections_are_refused_before_a_request() -> None
     with pytest.raises(InvalidName, match="'' is no name of a channel"):
         await admin.channels.empty("t", "")
     with pytest.raises(ValueError, match="say where to"):
-        await admin.channels.replay("t", "c", to_first=True, to_offset=1)
+        await admin.channels.replay("t", "c", beginning=True, to_offset=1)
     with pytest.raises(ValueError, match="16 hexadecimal digits"):
         await admin.trace.find(b"id")
 
