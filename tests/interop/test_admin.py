@@ -149,6 +149,17 @@ def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, fac
     for page in pages:
         counts[page.broker] += len(page.items)
     assert counts == dict.fromkeys(cluster.urls, 2)
+    first = pages[0].next
+    rest = face.ask(
+        lambda admin: admin.channels.peek_pages(topic, "c", start=first), *cluster.brokers
+    )
+    assert {page.broker for page in rest} == {cluster.urls[0]}
+    seen = [each.id for page in [pages[0], *rest] for each in page.items]
+    assert len(seen) == len(set(seen)) == 3
+    with pytest.raises(AdminNotFound, match="it is none of the brokers that are asked"):
+        face.ask(
+            lambda admin: admin.channels.peek_pages(topic, "c", start=first), cluster.brokers[1]
+        )
     deferred = face.ask(
         lambda admin: admin.channels.peek(topic, "c", states=["deferred"]), *cluster.brokers
     )
@@ -215,6 +226,9 @@ def test_dead_letters_are_counted_tried_redriven_and_purged(cluster: Cluster, fa
     ]
     pages = face.ask(lambda admin: admin.dead_letters.pages(topic, "c"), *where)
     assert [each.body for page in pages for each in page.items] == [b"a", b"b", b"c"]
+    (page,) = face.ask(lambda admin: admin.dead_letters.pages(topic, "c", limit=1), *where)
+    rest = face.ask(lambda admin: admin.dead_letters.pages(topic, "c", start=page.next), *where)
+    assert [each.body for page in rest for each in page.items] == [b"b", b"c"]
     chosen = [letters[0].id, "0123456789abcdef"]
     tried = do(lambda admin: admin.dead_letters.redrive(topic, "c", ids=chosen, dry_run=True))
     assert (tried.count, tried.kept, tried.found) == (1, {}, {letters[0].id})
@@ -240,6 +254,11 @@ def test_delayed_messages_are_listed_and_cancelled(cluster: Cluster, face: Face)
 
     listed = do(lambda admin: admin.delayed.list(topic, limit=2))
     assert [each.deliver_at_ms for each in listed.joined()] == [at_ms, at_ms + 1]
+    (page,) = do(lambda admin: admin.delayed.pages(topic, limit=2))
+    assert page.items == tuple(listed.joined())
+    (last,) = do(lambda admin: admin.delayed.pages(topic, start=page.next))
+    assert [each.deliver_at_ms for each in last.items] == [at_ms + 2]
+    assert last.next is None
     # The other broker does not have the topic.
     assert [type(error) for error in listed.errors.values()] == [AdminNotFound]
     assert listed.check() is listed

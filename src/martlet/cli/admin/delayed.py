@@ -56,8 +56,12 @@ async def pages(options: DelayedOptions) -> AsyncIterator[tuple[str, int, list[F
         AdminError: a broker does not answer, or none has the topic.
     """
     async with options.admin() as admin:
+        listed: Counter[str] = Counter()
         async for page in admin.delayed.pages(options.topic, limit=options.limit or None):
-            yield page.broker, page.count or 0, [each.fields for each in page.items]
+            left = options.limit - listed[page.broker] if options.limit else None
+            messages = [each.fields for each in page.items[:left]]
+            listed[page.broker] += len(messages)
+            yield page.broker, page.count or 0, messages
 
 
 async def cancel(options: DelayedOptions) -> AsyncIterator[tuple[str, list[str]]]:

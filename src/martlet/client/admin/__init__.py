@@ -17,7 +17,7 @@ May import: the errors, settings and TLS of `martlet.client`. Start with `admin`
 """
 
 from martlet.client.admin.admin import Admin
-from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.channels import (
     ChannelAdmin,
     ChannelPolicyChanges,
@@ -121,6 +121,7 @@ __all__ = [
     "NodeStats",
     "PeekedMessage",
     "Policy",
+    "Position",
     "ReplayResult",
     "ReplayedQueue",
     "ReplicaAdmin",

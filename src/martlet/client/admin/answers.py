@@ -12,8 +12,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 KeyT = TypeVar("KeyT", bound=Hashable)
-Position = Mapping[str, Any]
-"""Where a listing of one broker continues; only to be handed back."""
 
 
 class _Addable(Protocol):
@@ -75,6 +73,19 @@ class Answers(Generic[T_co]):
         return sums
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where a listing continues: only to be handed back, now or from a program's own state.
+
+    Attributes:
+        broker: the URL of the broker.
+        place: where there, as JSON.
+    """
+
+    broker: str
+    place: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnswerPage(Generic[T]):
     """Items of one broker, as many as one request returns.
@@ -82,7 +93,7 @@ class AnswerPage(Generic[T]):
     Attributes:
         broker: its URL.
         items: the items, in order.
-        next: where the next page begins; None at the end.
+        next: where the next page begins, as an argument ``start``; None at the end.
         count: the number of all items there, if the broker says.
     """
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from martlet.client.admin.answers import AnswerPage, Answers
-from martlet.client.admin.decode import Described, named
+from martlet.client.admin.answers import AnswerPage, Answers, Position
+from martlet.client.admin.decode import Described, Fields, named
 from martlet.client.admin.noun import Noun, given, place
 from martlet.client.admin.stats import ChannelStats, node_stats
 from martlet.client.admin.topics import Policy, change_places, configure
@@ -273,28 +273,34 @@ class ChannelAdmin(Noun):
         offset: int = 0,
         limit: int | None = None,
         max_body_bytes: int = 1024,
+        start: Position | None = None,
     ) -> AsyncGenerator[AnswerPage[PeekedMessage]]:
         """Yield what `peek` answers in pages, for many messages: one broker after the other.
+
+        With ``start``, the `AnswerPage.next` of an earlier page, it continues there.
 
         Raises:
             AdminError: a broker did not answer.
         """
         at = partial(self._peek_at, _peek(topic, channel, states, max_body_bytes), offset, limit)
-        async for page in self._http.pages(topic, at):
+        async for page in self._http.pages(topic, at, start):
             yield page
 
     async def _peek_at(
-        self, arguments: Mapping[str, str], offset: int, limit: int | None, url: str
+        self,
+        arguments: Mapping[str, str],
+        offset: int,
+        limit: int | None,
+        url: str,
+        place: Fields,
     ) -> AsyncIterator[AnswerPage[PeekedMessage]]:
         """Yield the messages of one broker."""
-        start = {"queue": 0, "offset": offset}
+        start: Fields = {"queue": 0, "offset": offset, **place}
         left = limit
         while left != 0:
             count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
             numbers = {name: str(number) for name, number in {**start, "limit": count}.items()}
-            page = await self._http.get(
-                url, "/channel/peek", {**arguments, **numbers}, _PeekPage.read
-            )
+            page = await self._http.get(url, "/channel/peek", {**arguments, **numbers}, _peek_page)
             if left is not None:
                 left -= len(page.messages)
             following: dict[str, int] | None = None
@@ -302,7 +308,12 @@ class ChannelAdmin(Noun):
                 following = {"queue": start["queue"], "offset": page.next_offset}
             elif start["queue"] + 1 < page.queue_count:
                 following = {"queue": start["queue"] + 1, "offset": offset}
-            yield AnswerPage(broker=url, items=page.placed(), next=following, count=page.depth)
+            yield AnswerPage(
+                broker=url,
+                items=page.messages,
+                next=Position(url, following) if following else None,
+                count=page.depth,
+            )
             if following is None:
                 return
             start = following
@@ -325,11 +336,12 @@ class _PeekPage(Described):
     next_offset: int | None
     now_ns: int
     depth: int
-    messages: tuple[Any, ...]
+    messages: tuple[PeekedMessage, ...]
 
-    def placed(self) -> tuple[PeekedMessage, ...]:
-        """Return the messages, which know the broker's time and, of several queues, theirs."""
-        place: dict[str, Any] = {"now_ns": self.now_ns}
-        if self.queue_count > 1:
-            place["queue"] = self.queue
-        return tuple(PeekedMessage.read(place | each) for each in self.messages)
+
+def _peek_page(answer: Any) -> _PeekPage:
+    """Read a page, whose messages get the broker's time and, of several queues, theirs."""
+    place = {"now_ns": answer["now_ns"]}
+    if answer.get("queue_count", 1) > 1:
+        place["queue"] = answer["queue"]
+    return _PeekPage.read({**answer, "messages": [place | each for each in answer["messages"]]})

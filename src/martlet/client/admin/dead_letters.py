@@ -7,14 +7,14 @@ ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from martlet.client.admin.answers import AnswerPage, Answers
+from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.channels import PAGE_ITEMS, ShownBody
-from martlet.client.admin.decode import Described
+from martlet.client.admin.decode import Described, Fields
 from martlet.client.admin.errors import AdminNotFound
 from martlet.client.admin.noun import Noun, given, id_texts, place
 
@@ -119,6 +119,10 @@ def _letter(answer: Mapping[str, Any]) -> DeadLetterMessage:
     return letter
 
 
+def _letters(answer: Any) -> dict[str, Any]:
+    return {**answer, "messages": tuple(map(_letter, answer["messages"]))}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Moved:
     """The dead letters that were redriven or purged at one broker, or would be.
@@ -133,6 +137,10 @@ class Moved:
     count: int
     kept: Mapping[str, int]
     found: frozenset[str] | None
+
+
+def _moved(answer: Any) -> dict[str, Any]:
+    return {**answer, "count": int(answer["count"]), "kept": dict(answer["kept"])}
 
 
 class DeadLetterAdmin(Noun):
@@ -185,16 +193,19 @@ class DeadLetterAdmin(Noun):
         dead_letter_topic: str = "",
         limit: int | None = None,
         max_body_bytes: int = 1024,
+        start: Position | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> AsyncGenerator[AnswerPage[DeadLetterMessage]]:
         """Yield what `show` answers in pages, for many dead letters: one broker after the other.
+
+        With ``start``, the `AnswerPage.next` of an earlier page, it continues there.
 
         Raises:
             AdminError: a broker did not answer.
         """
         fields = _whose(topic, channel, dead_letter_topic) | _which(which)
         at = partial(self._show_at, {**fields, "max_body_bytes": max_body_bytes}, limit)
-        async for page in self._http.pages(topic, at):
+        async for page in self._http.pages(topic, at, start):
             yield page
 
     async def redrive(
@@ -258,45 +269,61 @@ class DeadLetterAdmin(Noun):
         async def move_at(url: str) -> Moved:
             count, kept = 0, Counter[str]()
             found: frozenset[str] | None = frozenset()
-            async for page in self._steps(url, f"dead_letters.{action}", fields):
+            following: Fields | None = {}
+            while following is not None:
+                page = await self._step(url, f"dead_letters.{action}", fields, following, _moved)
+                if page is None:
+                    break
                 count += page["count"]
                 kept.update(page["kept"])
                 # An older broker does not report it.
                 found = found | {*page["found"]} if "found" in page and found is not None else None
+                following = page["next"]
             return Moved(count=count, kept=kept, found=found)
 
         return await http.each(await http.brokers(str(whose.get("topic", ""))), move_at)
 
     async def _show_at(
-        self, fields: Mapping[str, Any], limit: int | None, url: str
+        self, fields: Fields, limit: int | None, url: str, place: Fields
     ) -> AsyncIterator[AnswerPage[DeadLetterMessage]]:
         """Yield the dead letters of one broker."""
         left = limit
-        count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
-        async for page in self._steps(url, "dead_letters.show", {**fields, "limit": count}):
-            letters = tuple(map(_letter, page["messages"][:left]))
+        following: Fields | None = place
+        while following is not None and left != 0:
+            count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
+            page = await self._step(
+                url, "dead_letters.show", {**fields, "limit": count}, following, _letters
+            )
+            if page is None:
+                return
+            letters = page["messages"]
             if left is not None:
                 left -= len(letters)
-            yield AnswerPage(broker=url, items=letters, next=page["next"])
-            if left == 0:
-                return
+            following = page["next"]
+            yield AnswerPage(
+                broker=url, items=letters, next=Position(url, following) if following else None
+            )
 
-    async def _steps(
-        self, url: str, method: str, fields: Mapping[str, Any]
-    ) -> AsyncIterator[Mapping[str, Any]]:
-        """Make a call that visits some thousand dead letters, until its end; yield the answers."""
-        place: Mapping[str, Any] | None = {}
-        while place is not None:
-            try:
-                page = await self._http.call(url, method, {**fields, **place}, dict)
-            except AdminNotFound:
-                if not place:
-                    raise
-                return  # Its last dead letter is gone.
-            yield page
-            place = page.get("next")
-            if place is not None and "until_ms" in page:
-                place = {**place, "until_ms": page["until_ms"]}
+    async def _step(
+        self,
+        url: str,
+        method: str,
+        fields: Fields,
+        place: Fields,
+        convert: Callable[[Any], dict[str, Any]],
+    ) -> dict[str, Any] | None:
+        """Make a call that visits some thousand dead letters from a place on; its ``next`` is the
+        next place. None if they are gone meanwhile.
+        """
+        try:
+            page = await self._http.call(url, method, {**fields, **place}, convert)
+        except AdminNotFound:
+            if not place:
+                raise
+            return None  # Its last dead letter is gone.
+        if page.setdefault("next", None) is not None and "until_ms" in page:
+            page["next"] = {**page["next"], "until_ms": page["until_ms"]}
+        return page
 
 
 def _whose(topic: str, channel: str, dead_letter_topic: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from martlet.client.admin.answers import AnswerPage, Answers
-from martlet.client.admin.decode import Described, named
+from martlet.client.admin.answers import AnswerPage, Answers, Position
+from martlet.client.admin.decode import Described, Fields, named
 from martlet.client.admin.noun import Noun, id_texts, place
 
 PAGE_ITEMS = 1000
@@ -70,20 +70,23 @@ class DelayedAdmin(Noun):
             limit: maximum messages of each broker; None for no limit.
         """
         place(topic)
-        return await self._http.collected(topic, partial(self._at, topic, limit))
+        answers = await self._http.collected(topic, partial(self._at, topic, limit))
+        return answers.map(lambda messages: messages[:limit])
 
     async def pages(
-        self, topic: str, *, limit: int | None = None
+        self, topic: str, *, limit: int | None = None, start: Position | None = None
     ) -> AsyncGenerator[AnswerPage[DelayedMessage]]:
         """Yield what `list` answers in pages, for many messages: one broker after the other.
 
-        `AnswerPage.count` is the number of all that wait there.
+        `AnswerPage.count` is the number of all that wait there. Messages that were sent as one
+        batch are on one page, even beyond the limit. With ``start``, the `AnswerPage.next` of an
+        earlier page, it continues there.
 
         Raises:
             AdminError: a broker did not answer.
         """
         place(topic)
-        async for page in self._http.pages(topic, partial(self._at, topic, limit)):
+        async for page in self._http.pages(topic, partial(self._at, topic, limit), start):
             yield page
 
     async def cancel(self, topic: str, ids: Iterable[str | bytes]) -> Answers[Cancelled]:
@@ -98,7 +101,7 @@ class DelayedAdmin(Noun):
 
         async def cancel_at(url: str) -> Cancelled:
             cancelled: tuple[str, ...] = ()
-            async for page in self._at(topic, None, url):
+            async for page in self._at(topic, None, url, {}):
                 if page.items:
                     fields = {"topic": topic, "ids": [each.id for each in page.items]}
                     done = await http.call(url, "delay.cancel", fields, Cancelled.read)
@@ -108,21 +111,23 @@ class DelayedAdmin(Noun):
         return await http.each(await http.brokers(topic), cancel_at)
 
     async def _at(
-        self, topic: str, limit: int | None, url: str
+        self, topic: str, limit: int | None, url: str, place: Fields
     ) -> AsyncIterator[AnswerPage[DelayedMessage]]:
         """Yield the messages of one broker."""
         left = limit
-        start = ""
+        start: Fields = {"from": "", **place}
         while left != 0:
             count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
-            fields = {"topic": topic, "from": start, "limit": count}
+            fields = {"topic": topic, "limit": count, **start}
             page = await self._http.call(url, "delay.list", fields, _DelayedPage.read)
-            # A batch that was sent as one is listed as one, beyond the limit.
-            messages = page.messages[:left]
             if left is not None:
-                left -= len(messages)
-            start = page.next
-            following = {"from": start} if start else None
-            yield AnswerPage(broker=url, items=messages, next=following, count=page.pending_count)
-            if following is None:
+                left = max(0, left - len(page.messages))
+            start = {"from": page.next}
+            yield AnswerPage(
+                broker=url,
+                items=page.messages,
+                next=Position(url, start) if page.next else None,
+                count=page.pending_count,
+            )
+            if not page.next:
                 return

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from martlet import unreachable
-from martlet.client.admin.answers import AnswerPage, Answers
-from martlet.client.admin.decode import UNREADABLE
+from martlet.client.admin.answers import AnswerPage, Answers, Position
+from martlet.client.admin.decode import UNREADABLE, Fields
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable, refusal
 from martlet.client.admin.settings import AdminSettings
 from martlet.client.errors import Closed
@@ -148,13 +148,17 @@ class AdminHttp:
         )
 
     async def pages(
-        self, topic: str, at: Callable[[str], AsyncIterator[AnswerPage[T]]]
+        self,
+        topic: str,
+        at: Callable[[str, Fields], AsyncIterator[AnswerPage[T]]],
+        start: Position | None = None,
     ) -> AsyncIterator[AnswerPage[T]]:
         """Yield the pages of one broker after the other.
 
         Args:
             topic: whose brokers to read.
-            at: yields the pages of one broker.
+            at: yields the pages of one broker, from a place on.
+            start: where to continue: only its broker is read.
 
         Raises:
             AdminError: no broker was found, or one did not answer. A broker that lacks what is read
@@ -162,9 +166,15 @@ class AdminHttp:
         """
         missing: AdminNotFound | None = None
         has_found = False
-        for url in await self.brokers(topic):
+        urls = await self.brokers(topic)
+        if start is not None:
+            # Another server must not get the token.
+            if start.broker not in urls:
+                raise AdminNotFound(start.broker, "it is none of the brokers that are asked")
+            urls = [start.broker]
+        for url in urls:
             try:
-                async for page in at(url):
+                async for page in at(url, start.place if start is not None else {}):
                     has_found = True
                     yield page
             except AdminNotFound as error:
@@ -173,12 +183,12 @@ class AdminHttp:
             raise missing
 
     async def collected(
-        self, topic: str, at: Callable[[str], AsyncIterator[AnswerPage[T]]]
+        self, topic: str, at: Callable[[str, Fields], AsyncIterator[AnswerPage[T]]]
     ) -> Answers[tuple[T, ...]]:
         """Return the items of all pages of each broker. Raises as `each`."""
 
         async def collect(url: str) -> tuple[T, ...]:
-            return tuple([item async for page in at(url) for item in page.items])
+            return tuple([item async for page in at(url, {}) for item in page.items])
 
         return await self.each(await self.brokers(topic), collect)
 

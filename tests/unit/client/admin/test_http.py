@@ -112,6 +112,30 @@ async def test_an_unexpected_answer_names_the_path_and_the_field() -> None:
             await admin.topics.list()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda admin: admin.channels.peek("t", "c"),
+        lambda admin: admin.dead_letters.show("t", "c"),
+        lambda admin: admin.dead_letters.purge("t", "c", all=True),
+        lambda admin: admin.delayed.list("t"),
+        lambda admin: admin.channels.replay("t", "c", beginning=True),
+        lambda admin: admin.channels.configure("t", "c"),
+        lambda admin: admin.transactions.list(),
+        lambda admin: admin.nodes.list(),
+        lambda admin: admin.replicas.show(),
+    ],
+)
+@pytest.mark.parametrize("answer", [{}, [], None, {"messages": [{}], "count": "x"}])
+async def test_any_unexpected_answer_is_an_error_of_the_broker(
+    call: Callable[[Admin], Awaitable[object]], answer: object
+) -> None:
+    async with served(Recorded(answer)) as address, Admin(address) as admin:
+        with pytest.raises(AdminError, match="unintelligible answer") as failed:
+            await call(admin)
+    assert list(failed.value.errors) == [f"http://{address}"]
+
+
 async def test_a_broker_too_slow_is_given_up() -> None:
     async def stall(request: web.Request) -> web.StreamResponse:
         await request.read()
