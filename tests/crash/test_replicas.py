@@ -19,6 +19,7 @@ from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters
 from tests.crash.wire import GONE, HttpRefused, Refused, Wire, http, mpub
 from tests.etcd import running_etcd
 
+from martlet.client import Admin
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
@@ -302,6 +303,33 @@ async def test_a_standby_imports_nothing_more_when_it_becomes_primary(
     assert "begins epoch" in as_primary
     assert [line for line in as_primary.splitlines() if "import time:" in line] == []
     await cluster.stop()
+
+
+async def test_admin_shows_each_replica_and_which_is_down(
+    clusters: Clusters,
+) -> None:
+    cluster = await clusters.start()
+    found = await cluster.in_sync(3)
+    await cluster.alike()
+    async with Admin(cluster.http.values()) as admin:
+        reports = (await admin.replicas.show()).check().values
+        assert {each.replica: each.role for each in reports.values()} == {
+            name: "primary" if name == found.primary else "standby" for name in "abc"
+        }
+        assert {each.epoch for each in reports.values()} == {found.epoch}
+        assert found.primary is not None
+        seen = reports[f"http://{cluster.http[found.primary]}"]
+        assert (seen.primary, seen.in_sync) == (found.primary, ("a", "b", "c"))
+        addresses = {name: each.address for name, each in seen.replicas.items()}
+        assert addresses == cluster.addresses
+        standbys = {name: each for name, each in seen.replicas.items() if name != seen.primary}
+        assert {each.is_connected for each in standbys.values()} == {True}
+        assert all(each.lag_bytes is not None for each in standbys.values())
+        gone, *_ = standbys
+        cluster.kill(gone)
+        answers = await admin.replicas.show()
+        assert list(answers.errors) == [f"http://{cluster.http[gone]}"]
+    await cluster.in_sync(2)
 
 
 async def test_a_primary_that_stops_hands_over(clusters: Clusters) -> None:
