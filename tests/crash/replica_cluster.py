@@ -171,9 +171,10 @@ class Clusters:
         store: str = "",
         arguments: Sequence[str] = (),
         source: Path | None = None,
+        kind: type[Cluster] = Cluster,
     ) -> Cluster:
         """Start a cluster, and wait until all of its replicas are in sync; see `Cluster`."""
-        cluster = Cluster(self._folder, names, flush, store, arguments)
+        cluster = kind(self._folder, names, flush, store, arguments)
         cluster.source = source
         self._made.append(cluster)
         await cluster.start()

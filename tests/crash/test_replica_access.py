@@ -9,13 +9,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.crash.test_replicas import LIMIT_S, Cluster, kill_all
+from tests.crash.replica_cluster import LIMIT_S, Cluster, Clusters
 from tests.interop.operator_routes import EVERYONE, OPERATORS, other_address, status
 
 pytestmark = pytest.mark.crash
 
 TOKEN = "0123456789abcdef0123"
-clusters = pytest.fixture(kill_all)
 machine = pytest.fixture(scope="module")(other_address)
 
 
@@ -29,12 +28,9 @@ class OpenCluster(Cluster):
         self.arguments = common
 
 
-async def started(folder: Path, clusters: list[Cluster], *arguments: str) -> tuple[Cluster, str]:
+async def started(clusters: Clusters, *arguments: str) -> tuple[Cluster, str]:
     """Start three replicas with a topic. Returns them, and the name of a standby."""
-    cluster = OpenCluster(folder, "abc", "async", arguments=arguments)
-    clusters.append(cluster)
-    await cluster.start()
-    await cluster.in_sync(3)
+    cluster = await clusters.start(arguments=arguments, kind=OpenCluster)
     primary = await cluster.primary()
     standby = next(name for name in cluster.http if name != primary)
     for route in EVERYONE:
@@ -48,10 +44,10 @@ async def ask(address: str, route: tuple[str, str], token: str = "", **headers: 
 
 
 async def test_without_tokens_a_standby_forwards_for_clients_of_its_machine(
-    tmp_path: Path, clusters: list[Cluster], machine: str
+    clusters: Clusters, machine: str
 ) -> None:
     """To the primary all come from this machine: it is the standby that sees them."""
-    cluster, standby = await started(tmp_path, clusters)
+    cluster, standby = await started(clusters)
     local = cluster.http[standby]
     remote = f"{machine}:{local.rpartition(':')[2]}"
     for route in OPERATORS:
@@ -72,11 +68,11 @@ async def ask_raw(local: str, machine: str, target: str) -> int:
 
 
 async def test_with_tokens_a_standby_checks_them_and_the_primary_does_not_again(
-    tmp_path: Path, clusters: list[Cluster], machine: str
+    tmp_path: Path, clusters: Clusters, machine: str
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN)
-    cluster, standby = await started(tmp_path, clusters, f"--operator-token-file={tokens}")
+    cluster, standby = await started(clusters, f"--operator-token-file={tokens}")
     local = cluster.http[standby]
     for address in (local, f"{machine}:{local.rpartition(':')[2]}"):
         for route in (*OPERATORS, ("GET", "/replica")):
@@ -97,9 +93,9 @@ async def test_with_tokens_a_standby_checks_them_and_the_primary_does_not_again(
 
 
 async def test_the_health_of_a_standby_is_whether_it_follows_a_primary(
-    tmp_path: Path, clusters: list[Cluster]
+    clusters: Clusters,
 ) -> None:
-    cluster, standby = await started(tmp_path, clusters)
+    cluster, standby = await started(clusters)
     address = cluster.http[standby]
 
     async def ready() -> tuple[int, str]:

@@ -72,7 +72,7 @@ class ReplicaStatus:
         """Why a replica that is not primary cannot carry clients on to one; empty if it can."""
         replica: Replica | None = getattr(self._node, "replica", None)
         if replica is None:
-            return self._node.waits_for
+            return self._node.membership.waits_for
         role = replica.role
         if isinstance(role, Standby) and role.state is StandbyState.FOLLOWING:
             return ""

@@ -403,6 +403,9 @@ class Standby:
     def primary_address(self) -> str:
         return self._primary
 
+    async def until_primary(self, timeout_s: float) -> None:
+        raise AssertionError
+
 
 @pytest.mark.parametrize(
     ("kind", "path", "status"),
