@@ -219,9 +219,11 @@ class ReplicaDrill(Drill):
             if found is None or found.primary is None or presence is None:
                 return False
             primary = self.host_of(found.primary)
-            report = json.loads(get(f"http://{primary.address}:{HTTP}/replica"))
+            stats = json.loads(get(f"http://{primary.address}:{HTTP}/stats?format=json"))
+            report = stats.get("replication", {"role": ""})
             # The set has a replica for a while that was killed and is not back.
-            is_connected = host is primary or report["replicas"][host.name].get("is_whole")
+            standby = report.get("replicas", {}).get(host.name, {})
+            is_connected = host is primary or standby.get("is_whole")
             is_whole = presence.is_whole and presence.epoch == found.epoch
             is_primary = report["role"] == "primary" and report["epoch"] == found.epoch
             return is_primary and is_connected and is_whole and host.name in found.in_sync

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,13 +18,14 @@ from tests.spark.publish import post
 from tests.spark.stored import rows_at, values_of
 from tests.spark.test_failover import Loop, loop, started
 
-from martlet.spark.write import sink
+from martlet.spark.write import broker_transaction, sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import broker_for, find_broker
+from martlet.spark.write.placement import FoundBroker, broker_for, find_broker
 from martlet.spark.write.sink import StreamWriter
 from martlet.testing import BrokerProcess
+from martlet.testing.ports import free_port
 
 __all__ = ["loop"]
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(120)]
@@ -197,6 +199,26 @@ def test_a_dead_replica_stands_for_its_broker(broker: Broker, tmp_path: Path) ->
         assert broker.values() == expected(1)
         found = find_broker(other.http_address, wanted.addresses, None, 1000)
         assert found == ((other.tcp_address,), "")
+
+
+def test_a_write_asks_again_for_replicas_while_it_reaches_none(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that had just started knew one other, which died; the write waited for that."""
+    monkeypatch.setattr(broker_transaction, "_FIND_AGAIN_S", 2.0)
+    answers: list[FoundBroker] = []
+
+    def find(*arguments: Any) -> FoundBroker:
+        found = find_broker(*arguments)
+        dead = f"127.0.0.1:{free_port()}"
+        answers.append(found if answers else FoundBroker((dead,), found.broker_id))
+        return answers[-1]
+
+    monkeypatch.setattr(broker_transaction, "find_broker", find)
+    options = broker.options()
+    StreamWriter(options).commit([task(options, "t", batch(0))], 0)
+    assert broker.values() == expected(1)
+    assert len(answers) > 1
 
 
 def test_a_batch_query_reads_while_a_replica_is_down(broker: Broker) -> None:

@@ -12,6 +12,8 @@ A task encodes its next block while the previous one is sent.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
@@ -33,6 +35,8 @@ from martlet.spark.write.placement import FoundBroker, broker_for, find_broker
 _DEFAULT_MESSAGE_BYTES = 1 << 20
 _DEFAULT_BODY_BYTES = 5 << 20
 _COMMITTED = "committed"
+_FIND_AGAIN_S = 5.0
+"""How long to connect before the addresses of the broker's replicas are asked for again."""
 
 
 class BrokerTransaction:
@@ -61,20 +65,20 @@ class BrokerTransaction:
 
     def __enter__(self) -> Self:
         """Connect. Raises BrokerUnavailable and WriteFailed."""
-        options = self._options
-        found = self._find()
+        deadline_s = time.monotonic() + self._options.timeout_ms / 1000
+        while True:
+            found = self._find()
+            left_s = max(0.0, deadline_s - time.monotonic())
+            self._producer = self._make_producer(found)
+            try:
+                self._thread.call(_connect(self._producer, min(left_s, _FIND_AGAIN_S)))
+                break
+            except (ConnectFailed, TimeoutError) as error:
+                # A replica that has just started may know one other, which is the one that died.
+                if left_s <= _FIND_AGAIN_S:
+                    text = str(error) or f"no broker at {', '.join(found.tcp_addresses)}"
+                    raise WriteFailed(f"{self.address}: {text}") from error
         self.broker_id = found.broker_id
-        self._producer = Producer(
-            found.tcp_addresses or None,
-            lookup=options.lookup_addresses or None,
-            timeout_s=options.timeout_ms / 1000,
-            tls=None if options.tls is None else Tls(context=options.tls.context),
-            auth_secret=options.auth_secret,
-        )
-        try:
-            self._thread.call(self._producer.__aenter__())
-        except ConnectFailed as error:
-            raise WriteFailed(f"{self.address}: {error}") from error
         self._staging = self._producer.staging(
             self._transaction, self._begin(), broker=found.broker_id
         )
@@ -87,6 +91,16 @@ class BrokerTransaction:
         trace: TracebackType | None,
     ) -> None:
         self._thread.call(self._producer.__aexit__(None, None, None))
+
+    def _make_producer(self, found: FoundBroker) -> Producer:
+        options = self._options
+        return Producer(
+            found.tcp_addresses or None,
+            lookup=options.lookup_addresses or None,
+            timeout_s=options.timeout_ms / 1000,
+            tls=None if options.tls is None else Tls(context=options.tls.context),
+            auth_secret=options.auth_secret,
+        )
 
     def _find(self) -> FoundBroker:
         options = self._options
@@ -236,3 +250,9 @@ def _explained(error: ClientError) -> WriteFailed:
     if isinstance(error, TransactionError):
         return WriteFailed(f"the broker refuses the rows: {text}")
     return WriteFailed(text)
+
+
+async def _connect(producer: Producer, limit_s: float) -> None:
+    """Connect. Raises ConnectFailed and TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        await producer.__aenter__()
