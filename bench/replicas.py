@@ -80,6 +80,7 @@ class Running:
                     *(
                         f"--metadata=sqlite:{self.folder}/replicas.db",
                         f"--initial-replicas={initial}",
+                        "--min-in-sync=1",  # So that the only standby can be emptied.
                     ),
                 ]
             if not number:
