@@ -11,6 +11,7 @@ from martlet.client.admin.dead_letters import DeadLetterAdmin
 from martlet.client.admin.delayed import DelayedAdmin
 from martlet.client.admin.groups import GroupAdmin
 from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.lookup import LookupAdmin
 from martlet.client.admin.nodes import NodeAdmin, ReplicaAdmin
 from martlet.client.admin.settings import AdminOptions, AdminSettings
 from martlet.client.admin.topics import TopicAdmin
@@ -41,6 +42,7 @@ class Admin:
         transactions: a `TransactionAdmin`.
         trace: a `TraceAdmin`.
         nodes: a `NodeAdmin`.
+        lookup: a `LookupAdmin`.
         replicas: a `ReplicaAdmin`.
     """
 
@@ -71,7 +73,10 @@ class Admin:
                 " lookupd_http_addresses"
             )
         (applied,) = apply_options(Admin, options, settings or AdminSettings())
-        self._http = http = AdminHttp(brokers, daemons, applied)
+        self._use(AdminHttp(brokers, daemons, applied))
+
+    def _use(self, http: AdminHttp) -> None:
+        self._http = http
         self.topics = TopicAdmin(http)
         self.channels = ChannelAdmin(http)
         self.groups = GroupAdmin(http)
@@ -80,6 +85,7 @@ class Admin:
         self.transactions = TransactionAdmin(http)
         self.trace = TraceAdmin(http)
         self.nodes = NodeAdmin(http)
+        self.lookup = LookupAdmin(http)
         self.replicas = ReplicaAdmin(http)
 
     async def __aenter__(self) -> Self:
@@ -93,6 +99,16 @@ class Admin:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def at(self, broker: str) -> Admin:
+        """Return an `Admin` of one broker alone, which shares the connections of this one.
+
+        Args:
+            broker: its URL, as in `Answers`.
+        """
+        one = object.__new__(type(self))
+        one._use(self._http.at(broker))
+        return one
 
     async def close(self) -> None:
         """Close the connections."""

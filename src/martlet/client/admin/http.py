@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from martlet import unreachable
@@ -70,6 +70,13 @@ class AdminHttp:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    def at(self, broker: str) -> AdminHttp:
+        """Return one that asks a broker alone, over the same connections."""
+        one = object.__new__(type(self))
+        one.__dict__.update(self.__dict__)
+        one._brokers, one.daemons = [broker], []
+        return one
 
     async def brokers(self, topic: str = "") -> list[str]:
         """Return the URLs of the brokers: named ones, or those that lookup daemons know to have a
@@ -234,14 +241,29 @@ class AdminHttp:
         answer = await self._ask("POST", url, path, {}, fields, timeout_s=timeout_s)
         return _converted(url, path, convert, answer)
 
+    async def publish(
+        self,
+        url: str,
+        arguments: Mapping[str, str],
+        body: bytes,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Publish a message, with its properties as headers. Raises AdminError."""
+        answer = await self._ask(
+            "POST", url, "/pub", arguments, body, headers=headers, as_text=True
+        )
+        if answer != "OK":
+            raise AdminError(url, str(answer) or "an empty answer")
+
     async def _ask(
         self,
         method: str,
         url: str,
         path: str,
         arguments: Mapping[str, str],
-        fields: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         *,
+        headers: Iterable[tuple[str, str]] = (),
         as_text: bool = False,
         timeout_s: float = 0,
     ) -> Any:
@@ -254,14 +276,14 @@ class AdminHttp:
                 method,
                 url + path,
                 params=arguments,
-                json=fields,
-                headers=self._headers(url),
+                **({"data": body} if isinstance(body, bytes) else {"json": body}),
+                headers=[*self._headers(url).items(), *headers],
                 **self._connection(url, timeout_s),
             ) as response:
                 status = response.status
                 if as_text and status in _TEXT_STATUSES:
-                    body = await read_answer(response, MAX_ANSWER_BYTES)
-                    return body.decode(errors="replace")
+                    text = await read_answer(response, MAX_ANSWER_BYTES)
+                    return text.decode(errors="replace")
                 # An action has an empty answer, as in nsqd.
                 if response.content_length == 0:
                     answer = None

@@ -84,12 +84,15 @@ class ChannelStats(Described, ChannelCounts):
     Attributes:
         topic, channel: its names.
         is_paused: whether its delivery is paused.
+        oldest_message_age_ms: how long its oldest waiting message waits, 0 where none waits; None
+            at an nsqd, which does not say.
         clients: its consumers, if they were asked for.
     """
 
     topic: str
     channel: str = named("channel_name")
     is_paused: bool = named("paused")
+    oldest_message_age_ms: int | None = None
     clients: tuple[ClientStats, ...] = ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from martlet.client.admin.answers import Answers
@@ -115,6 +115,46 @@ class TopicAdmin(Noun):
             return found[0].queue_count
 
         return await http.each(await http.brokers(), create_at)
+
+    async def publish(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        order_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        defer_ms: int = 0,
+    ) -> Answers[None]:
+        """Publish one message at the first broker that has the topic, else at the first of all.
+
+        For more than a message now and then use a `Producer`.
+
+        Args:
+            topic: its topic, created where it is missing.
+            body: at least one byte.
+            tag, keys, order_key, headers: its properties, which nsqd does not have.
+            defer_ms: how long to defer it.
+
+        Raises AdminError: the broker refused it.
+        """
+        http = self._http
+        properties = [
+            *([("X-Martlet-Tag", tag)] if tag else []),
+            *(("X-Martlet-Key", key) for key in keys),
+            *([("X-Martlet-Order-Key", order_key)] if order_key else []),
+            *(("X-Martlet-Header", f"{name}={value}") for name, value in (headers or {}).items()),
+        ]
+        arguments = place(topic) | ({"defer": str(defer_ms)} if defer_ms else {})
+        try:
+            url = (await http.brokers(topic))[0]
+        except AdminNotFound:
+            url = (await http.brokers())[0]
+        if properties and "martlet_version" not in await http.get(url, "/info", {}):
+            raise AdminError(url, "an nsqd keeps no tag, keys or headers of a message")
+        await http.publish(url, arguments, body, properties)
+        return Answers({url: None})
 
     async def pause(self, topic: str) -> Answers[None]:
         """Keep the messages of a topic from its channels; they wait."""

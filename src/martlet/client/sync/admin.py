@@ -12,6 +12,7 @@ from martlet.client.admin import (
     dead_letters,
     delayed,
     groups,
+    lookup,
     nodes,
     topics,
     trace,
@@ -74,6 +75,7 @@ class TopicAdmin(_SyncNoun):
 
     list = _awaited(topics.TopicAdmin.list)
     create = _awaited(topics.TopicAdmin.create)
+    publish = _awaited(topics.TopicAdmin.publish)
     pause = _awaited(topics.TopicAdmin.pause)
     unpause = _awaited(topics.TopicAdmin.unpause)
     empty = _awaited(topics.TopicAdmin.empty)
@@ -148,6 +150,13 @@ class NodeAdmin(_SyncNoun):
     tombstone = _awaited(nodes.NodeAdmin.tombstone)
 
 
+class LookupAdmin(_SyncNoun):
+    """`martlet.client.admin.lookup.LookupAdmin` with methods that block."""
+
+    create_topic = _awaited(lookup.LookupAdmin.create_topic)
+    inactive_topics = _awaited(lookup.LookupAdmin.inactive_topics)
+
+
 class ReplicaAdmin(_SyncNoun):
     """`martlet.client.admin.ReplicaAdmin` with methods that block."""
 
@@ -178,6 +187,7 @@ class Admin(SyncProxy):
         self.transactions = TransactionAdmin(self, admin.transactions)
         self.trace = TraceAdmin(self, admin.trace)
         self.nodes = NodeAdmin(self, admin.nodes)
+        self.lookup = LookupAdmin(self, admin.lookup)
         self.replicas = ReplicaAdmin(self, admin.replicas)
 
     def __enter__(self) -> Self:
