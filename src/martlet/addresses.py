@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import NamedTuple
 
 DEFAULT_PORT = 4150
@@ -34,3 +35,12 @@ class Address(NamedTuple):
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"{text!r} is no address: it must be like 127.0.0.1:{DEFAULT_PORT}")
         return cls(host, int(port))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine reaches a server that listens on an ``<addr>:<port>``."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

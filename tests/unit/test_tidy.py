@@ -19,7 +19,7 @@ MAX_LINES = 70
 MAX_PARAMETERS = 8
 FACES = "client/sync/"
 """The client without await: its classes are called as those of asyncio that they stand for."""
-SEVERAL = {"InvalidName", "Broker", "Consumer", "Connection", "Batch"}
+SEVERAL = {"AdminOptions", "InvalidName", "Broker", "Consumer", "Connection", "Batch"}
 """Names of the client's and the test kit's that users know, and of the core's or the log's."""
 
 BANNED = re.compile(

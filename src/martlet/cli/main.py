@@ -32,6 +32,11 @@ COMMANDS = {
     "lookup": Command(
         "martlet.cli.servers.lookup", "run a lookup daemon; takes nsqlookupd's flags"
     ),
+    "admin": Command(
+        "martlet.cli.servers.admin",
+        "show brokers in a browser; takes nsqadmin's flags",
+        extra="admin",
+    ),
     "up": Command("martlet.cli.servers.up", "run brokers and a lookup daemon on this machine"),
     "pub": Command("martlet.cli.nsq_tools.pub", "publish a pipe or files; takes to_nsq's flags"),
     "tail": Command(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
-from martlet.addresses import Address
+from martlet.addresses import Address, is_loopback
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.names import is_valid_name
 from martlet.options.flag import OptionError, option
@@ -129,7 +128,7 @@ class ReplicationOptions(MetadataOptions):
                 "--replica-tls-cert, --replica-tls-key and --replica-tls-ca-file go together:"
                 " replicas show each other certificates, and check them"
             )
-        if not any(tls) and not self.replica_secret_file and not _is_loopback(self.replica_address):
+        if not any(tls) and not self.replica_secret_file and not is_loopback(self.replica_address):
             raise OptionError(
                 f"--replica-address={self.replica_address} is open to the network: give"
                 " --replica-secret-file, or --replica-tls-cert, --replica-tls-key and"
@@ -161,11 +160,3 @@ def require_replica_address(flag: str, address: str) -> None:
         Address.parse(address)
     except ValueError as error:
         raise OptionError(f"--{flag}: {error}") from None
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

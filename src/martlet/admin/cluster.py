@@ -1,0 +1,261 @@
+"""What the page shows of all brokers together: sums by topic and channel, and what is missing."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from martlet.client.admin import (
+    AdminError,
+    AdminNotFound,
+    Answers,
+    ChannelCounts,
+    ChannelStats,
+    NodeStats,
+    TopicStats,
+)
+
+LOST_KEPT_S = 600.0
+"""How long a broker is shown that lookup daemons have forgotten."""
+_LOST = "no lookup daemon names it any more: it stopped, or lost its connections"
+
+
+@dataclass
+class ChannelTotals:
+    """A channel of all brokers.
+
+    Attributes:
+        topic, channel: its names.
+        counts: the sums over the brokers.
+        is_paused: whether its delivery is paused, at any broker.
+        in_per_s, out_per_s: messages a second that came in, and that were finished.
+        nodes: the channel of each broker, by URL.
+        oldest_age_s: how long the oldest waiting message waits; None where no broker says.
+    """
+
+    topic: str
+    channel: str
+    counts: ChannelCounts = field(default_factory=ChannelCounts)
+    is_paused: bool = False
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    nodes: dict[str, ChannelStats] = field(default_factory=dict)
+    oldest_age_s: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its history."""
+        return self.topic, self.channel
+
+    @property
+    def drain_s(self) -> float | None:
+        """How long until the channel is empty at the present rates; None for never."""
+        surplus = self.out_per_s - self.in_per_s
+        return self.counts.depth / surplus if surplus > 0 and self.counts.depth else None
+
+
+@dataclass
+class TopicTotals:
+    """A topic of all brokers.
+
+    Attributes:
+        topic: its name.
+        depth: messages that no channel has received.
+        message_count: messages published so far.
+        is_paused: whether it is paused, at any broker.
+        in_per_s, out_per_s: messages a second published, and finished by all channels.
+        channels: by name.
+        nodes: the topic of each broker, by URL.
+    """
+
+    topic: str
+    depth: int = 0
+    message_count: int = 0
+    is_paused: bool = False
+    in_per_s: float = 0.0
+    channels: dict[str, ChannelTotals] = field(default_factory=dict)
+    nodes: dict[str, TopicStats] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key of its history."""
+        return self.topic, ""
+
+    @property
+    def total_depth(self) -> int:
+        """Messages that wait in the topic and in all its channels."""
+        return self.depth + sum(each.counts.depth for each in self.channels.values())
+
+    @property
+    def out_per_s(self) -> float:
+        """Messages a second that its channels finished."""
+        return sum(each.out_per_s for each in self.channels.values())
+
+    @property
+    def client_count(self) -> int:
+        """The consumers of all channels."""
+        return sum(each.counts.client_count for each in self.channels.values())
+
+    @property
+    def failed_count(self) -> int:
+        """Requeued and timed-out deliveries of all channels."""
+        return sum(
+            each.counts.requeue_count + each.counts.timeout_count for each in self.channels.values()
+        )
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """How long the oldest waiting message of any channel waits."""
+        known = [
+            each.oldest_age_s for each in self.channels.values() if each.oldest_age_s is not None
+        ]
+        return max(known, default=None)
+
+
+@dataclass
+class BrokerView:
+    """A broker.
+
+    Attributes:
+        url: its HTTP address.
+        stats: its counts; of the last answer, where it does not answer now.
+        error: why it does not answer; empty while it does.
+        in_per_s, out_per_s: messages a second.
+        missing_since_s: when it was first seen not to answer, in seconds since 1970; 0 while it
+            does.
+    """
+
+    url: str
+    stats: NodeStats | None = None
+    error: str = ""
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    missing_since_s: float = 0.0
+
+    @property
+    def address(self) -> str:
+        """Its ``host:port``."""
+        return self.url.partition("://")[2]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it answers, and says that it is well."""
+        return not self.error and self.stats is not None and self.stats.health == "OK"
+
+
+@dataclass
+class ClusterView:
+    """All brokers at a time.
+
+    Attributes:
+        at_s: when they were asked, in seconds since 1970; 0 before the first look.
+        brokers: by URL.
+        topics: by name.
+        error: why no broker is known at all; empty while one is.
+        took_s: how long the answers took.
+        asked: what pages asked brokers beyond the counts, so that all tabs share the answers.
+    """
+
+    at_s: float = 0.0
+    brokers: dict[str, BrokerView] = field(default_factory=dict)
+    topics: dict[str, TopicTotals] = field(default_factory=dict)
+    error: str = ""
+    took_s: float = 0.0
+    asked: dict[Hashable, Future[Any]] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[BrokerView]:
+        """The brokers that do not answer."""
+        return [each for each in self.brokers.values() if each.error]
+
+    @property
+    def in_per_s(self) -> float:
+        """Messages a second published."""
+        return sum(each.in_per_s for each in self.brokers.values())
+
+    @property
+    def out_per_s(self) -> float:
+        """Messages a second finished."""
+        return sum(each.out_per_s for each in self.brokers.values())
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait."""
+        return sum(each.total_depth for each in self.topics.values())
+
+    def channel(self, topic: str, channel: str) -> ChannelTotals | None:
+        """Return a channel; None if there is none."""
+        found = self.topics.get(topic)
+        return found.channels.get(channel) if found else None
+
+
+def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> ClusterView:
+    """Add up the brokers' counts; rates are left to the caller.
+
+    Args:
+        answers: of the brokers.
+        before: the look before, for what a broker said last.
+        at_s: when they were asked, in seconds since 1970.
+    """
+    view = ClusterView(at_s)
+    for url, stats in answers.values.items():
+        view.brokers[url] = BrokerView(url, stats)
+        for topic in stats.topics:
+            _add_topic(view, url, topic)
+    for url, error in answers.errors.items():
+        view.brokers[url] = _missing(url, error.why, before, at_s)
+    _keep_lost(view, before)
+    view.brokers = dict(sorted(view.brokers.items()))
+    return view
+
+
+def without_answers(error: AdminError, before: ClusterView, at_s: float) -> ClusterView:
+    """Return the view when no broker answers.
+
+    Args:
+        error: why, with that of each broker where they were asked.
+        before: the look before.
+        at_s: when they were asked, in seconds since 1970.
+    """
+    view = ClusterView(at_s, error=str(error))
+    for url, each in error.errors.items():
+        view.brokers[url] = _missing(url, each.why, before, at_s)
+    if not error.errors and not isinstance(error, AdminNotFound):
+        for url in before.brokers:
+            view.brokers[url] = _missing(url, f"not asked: {error}", before, at_s)
+    _keep_lost(view, before)
+    view.brokers = dict(sorted(view.brokers.items()))
+    return view
+
+
+def _missing(url: str, why: str, before: ClusterView, at_s: float) -> BrokerView:
+    last = before.brokers.get(url)
+    since_s = last.missing_since_s if last else 0.0
+    stats = last.stats if last else None
+    return BrokerView(url, stats, why or "no answer", missing_since_s=since_s or at_s)
+
+
+def _keep_lost(view: ClusterView, before: ClusterView) -> None:
+    """Show brokers that no lookup daemon names any more, as one that was killed, for a time."""
+    for url, last in before.brokers.items():
+        since_s = last.missing_since_s or view.at_s
+        if url not in view.brokers and view.at_s - since_s < LOST_KEPT_S:
+            view.brokers[url] = BrokerView(url, last.stats, _LOST, missing_since_s=since_s)
+
+
+def _add_topic(view: ClusterView, url: str, stats: TopicStats) -> None:
+    topic = view.topics.setdefault(stats.topic, TopicTotals(stats.topic))
+    topic.nodes[url] = stats
+    topic.depth += stats.depth
+    topic.message_count += stats.message_count
+    topic.is_paused |= stats.is_paused
+    for each in stats.channels:
+        channel = topic.channels.setdefault(each.channel, ChannelTotals(stats.topic, each.channel))
+        channel.nodes[url] = each
+        channel.counts += each.counts
+        channel.is_paused |= each.is_paused
+        if each.oldest_message_age_ms:
+            age_s = each.oldest_message_age_ms / 1000
+            channel.oldest_age_s = max(channel.oldest_age_s or 0.0, age_s)

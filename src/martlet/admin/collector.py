@@ -1,0 +1,148 @@
+"""Asks brokers for their counts, once for all tabs.
+
+While a page is open brokers are asked every ``--poll-interval``, else every 15 s, for the history.
+Where an answer takes long the pause grows with it: looking must not cost a broker more than a tenth
+of its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Hashable
+
+from martlet.admin.cluster import ClusterView, merge, without_answers
+from martlet.admin.history import CountHistory, Rates
+from martlet.client.admin import AdminError, Answers, NodeStats
+
+IDLE_INTERVAL_S = 15.0
+_MAX_SHARE = 0.1
+"""The part of the time that brokers may spend on answers."""
+
+
+class Collector:
+    """Asks brokers, and keeps what they said.
+
+    Args:
+        look: asks all brokers; raises AdminError where none answers.
+        interval_s: how often while a page is open.
+        log: the destination of log lines.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[Answers[NodeStats]]],
+        interval_s: float,
+        log: logging.Logger,
+    ) -> None:
+        self._look = look
+        self._interval_s = interval_s
+        self._log = log
+        self.view = ClusterView()
+        self.history = CountHistory()
+        self._rates = Rates()
+        self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._began_s = 0.0
+        """When the newest look began, by the monotonic clock."""
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Ask brokers, until it is cancelled."""
+        while True:
+            self._wake.clear()
+            self._hurry.clear()
+            began_s = time.monotonic()
+            try:
+                self.view = await self._take()
+            except Exception as error:
+                self._log.exception("ADMIN: the brokers' answers could not be used")
+                self.view = ClusterView(time.time(), error=f"a fault of this page: {error!r}")
+            async with self._changed:
+                self._began_s = began_s
+                self._changed.notify_all()
+            took_s = time.monotonic() - began_s
+            pause_s = max(self._interval_s, took_s / _MAX_SHARE) - took_s
+            await _wait(self._hurry, pause_s) or await _wait(self._wake, IDLE_INTERVAL_S - pause_s)
+
+    async def look_now(self) -> ClusterView:
+        """Ask brokers at once, for a user who changes something, and return the view of it."""
+        asked_s = time.monotonic()
+        self._hurry.set()
+        self._wake.set()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._began_s >= asked_s)
+        return self.view
+
+    async def fresh(self) -> ClusterView:
+        """Return a view that is no older than looks are apart while a page is open."""
+        view = self.view
+        is_old = time.time() - view.at_s > max(self._interval_s, view.took_s / _MAX_SHARE)
+        return await self.following(view) if is_old else view
+
+    async def following(self, view: ClusterView) -> ClusterView:
+        """Wait for the view that follows one, and ask for it."""
+        self._wake.set()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.view is not view)
+        return self.view
+
+    async def _take(self) -> ClusterView:
+        """Look once."""
+        before, began_s = self.view, time.time()
+        try:
+            answers = await self._look()
+        except AdminError as error:
+            return without_answers(error, before, began_s)
+        view = merge(answers, before, began_s)
+        view.took_s = time.time() - began_s
+        self._rate(view)
+        return view
+
+    def _rate(self, view: ClusterView) -> None:
+        """Set the rates, and keep a step of the history."""
+        keys: set[Hashable] = {("", "")}
+        is_step = self.history.begin_step(view.at_s)
+        for topic in view.topics.values():
+            keys.add(topic.key)
+            for url, stats in topic.nodes.items():
+                rate = self._rated(view, url, topic.key, stats.message_count)
+                topic.in_per_s += rate
+                view.brokers[url].in_per_s += rate
+            for channel in topic.channels.values():
+                keys.add(channel.key)
+                for url, each in channel.nodes.items():
+                    waiting = each.depth + each.in_flight_count + each.deferred_count
+                    came = self._rated(view, url, channel.key, each.message_count)
+                    done = self._rated(
+                        view, url, (*channel.key, "done"), each.message_count - waiting
+                    )
+                    keys.add((*channel.key, "done"))
+                    channel.in_per_s += came
+                    channel.out_per_s += done
+                    view.brokers[url].out_per_s += done
+                if is_step:
+                    self.history.add(
+                        channel.key, channel.counts.depth, channel.in_per_s, channel.out_per_s
+                    )
+            if is_step:
+                self.history.add(topic.key, topic.total_depth, topic.in_per_s, topic.out_per_s)
+        if is_step:
+            self.history.add(("", ""), view.depth, view.in_per_s, view.out_per_s)
+            self.history.keep(keys)
+            self._rates.keep(set(view.brokers), keys)
+
+    def _rated(self, view: ClusterView, url: str, key: Hashable, count: float) -> float:
+        stats = view.brokers[url].stats
+        assert stats is not None
+        return max(0.0, self._rates.rate(url, key, count, stats.started_at_s, view.at_s))
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    """Return whether an event came in time."""
+    try:
+        await asyncio.wait_for(event.wait(), max(0.0, seconds))
+    except TimeoutError:
+        return False
+    return True

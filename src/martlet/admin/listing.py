@@ -1,0 +1,103 @@
+"""Filter, sort and pages of a table, as its address says: ``?q=orders&sort=-depth&page=2``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+ROWS = 50
+"""The rows of one page."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column.
+
+    Attributes:
+        name: in the address.
+        title: its heading.
+        value: by which it is sorted.
+        help: what it means, shown over its heading.
+    """
+
+    name: str
+    title: str
+    value: Callable[[T], Any]
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class TablePage(Generic[T]):
+    """The rows of one page of a table.
+
+    Attributes:
+        rows: those shown.
+        columns: of the table.
+        sort: the name of the column, with ``-`` before it for the greatest first.
+        page: the number of the page, from 1.
+        pages: how many there are.
+        total, found: how many rows there are, and how many the filter leaves.
+        text: the filter.
+    """
+
+    rows: Sequence[T]
+    columns: Sequence[Column[T]]
+    sort: str
+    page: int
+    pages: int
+    total: int
+    found: int
+    text: str
+
+    def sorted_by(self, column: Column[T]) -> str:
+        """Return the ``sort`` that a click on a heading asks for."""
+        return f"-{column.name}" if self.sort == column.name else column.name
+
+    def direction(self, column: Column[T]) -> str:
+        """Return ``ascending``, ``descending`` or ``none``, for ``aria-sort``."""
+        if self.sort.lstrip("-") != column.name:
+            return "none"
+        return "descending" if self.sort.startswith("-") else "ascending"
+
+
+def listing(
+    rows: Sequence[T],
+    columns: Sequence[Column[T]],
+    query: Mapping[str, str],
+    name: Callable[[T], str],
+    sort: str,
+    *,
+    is_ordered: bool = False,
+) -> TablePage[T]:
+    """Return the page of a table that an address asks for.
+
+    Args:
+        rows: all of them.
+        columns: those by which it can be sorted.
+        query: of the address; wrong values count as none.
+        name: the text of a row that the filter ``q`` searches, without regard to case.
+        sort: the order where the address says none.
+        is_ordered: whether equal rows stay in the order given; else they are ordered by name.
+    """
+    text = query.get("q", "").strip()
+    found = [row for row in rows if text.lower() in name(row).lower()] if text else list(rows)
+    wanted = query.get("sort", sort)
+    by = {column.name: column for column in columns}
+    if wanted.lstrip("-") not in by:
+        wanted = sort
+    value = by[wanted.lstrip("-")].value
+    if not is_ordered:
+        found.sort(key=name)
+    found.sort(key=lambda row: _order(value(row)), reverse=wanted.startswith("-"))
+    pages = max(1, -(-len(found) // ROWS))
+    asked = query.get("page", "1")
+    page = min(pages, max(1, int(asked))) if asked.isdecimal() and len(asked) < 9 else 1
+    shown = found[(page - 1) * ROWS : page * ROWS]
+    return TablePage(shown, columns, wanted, page, pages, len(rows), len(found), text)
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """What is missing comes last where the greatest come first."""
+    return (value is not None, value if value is not None else 0)

@@ -1,0 +1,184 @@
+"""The process of the admin page: its routes, and its start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from aiohttp import web
+
+from martlet.admin import forms, lookup_page, overview, static_files
+from martlet.admin.actions import ActionRefused
+from martlet.admin.audit import AuditLog
+from martlet.admin.collector import Collector
+from martlet.admin.guard import Guard, Handler, set_headers
+from martlet.admin.site import SITE, PageNotFound, Site
+from martlet.admin.users import Users
+from martlet.client import Tls
+from martlet.client.admin import Admin, AdminError
+from martlet.operator_tokens import read_tokens
+from martlet.options.admin import AdminOptions
+
+STATIC = Path(__file__).parent / "static"
+_MAX_FORM_BYTES = 2 << 20
+_STOP_S = 2.0
+_PAGES = {
+    "/": overview.overview,
+    "/topics": overview.topics,
+    "/topics/{topic}": overview.topic,
+    "/topics/{topic}/{channel}": overview.channel,
+    "/nodes": overview.nodes,
+    "/nodes/{node}": overview.node,
+    "/lookup": lookup_page.lookup,
+    "/counter": overview.counter,
+    "/audit": overview.audit,
+    "/data": overview.data,
+    "/data/{topic}": overview.data,
+    "/data/{topic}/{channel}": overview.data,
+    "/confirm": forms.confirm,
+}
+
+
+class AdminServer:
+    """The admin page.
+
+    Args:
+        options: of the command.
+        log: the destination of log lines.
+
+    Raises OSError: a file of the options cannot be read; the text names the flag.
+    """
+
+    def __init__(self, options: AdminOptions, log: logging.Logger) -> None:
+        self.options = options
+        self.log = log
+        self._users = Users(options)
+        self._audit = AuditLog(options, log)
+        self._exit = AsyncExitStack()
+        self.address = ""
+        """Where it listens, as ``host:port``."""
+
+    async def start(self) -> None:
+        """Listen, and begin to ask brokers. Raises OSError."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        options, stack = self.options, self._exit
+        admin = await stack.enter_async_context(_admin(options))
+        collector = Collector(admin.nodes.stats, options.poll_interval_ns / 1e9, self.log)
+        site = Site(options, admin, collector, self._audit, self.log)
+        runner = web.AppRunner(
+            self._app(site), access_log=None, shutdown_timeout=_STOP_S, handler_cancellation=True
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        host, _, port = options.http_address.rpartition(":")
+        tcp = web.TCPSite(runner, host.strip("[]") or None, int(port))
+        try:
+            await tcp.start()
+        except OSError as error:
+            raise OSError(
+                f"--http-address={options.http_address} cannot be listened on: {error.strerror}"
+            ) from error
+        name, port_number, *_ = runner.addresses[0]
+        self.address = f"[{name}]:{port_number}" if ":" in name else f"{name}:{port_number}"
+        tasks = [asyncio.create_task(collector.run())]
+        if options.notification_http_endpoint:
+            tasks.append(asyncio.create_task(self._audit.notify()))
+        for task in tasks:
+            stack.push_async_callback(_cancel, task)
+        self.log.info("ADMIN: the page is at http://%s%s/", self.address, options.prefix)
+        if not options.is_loopback and not _knows_users(options):
+            self.log.warning(
+                "ADMIN: %s is open to a network, and the page knows no users: it is read-only and"
+                " hides bodies; see --htpasswd-file, --acl-http-header with --admin-user, and"
+                " --allow-anonymous-admin",
+                options.http_address,
+            )
+
+    async def stop(self) -> None:
+        """Stop listening, and end all requests."""
+        await self._exit.aclose()
+
+    def _app(self, site: Site) -> web.Application:
+        guard = Guard(self.options, self._users, self._audit)
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await guard.refuse_strangers(request, handler)
+
+        app = web.Application(
+            middlewares=[guarded, _show_problems], client_max_size=_MAX_FORM_BYTES
+        )
+        app[SITE] = site
+        app.on_response_prepare.append(set_headers)
+        app.on_shutdown.append(site.end_streams)
+        prefix = self.options.prefix
+        for path, handler in _PAGES.items():
+            app.router.add_get(prefix + path, handler)
+        app.router.add_post(f"{prefix}/act", forms.act)
+        app.router.add_get(f"{prefix}/ping", _ping)
+        app.router.add_get(f"{prefix}/static/{{name:.+}}", static_files.handler(STATIC))
+        return app
+
+
+def _knows_users(options: AdminOptions) -> bool:
+    return bool(options.htpasswd_file or options.admin_users or options.allow_anonymous_admin)
+
+
+async def _ping(_: web.Request) -> web.Response:
+    return web.Response(text="OK")
+
+
+@web.middleware
+async def _show_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Show what goes wrong as a page."""
+    site = request.app[SITE]
+    try:
+        return await handler(request)
+    except PageNotFound as error:
+        status, title, text = 404, "Not found", str(error)
+    except ActionRefused as error:
+        status, title, text = 400, "Refused", str(error)
+    except AdminError as error:
+        status, title, text = 502, "No broker did it", str(error)
+    except web.HTTPError as error:
+        if request.path.startswith(f"{site.options.prefix}/api/"):
+            raise
+        status, title, text = error.status, error.reason, error.text or error.reason
+    return site.page(
+        request, "problem.html", {"title": title, "text": text, "back": ""}, status=status
+    )
+
+
+def _admin(options: AdminOptions) -> Admin:
+    tls: Tls | ssl.SSLContext | bool = False
+    wants_tls = options.http_client_tls_root_ca_file or options.http_client_tls_cert
+    if wants_tls or options.http_client_tls_insecure_skip_verify:
+        tls = Tls(
+            ca_file=options.http_client_tls_root_ca_file or None,
+            cert_file=options.http_client_tls_cert or None,
+            key_file=options.http_client_tls_key or None,
+            verify=not options.http_client_tls_insecure_skip_verify,
+        )
+    path = options.operator_token_file
+    return Admin(
+        options.nsqd_http_addresses,
+        lookupd_http_addresses=options.lookupd_http_addresses,
+        connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
+        request_timeout_s=options.http_client_request_timeout_ns / 1e9,
+        operator_token=read_tokens(path)[0] if path else None,
+        tls=tls,
+    )
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,180 @@
+"""What all pages share: templates, the view of the brokers, the audit, the way to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+from aiohttp import web
+
+from martlet.admin import shown
+from martlet.admin.audit import AuditLog
+from martlet.admin.cluster import ClusterView
+from martlet.admin.collector import Collector
+from martlet.admin.guard import user_of
+from martlet.client.admin import Admin
+from martlet.options.admin import AdminOptions
+
+_EVENT_STREAM = "text/event-stream"
+MAX_STREAMS = 200
+"""The maximum of pages that are shown live at the same time; others stay as they were loaded."""
+
+
+Context = Callable[[ClusterView], Awaitable[Mapping[str, Any]]]
+
+
+class PageNotFound(Exception):
+    """There is no such topic, channel or broker; the text says which."""
+
+
+@dataclass
+class Site:
+    """The state of the process.
+
+    Attributes:
+        options: of the command.
+        admin: the way to the brokers.
+        collector: asks them.
+        audit: keeps what was done.
+        log: the destination of log lines.
+        streams: the tasks of the pages that are shown live.
+    """
+
+    options: AdminOptions
+    admin: Admin
+    collector: Collector
+    audit: AuditLog
+    log: logging.Logger
+    streams: set[asyncio.Task[Any]] = field(default_factory=set)
+    templates: jinja2.Environment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("martlet.admin"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters |= {
+            "number": shown.number,
+            "rate": shown.rate,
+            "size": shown.size,
+            "duration": shown.duration,
+            "ago": shown.ago,
+            "utc": shown.utc,
+            "visible": shown.visible,
+        }
+        self.templates.globals |= {"url": self.url, "sparkline": self.sparkline}
+
+    def url(self, path: str, *parts: str, **query: object) -> str:
+        """Return the URL of a page: of a path, names to append to it, and the query.
+
+        ::
+
+            url("/topics", topic, channel, broker=url)
+        """
+        address = self.options.prefix + path + "".join(f"/{quote(part, safe='')}" for part in parts)
+        given = {name: value for name, value in query.items() if value not in ("", None)}
+        return address + (f"?{urlencode(given)}" if given else "")
+
+    def sparkline(self, key: tuple[str, str], field: str, label: str) -> str:
+        """Return the plot of a series of the history."""
+        return shown.sparkline(self.collector.history.series(key, field, 60), label)
+
+    # answers
+
+    async def show(
+        self,
+        request: web.Request,
+        template: str,
+        context: Context,
+    ) -> web.StreamResponse:
+        """Answer a page, or, for an event stream, its region after each look at the brokers.
+
+        Args:
+            request: whose query the page reads.
+            template: its name.
+            context: makes the values of the template from a view. Raises PageNotFound.
+        """
+        view = await self.collector.fresh()
+        if _EVENT_STREAM in request.headers.get("Accept", ""):
+            return await self._stream(request, template, view, context)
+        values = {**await context(view), "view": view}
+        return self.page(request, template, values, is_live=True)
+
+    def page(
+        self,
+        request: web.Request,
+        template: str,
+        context: Mapping[str, Any],
+        *,
+        status: int = 200,
+        is_live: bool = False,
+    ) -> web.Response:
+        """Answer a page from a template."""
+        found = self.templates.get_template(template)
+        text = found.render(
+            self._shared(request) | dict(context) | {"is_live": is_live, "layout": "base.html"}
+        )
+        return web.Response(text=text, content_type="text/html", status=status)
+
+    def _shared(self, request: web.Request) -> dict[str, Any]:
+        return {
+            "user": user_of(request),
+            "options": self.options,
+            "path": request.rel_url.raw_path[len(self.options.prefix) :] or "/",
+            "here": str(request.rel_url),
+            "query": request.query,
+            "view": self.collector.view,
+            "notice": request.query.get("notice", ""),
+        }
+
+    async def _stream(
+        self,
+        request: web.Request,
+        template: str,
+        view: ClusterView,
+        context: Context,
+    ) -> web.StreamResponse:
+        if len(self.streams) >= MAX_STREAMS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_STREAMS} pages are live already\n")
+        response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM})
+        await response.prepare(request)
+        found = self.templates.get_template(template)
+        gone = self.templates.get_template("problem.html")
+        task = asyncio.current_task()
+        assert task is not None
+        self.streams.add(task)
+        try:
+            while True:
+                view = await self.collector.following(view)
+                shared = self._shared(request) | {"view": view, "layout": "region.html"}
+                try:
+                    html = found.render(shared | dict(await context(view)))
+                except PageNotFound as error:
+                    values = {"title": "Not found", "text": str(error), "back": ""}
+                    html = gone.render(shared | values)
+                await response.write(_event(html))
+        except ConnectionError:
+            return response  # The tab was closed.
+        finally:
+            self.streams.discard(task)
+
+    async def end_streams(self, _: web.Application) -> None:
+        """End all live pages: a signal of aiohttp's, so that the process need not await them."""
+        for task in list(self.streams):
+            task.cancel()
+
+
+SITE: web.AppKey[Site] = web.AppKey("site", Site)
+
+
+def _event(html: str) -> bytes:
+    lines = html.replace("\r", "").split("\n")
+    return ("".join(f"data: {line}\n" for line in lines if line.strip()) + "\n").encode()

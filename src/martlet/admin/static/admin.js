@@ -1,0 +1,95 @@
+// What the page does beyond links and forms: theme, keys, plots. Nothing here is needed to use it.
+(() => {
+  "use strict";
+  const isDark = () =>
+    (document.documentElement.dataset.theme ||
+      (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+  document.getElementById("theme").addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("theme", theme);
+    document.querySelectorAll("[data-plot]").forEach(draw);
+  });
+
+  // Keys: / goes to the filter, g and a letter to a page, ? lists them.
+  const keys = document.getElementById("keys");
+  const links = [...document.querySelectorAll("[data-keys]")];
+  for (const link of links) {
+    const key = document.createElement("dt");
+    key.textContent = link.dataset.keys;
+    const page = document.createElement("dd");
+    page.textContent = link.textContent;
+    keys.querySelector("dl").append(key, page);
+  }
+  let before = "";
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (keys.open || event.target.closest("input, textarea, select")) return;
+    const filter = document.querySelector("[data-filter]");
+    if (event.key === "/" && filter) {
+      event.preventDefault();
+      filter.focus();
+    } else if (event.key === "?") {
+      keys.showModal();
+    } else if (before === "g") {
+      const link = links.find((each) => each.dataset.keys === `g ${event.key}`);
+      if (link) link.click();
+    }
+    before = event.key;
+  });
+
+  // Filters: a pause in typing shows what they leave, as the button does; the caret stays.
+  let typing = 0;
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("[data-filter]")) return;
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      sessionStorage.setItem("typing", "yes");
+      event.target.form.requestSubmit();
+    }, 400);
+  });
+  if (sessionStorage.getItem("typing")) {
+    sessionStorage.removeItem("typing");
+    const filter = document.querySelector("[data-filter]");
+    filter?.focus();
+    filter?.setSelectionRange(filter.value.length, filter.value.length);
+  }
+
+  // Plots: the last hour, drawn again every ten seconds.
+  const plots = new WeakMap();
+  async function draw(element) {
+    const answer = await fetch(element.dataset.plot);
+    if (!answer.ok) return;
+    const data = await answer.json();
+    const text = isDark() ? "#c8d0da" : "#39424e";
+    const grid = { stroke: isDark() ? "#2b333d" : "#e3e7ec", width: 1 };
+    const axis = { stroke: text, grid, ticks: grid };
+    const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+    const rate = (self, values) => values.map((each) => each.toLocaleString("en"));
+    const series = (label, stroke, scale) => ({ label, stroke, scale, width: 1.5, points: { show: false } });
+    plots.get(element)?.destroy();
+    plots.set(element, new uPlot({
+      width: element.clientWidth || 600,
+      height: 220,
+      scales: { x: { time: true }, y: { range: [0, null] }, depth: { range: [0, null] } },
+      axes: [
+        { ...axis, values: (self, times) => times.map(time) },
+        { ...axis, values: rate, label: "messages/s", size: 70 },
+        { ...axis, values: rate, label: "waiting", side: 1, scale: "depth", size: 70, grid: { show: false } },
+      ],
+      series: [
+        { label: "at", value: (self, at) => (at ? time(at) : "--") },
+        series("in", "#2f7dd1", "y"),
+        series("out", "#2f9e6e", "y"),
+        series("waiting", "#c77d16", "depth"),
+      ],
+    }, data, element));
+  }
+  const drawAll = () => {
+    if (!document.hidden) document.querySelectorAll("[data-plot]").forEach(draw);
+  };
+  drawAll();
+  setInterval(drawAll, 10000);
+  addEventListener("resize", drawAll);
+})();

@@ -1,0 +1,57 @@
+"""``martlet admin``: serve the admin page until SIGTERM or SIGINT.
+
+Exit codes: as those of ``martlet broker``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+
+from martlet.cli import start
+from martlet.cli.servers import service
+from martlet.extras import how_to_install
+from martlet.options.admin import AdminOptions
+
+log = logging.getLogger(start.ROOT)
+
+DESCRIPTION = (
+    "Show brokers in a browser, at http://127.0.0.1:4171, and act on them. Takes the flags of"
+    " nsqadmin, and serves its API."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve the page with the given flags; return the exit code of the process."""
+    command = start.arguments("admin", DESCRIPTION, AdminOptions)
+    options = start.options(command, AdminOptions, argv, lambda _options: [start.version()])
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        return runner.run(_serve(options))
+
+
+async def _serve(options: AdminOptions) -> int:
+    try:
+        from martlet.admin.server import AdminServer
+    except ImportError as error:
+        log.critical("the admin page wants %s: %s", error.name, how_to_install("admin"))
+        return 1
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        server = AdminServer(options, log)
+        await server.start()
+    except OSError as error:
+        log.critical("%s", error)
+        return 1
+    try:
+        service.notify(service.READY)
+        await stopping.wait()
+        service.notify(service.STOPPING)
+    finally:
+        await server.stop()
+    log.info("bye")
+    return 0

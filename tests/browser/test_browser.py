@@ -1,0 +1,256 @@
+"""The admin page as people use it, in Debian's Chromium: live, by keys, without JavaScript."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.admin_page import Page, consumer_of, page_of, publish, two_brokers
+
+from martlet.testing import Broker
+
+CHROMIUM = Path("/usr/bin/chromium")
+if not CHROMIUM.exists():
+    pytest.skip(f"no {CHROMIUM}: apt-get install chromium", allow_module_level=True)
+playwright = pytest.importorskip("playwright.async_api", reason="pip install -e '.[dev]'")
+axe = pytest.importorskip("axe_playwright_python.async_playwright")
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+IN_DOCS = ("overview", "topic", "channel", "confirm")
+IMAGES = Path(__file__).parents[2] / "docs" / "operating" / "images"
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
+HOSTILE = (
+    "<script>pwned=1</script>",
+    '"><img src=x onerror="pwned=1">',
+    '<p hx-get="/evil" hx-trigger="load">{{ 7*7 }}</p>',
+    "</td></tr></table><h1>evil</h1>\u202eabc\0\x1b[31m'",
+)
+PROBLEM_PAGE = re.compile(r"Failed to load resource: .* status of 40[04] ")
+PATHS = {
+    "overview": "/",
+    "topics": "/topics",
+    "topic": "/topics/orders",
+    "channel": "/topics/orders/work",
+    "brokers": "/nodes",
+    "broker": "/nodes/{broker}",
+    "lookup": "/lookup",
+    "counter": "/counter",
+    "audit": "/audit",
+    "confirm": "/confirm?action=delete_topic&topic=orders",
+    "problem": "/topics/none",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def brokers() -> AsyncIterator[list[Broker]]:
+    async with two_brokers() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
+    async with page_of([each.http_address for each in brokers]) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    async with playwright.async_playwright() as started:
+        found = await started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield found
+        await found.close()
+
+
+@asynccontextmanager
+async def tab_of(browser: Any, page: Page, **options: Any) -> AsyncIterator[Any]:
+    """A tab in which no script fails, and none is refused by the policy."""
+    context = await browser.new_context(**{"viewport": WIDE, **options}, base_url=page.url)
+    tab = await context.new_page()
+    tab.set_default_timeout(5000)
+    problems: list[str] = []
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on(
+        "console",
+        lambda message: (
+            problems.append(message.text)
+            if message.type in ("error", "warning") and not PROBLEM_PAGE.search(message.text)
+            else None
+        ),
+    )
+    yield tab
+    await context.close()
+    assert problems == []
+
+
+async def test_numbers_change_without_a_reload(
+    browser: Any, page: Page, brokers: list[Broker]
+) -> None:
+    async with tab_of(browser, page) as tab:
+        await tab.goto("/topics")
+        await tab.evaluate("window.loaded = 'once'")
+        row = tab.locator("#topic-orders td.n").first
+        before = int(await row.inner_text())
+        await tab.locator("input[name=topics]").check()
+        await tab.get_by_label("Name").fill("half a na")
+        await publish(brokers[0], "orders", 7)
+        await playwright.expect(row).to_have_text(str(before + 7))
+        assert await tab.evaluate("window.loaded") == "once"
+        # What a user has begun stays over a change of the region.
+        assert await tab.locator("input[name=topics]").is_checked()
+        assert await tab.get_by_label("Name").input_value() == "half a na"
+
+
+async def test_a_message_that_is_being_written_stays(
+    browser: Any, page: Page, brokers: list[Broker]
+) -> None:
+    async with tab_of(browser, page) as tab:
+        await tab.goto("/topics/orders")
+        await tab.get_by_label("Body").fill("half a body")
+        await tab.get_by_label("Broker").select_option(index=1)
+        await tab.get_by_label("Tag").focus()
+        await publish(brokers[0], "orders", 1)
+        count = tab.locator(".tiles b").nth(3)
+        await playwright.expect(count).not_to_have_text(await count.inner_text())
+        assert await tab.get_by_label("Body").input_value() == "half a body"
+        chosen = sorted(f"http://{each.http_address}" for each in brokers)[1]
+        assert await tab.get_by_label("Broker").input_value() == chosen
+        assert await tab.evaluate("document.activeElement.name") == "tag"
+        await tab.locator(".plot canvas").wait_for()
+
+
+async def test_the_keyboard_is_enough(browser: Any, page: Page) -> None:
+    async with tab_of(browser, page) as tab:
+        await tab.goto("/")
+        await tab.keyboard.press("?")
+        await playwright.expect(tab.locator("#keys")).to_be_visible()
+        await tab.keyboard.press("Escape")
+        await playwright.expect(tab.locator("#keys")).to_be_hidden()
+        await tab.keyboard.type("gt")
+        await tab.wait_for_url("**/topics")
+        await tab.keyboard.press("/")
+        await tab.keyboard.type("ord")
+        await tab.wait_for_url("**/topics?q=ord**")
+        assert await tab.evaluate("document.activeElement.value") == "ord"
+        await _tab_to(tab, "orders")
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_url("**/topics/orders")
+        await _tab_to(tab, "Pause")
+        await tab.keyboard.press("Enter")
+        await tab.get_by_text("Topic orders was paused at 2 brokers").wait_for()
+        await _tab_to(tab, "Unpause")
+        await tab.keyboard.press("Enter")
+        await tab.get_by_text("Topic orders was unpaused at 2 brokers").wait_for()
+        await _tab_to(tab, "Delete")
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_url("**/confirm**")
+        await tab.keyboard.type("wrong")
+        await tab.keyboard.press("Enter")
+        await tab.get_by_text("to confirm, and not 'wrong'").wait_for()
+        await _tab_to(tab, "Back")
+        await tab.keyboard.press("Enter")
+
+
+async def _tab_to(tab: Any, text: str) -> None:
+    """Press the key until that has the focus."""
+    for _ in range(60):
+        await tab.keyboard.press("Tab")
+        if await tab.evaluate("document.activeElement.textContent.trim()") == text:
+            return
+    raise AssertionError(f"the key does not reach {text!r}")
+
+
+async def test_without_javascript(browser: Any, page: Page) -> None:
+    async with tab_of(browser, page, java_script_enabled=False) as tab:
+        await tab.goto("/topics")
+        await tab.get_by_label("Filter").fill("ord")
+        await tab.get_by_role("button", name="Show").click()
+        await tab.get_by_text("1 of 1 topic").wait_for()
+        await tab.get_by_role("link", name="Waiting").click()
+        await tab.get_by_role("link", name="orders").click()
+        await tab.get_by_role("link", name="work").click()
+        await tab.get_by_role("button", name="Pause").first.click()
+        await tab.get_by_text("Channel work of orders was paused at 2 brokers").wait_for()
+        assert await tab.locator(".tag").count() == 3
+        await tab.get_by_role("button", name="Unpause").first.click()
+        await tab.get_by_text("Channel work of orders was unpaused at 2 brokers").wait_for()
+        await tab.get_by_role("button", name="Empty").nth(1).click()
+        await tab.get_by_role("button", name="Empty").click()
+        await tab.get_by_text("Channel work of orders was emptied at").wait_for()
+
+
+async def test_what_strangers_write_runs_nothing(
+    browser: Any, page: Page, brokers: list[Broker]
+) -> None:
+    asked: list[str] = []
+    text = "".join(HOSTILE)
+    async with (
+        consumer_of(brokers[0], client_id=text, hostname=text, user_agent=text),
+        tab_of(browser, page) as tab,
+    ):
+        tab.on("request", lambda request: asked.append(request.url))
+        await tab.goto("/topics/orders/work")
+        cell = tab.locator("tbody th", has_text="<script>")
+        await cell.wait_for()
+        await publish(brokers[0], "orders", 1)  # and after the region has changed
+        count = tab.locator(".tiles b").nth(2)
+        await playwright.expect(count).not_to_have_text(await count.inner_text())
+        shown = await cell.inner_text()
+        assert "{{ 7*7 }}" in shown
+        assert "\\u202eabc" in shown
+        await tab.goto("/topics?q=" + "%3Cscript%3Epwned%3D1%3C%2Fscript%3E&notice=%3Cb%3Eevil")
+        assert await tab.locator("h1").all_inner_texts() == ["Topics"]
+        assert await tab.evaluate("typeof pwned") == "undefined"
+    assert not [url for url in asked if "evil" in url.partition("?")[0] or url.endswith("/x")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+async def test_no_serious_fault_of_access(
+    browser: Any, page: Page, brokers: list[Broker], scheme: str, size: dict[str, int]
+) -> None:
+    faults = []
+    checker = axe.Axe()
+    async with (
+        consumer_of(brokers[0], client_id="clerk-7", hostname="host", user_agent="agent/1"),
+        tab_of(browser, page, color_scheme=scheme, viewport=size) as tab,
+    ):
+        await page.act("pause_topic", topic="orders")
+        for name, path in PATHS.items():
+            await tab.goto(path.format(broker=brokers[0].http_address))
+            results = await checker.run(tab)
+            faults += [
+                (name, each["id"], each["nodes"][0]["html"])
+                for each in results.response["violations"]
+                if each["impact"] in ("serious", "critical")
+            ]
+            wide = await tab.evaluate("document.documentElement.scrollWidth > innerWidth")
+            assert not wide, f"{name} must be scrolled sideways"
+        await page.act("unpause_topic", topic="orders")
+    assert faults == []
+
+
+@pytest.mark.skipif(
+    os.environ.get("MARTLET_SCREENSHOTS") != "1", reason="set MARTLET_SCREENSHOTS=1 to write them"
+)
+async def test_screenshots(browser: Any, page: Page, brokers: list[Broker]) -> None:
+    IMAGES.mkdir(exist_ok=True)
+    async with (
+        consumer_of(brokers[0], client_id="clerk-7", hostname="desk", user_agent="martlet/0.2"),
+        tab_of(browser, page) as tab,
+    ):
+        for topic, count in (("payments", 40), ("refunds", 3)):
+            await publish(brokers[1], topic, count)
+        await page.act("pause_channel", topic="orders", channel="work")
+        for name in IN_DOCS:
+            await tab.goto(PATHS[name])
+            if name in ("topic", "channel"):
+                await tab.locator(".plot canvas").wait_for()
+            await tab.screenshot(path=IMAGES / f"admin-{name}.png", full_page=True)
+        await page.act("unpause_channel", topic="orders", channel="work")

@@ -1,0 +1,145 @@
+"""How often brokers are asked, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.unit.admin.test_cluster import A, node
+
+from martlet.admin import collector as module
+from martlet.admin.collector import Collector
+from martlet.client.admin import AdminError, Answers, NodeStats
+
+INTERVAL_S = 0.05
+log = logging.getLogger(__name__)
+
+
+class Brokers:
+    """Answers looks: each time with one message more."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.looks = 0
+        self.asked = asyncio.Event()
+        self.delay_s = delay_s
+        self.error: Exception | None = None
+
+    async def look(self) -> Answers[NodeStats]:
+        self.looks += 1
+        self.asked.set()
+        await asyncio.sleep(self.delay_s)
+        if self.error:
+            raise self.error
+        return Answers({A: node(self.looks)})
+
+
+@asynccontextmanager
+async def running(
+    look: Callable[[], Awaitable[Answers[NodeStats]]], interval_s: float = INTERVAL_S
+) -> AsyncIterator[Collector]:
+    collector = Collector(look, interval_s, log)
+    task = asyncio.create_task(collector.run())
+    try:
+        yield collector
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_all_tabs_share_a_look() -> None:
+    brokers = Brokers()
+    async with running(brokers.look) as collector:
+        view = await collector.fresh()
+        for _ in range(3):
+            before = brokers.looks
+            views = await asyncio.gather(*(collector.following(view) for _ in range(50)))
+            assert {id(each) for each in views} == {id(collector.view)}
+            assert brokers.looks == before + 1
+            view = views[0]
+
+
+async def test_without_a_tab_brokers_are_asked_at_the_idle_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "IDLE_INTERVAL_S", 0.4)
+    brokers = Brokers()
+    async with running(brokers.look) as collector:
+        view = await collector.fresh()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        async with collector._changed:  # not `following`, which a tab calls
+            await collector._changed.wait_for(lambda: collector.view is not view)
+        assert loop.time() - began_s >= 0.35
+        assert brokers.looks == 2
+
+
+async def test_where_answers_are_slow_they_are_asked_less() -> None:
+    brokers = Brokers(delay_s=0.05)
+    async with running(brokers.look, interval_s=0.01) as collector:
+        view = await collector.fresh()
+        began_s = asyncio.get_running_loop().time()
+        await collector.following(view)
+        # A tenth of the time is the brokers': 0.05 s of it, and 0.45 s for other work.
+        assert asyncio.get_running_loop().time() - began_s >= 0.45
+
+
+async def test_after_a_change_the_look_began_later() -> None:
+    brokers = Brokers(delay_s=0.05)
+    async with running(brokers.look, interval_s=60.0) as collector:
+        await brokers.asked.wait()
+        await collector.look_now()  # while the first look is under way
+        assert brokers.looks == 2
+        await collector.look_now()  # in its pause of a minute
+        assert brokers.looks == 3
+
+
+async def test_a_view_is_fresh_for_an_interval() -> None:
+    brokers = Brokers()
+    async with running(brokers.look, interval_s=60.0) as collector:
+        view = await collector.fresh()
+        assert await collector.fresh() is view
+        assert brokers.looks == 1
+
+
+async def test_all_brokers_are_away_and_come_back() -> None:
+    brokers = Brokers()
+    async with running(brokers.look) as collector:
+        view = await collector.fresh()
+        assert view.topics
+        brokers.error = AdminError(A, "refused", errors={A: AdminError(A, "refused")})
+        view = await collector.following(view)
+        assert (view.topics, view.brokers[A].error, view.error) == ({}, "refused", f"{A}: refused")
+        brokers.error = None
+        view = await collector.following(view)
+        assert (view.error, view.missing) == ("", [])
+        assert view.topics["orders"].total_depth == brokers.looks + 1
+
+
+async def test_a_fault_is_shown_and_logged_and_does_not_end_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    brokers = Brokers()
+    brokers.error = KeyError("a fault")
+    async with running(brokers.look) as collector:
+        view = await collector.fresh()
+        assert "a fault of this page: KeyError('a fault')" in view.error
+        assert "the brokers' answers could not be used" in caplog.text
+        brokers.error = None
+        assert (await collector.following(view)).topics
+
+
+async def test_rates_are_those_of_the_brokers_counters() -> None:
+    brokers = Brokers()
+    async with running(brokers.look) as collector:
+        first = await collector.fresh()
+        second = await collector.following(first)
+        channel = second.topics["orders"].channels["work"]
+        passed_s = second.at_s - first.at_s
+        assert channel.in_per_s == pytest.approx(1 / passed_s)
+        # What came in waits: nothing was finished.
+        assert (channel.out_per_s, second.in_per_s, second.out_per_s) == (0.0, 0.0, 0.0)
+        assert collector.history.series(("orders", "work"), "depth") == [1.0]
+        assert collector.history.series(("", ""), "depth") == [2.0]

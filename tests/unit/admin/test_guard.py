@@ -1,0 +1,104 @@
+"""What the admin page refuses, and keeps in its audit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.admin_page import Page, broker_of, page_of
+
+
+async def post(page: Page, **headers: str) -> int:
+    form = {"action": "pause_topic", "topic": "orders"}
+    async with page.session.post(
+        f"{page.url}/act", data=form, headers=headers, allow_redirects=False
+    ) as answer:
+        return answer.status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 303),
+        ({"Sec-Fetch-Site": "same-origin"}, 303),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost"}, 303),
+        ({"Host": "[::1]:4171"}, 303),
+        ({"Sec-Fetch-Site": "same-origin", "Host": "evil.example:4171"}, 403),
+    ],
+)
+async def test_forms_of_other_sites_and_hosts_are_refused(
+    headers: dict[str, str], status: int
+) -> None:
+    async with broker_of(1) as broker, page_of([broker.http_address]) as page:
+        assert await post(page, **headers) == status
+        entries = list(page.server._audit.entries)
+        assert [each.result for each in entries] == ["done" if status == 303 else "refused"]
+
+
+async def test_a_page_under_a_foreign_name_is_refused_to_read_too() -> None:
+    async with broker_of(1) as broker:
+        options: dict[str, Any] = {"allowed_hosts": ("brokers.example",)}
+        async with page_of([broker.http_address], **options) as page:
+            for host, status in (("brokers.example:4171", 200), ("rebound.example", 403)):
+                async with page.session.get(page.url + "/", headers={"Host": host}) as answer:
+                    assert answer.status == status
+            assert "--allowed-host=rebound.example" in page.server._audit.entries[-1].detail
+
+
+async def test_every_answer_has_a_strict_policy() -> None:
+    async with broker_of(1) as broker, page_of([broker.http_address]) as page:
+        for path in ("/", "/nope", "/static/admin.css", "/ping"):
+            async with page.session.get(page.url + path) as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_audit_is_kept_in_a_file_and_posted(tmp_path: Path) -> None:
+    posted: list[Any] = []
+
+    async def take(request: web.BaseRequest) -> web.StreamResponse:
+        posted.append(await request.json())
+        return web.Response()
+
+    runner = web.ServerRunner(web.Server(take))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    file = tmp_path / "audit.jsonl"
+    options: dict[str, Any] = {
+        "audit_file": str(file),
+        "notification_http_endpoint": f"http://{host}:{port}/",
+    }
+    async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
+        assert await post(page, **{"X-Forwarded-User": "ann", "User-Agent": "test"}) == 303
+        await page.server._audit._waiting.join()
+    (line,) = file.read_text().splitlines()
+    kept = json.loads(line)
+    assert (kept["action"], kept["topic"], kept["user"], kept["result"]) == (
+        *("pause_topic", "orders", "ann"),
+        "done",
+    )
+    (sent,) = posted
+    assert sent == {name: kept[name] for name in sent}
+    assert set(sent) == {
+        *("action", "topic", "timestamp", "user", "remote_ip", "user_agent", "url", "via")
+    }
+    async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
+        assert "pause_topic" in await page.get("/audit")
+    await runner.cleanup()
+
+
+async def test_an_audit_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"--audit-file=/.*/missing/audit cannot be written"):
+        async with page_of(["127.0.0.1:1"], audit_file=str(tmp_path / "missing" / "audit")):
+            raise AssertionError

@@ -1,0 +1,84 @@
+"""How values and texts of strangers are shown."""
+
+from __future__ import annotations
+
+import time
+from xml.etree import ElementTree
+
+import pytest
+
+from martlet.admin import shown
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("orders", "orders"),
+        ("Grüße 世界 🙂", "Grüße 世界 🙂"),
+        ("a\tb\nc", "a\tb\nc"),
+        ("evil\u202etxt.exe", "evil\\u202etxt.exe"),
+        ("\u2066a\u2069", "\\u2066a\\u2069"),
+        ("a\0b", "a\\u0000b"),
+        ("\x1b[31mred\x1b[0m", "\\u001b[31mred\\u001b[0m"),
+        ("a\u200bb\ufeff", "a\\u200bb\\ufeff"),
+        ("a\rb\x85", "a\\u000db\\u0085"),
+        ("a\u2028b\u2029", "a\\u2028b\\u2029"),
+        ("\ud800", "\\ud800"),
+        ("\U000e0041", "\\U000e0041"),
+        ("\ue000\U0010fffd", "\\ue000\\U0010fffd"),
+    ],
+)
+def test_characters_that_hide_or_turn_text_are_written_out(text: str, expected: str) -> None:
+    assert shown.visible(text) == expected
+
+
+def test_a_shown_text_can_be_sent() -> None:
+    everything = "".join(map(chr, range(0x110000)))
+    shown.visible(everything).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, "0"), (-1, "0"), (0.25, "0.25"), (0.001, "0.001"), (12.34, "12.3"), (99.99, "100.0"),
+     (1204.4, "1,204")],
+)  # fmt: skip
+def test_rates(value: float, expected: str) -> None:
+    assert shown.rate(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "-"), (0.0, "0.0 s"), (1.24, "1.2 s"), (59.0, "59 s"), (120.0, "2 min"),
+     (7200.0, "2 h"), (200_000.0, "2 d")],
+)  # fmt: skip
+def test_durations(value: float | None, expected: str) -> None:
+    assert shown.duration(value) == expected
+
+
+def test_sizes_and_numbers_and_times() -> None:
+    assert [shown.size(each) for each in (0, 999, 1000, 3_100_000, 5e15)] == [
+        *("0 B", "999 B", "1.0 kB", "3.1 MB", "5000.0 TB")
+    ]
+    assert shown.number(12034) == "12,034"
+    assert shown.utc(0) == "1970-01-01 00:00:00 UTC"
+    assert shown.ago(0) == "-"
+    assert shown.ago(time.time() - 180) == "3 min ago"
+    assert shown.ago(time.time() + 60) == "0.0 s ago", "a broker's clock may be ahead"
+
+
+def lines(*values: float | None) -> list[str]:
+    drawn = ElementTree.fromstring(str(shown.sparkline(values, "depth")))
+    return [each.attrib["points"] for each in drawn]
+
+
+def test_a_sparkline_fills_its_height_and_breaks_where_nothing_is_known() -> None:
+    assert lines(0, 5, 10) == ["0.0,19.0 48.0,10.0 96.0,1.0"]
+    assert lines(0, None, 10) == ["0.0,19.0", "96.0,1.0"]
+    assert lines(0, 0) == ["0.0,19.0 96.0,19.0"]
+    assert lines() == lines(None, None) == []
+
+
+def test_the_label_of_a_sparkline_is_text() -> None:
+    drawn = ElementTree.fromstring(str(shown.sparkline([1.0], '"><script>alert(1)</script>')))
+    assert drawn.attrib["aria-label"] == '"><script>alert(1)</script>'
+    assert [each.tag for each in drawn] == ["polyline"]
