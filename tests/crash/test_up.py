@@ -24,7 +24,7 @@ ANYWHERE = [
     f"--{name}=127.0.0.1:0"
     for name in (
         *("tcp-address", "http-address", "https-address"),
-        *("lookup-tcp-address", "lookup-http-address"),
+        *("lookup-tcp-address", "lookup-http-address", "admin-http-address"),
     )
 ]
 WAIT_S = 30
@@ -63,7 +63,7 @@ class Up:
 
     def address(self, name: str) -> str:
         """Where a server answers HTTP."""
-        (row,) = re.findall(rf"^{name} +127\S+  (127\S+)", self.log, re.M)
+        (row,) = re.findall(rf"^{name} +(?:127\S+)? +(127\S+)", self.log, re.M)
         return str(row)
 
     def ask(self, name: str, path: str, body: bytes | None = None) -> Any:
@@ -115,16 +115,30 @@ def test_one_command_one_ctrl_c(
         up_now.until("REGISTER category:topic key:broker-0", 2)
         assert len(up_now.ask("lookup", "/nodes")["producers"]) == 2
 
-        servers = [up_now.server(name) for name in ("broker-0", "broker-1", "lookup")]
+        url = f"http://{up_now.address('admin')}/"
+        assert f"the admin page is at {url}" in up_now.log
+        deadline_s = time.monotonic() + WAIT_S
+        while not all(f'id="topic-broker-{at}"' in page(url) for at in range(2)):
+            assert time.monotonic() < deadline_s, page(url)
+            time.sleep(0.1)
+
+        names = ("broker-0", "broker-1", "lookup", "admin")
+        servers = [up_now.server(name) for name in names]
         up_now.process.send_signal(signal.SIGINT)
         assert up_now.process.wait(WAIT_S) == 0
         assert manager.recv(100) == b"STOPPING=1"
     lines = up_now.log.splitlines()
     ends = [line.split()[0] for line in lines if line.endswith("bye")]
-    assert sorted(ends[:2]) == ["broker-0", "broker-1"]
-    assert ends[2:] == ["lookup", "up"]
+    assert ends[0] == "admin"
+    assert sorted(ends[1:3]) == ["broker-0", "broker-1"]
+    assert ends[3:] == ["lookup", "up"]
     assert all(map(has_ended, servers))
     assert all(" | [martlet] 20" in line for line in lines if "INFO" in line)
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(f"{url}topics", timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 def test_replicas_take_over_from_one_that_is_killed(up: Callable[..., Up], tmp_path: Path) -> None:

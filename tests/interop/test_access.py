@@ -206,7 +206,15 @@ def test_the_broker_does_not_start_with_a_wrong_file(tmp_path: Path) -> None:
 def test_martlet_up_passes_the_file_on(tmp_path: Path, tokens: Path) -> None:
     http = f"127.0.0.1:{free_port()}"
     words = (
-        *(sys.executable, "-m", "martlet", "up", "--lookup=false", f"--http-address={http}"),
+        *(
+            sys.executable,
+            "-m",
+            "martlet",
+            "up",
+            "--lookup=false",
+            "--admin=false",
+            f"--http-address={http}",
+        ),
         *(f"--data-path={tmp_path}/data", f"--tcp-address=127.0.0.1:{free_port()}"),
         f"--operator-token-file={tokens}",
     )

@@ -85,6 +85,13 @@ class UpOptions(LogOptions):
         "127.0.0.1:4161", "<addr>:<port> of the lookup daemon for HTTP"
     )
     lookup_config: str = option("", "a TOML file with further options of the lookup daemon")
+    admin: bool = option(
+        True, "run the admin page, which shows the brokers in a browser", section="admin page"
+    )
+    admin_http_address: str = option(
+        "127.0.0.1:4171", "<addr>:<port> of the admin page for browsers"
+    )
+    admin_config: str = option("", "a TOML file with further options of the admin page")
     max_restarts: int = option(
         0,
         "how often in a row a server that ends is started again; if it still does not stay up, all"
@@ -129,6 +136,9 @@ class UpOptions(LogOptions):
                 ("--lookup-tcp-address", port_of(self.lookup_tcp_address, "lookup-tcp-address")),
                 ("--lookup-http-address", port_of(self.lookup_http_address, "lookup-http-address")),
             ]
+        if self.admin:
+            address = self.admin_http_address
+            found.append(("--admin-http-address", port_of(address, "admin-http-address")))
         names = ["tcp-address", "http-address", "https-address"]
         if self.replicas > 1:
             names.append("replica-address")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,9 @@ class Planned:
     """One server.
 
     Attributes:
-        name: ``broker-0``, ``broker-0.a`` for a replica, ``lookup``.
+        name: ``broker-0``, ``broker-0.a`` for a replica, ``lookup``, ``admin``.
         arguments: those of its command, whose name is the first.
-        tcp_address, http_address: where it will listen.
+        tcp_address, http_address: where it will listen; the admin page has no TCP.
         folder: a broker's data folder.
     """
 
@@ -41,15 +42,18 @@ class Planned:
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """All servers: the lookup daemon, which starts first and stops last, and the brokers."""
+    """All servers: the lookup daemon, which starts first and stops last, the brokers, and the
+    admin page.
+    """
 
     lookup: tuple[Planned, ...]
     brokers: tuple[Planned, ...]
+    admin: tuple[Planned, ...] = ()
 
     @property
     def servers(self) -> tuple[Planned, ...]:
         """All of them."""
-        return self.lookup + self.brokers
+        return self.lookup + self.brokers + self.admin
 
 
 def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
@@ -75,7 +79,8 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
             for number in range(options.workers)
             for broker in _replicas(options, ports, number, arguments)
         ]
-        return ServerPlan(lookup, tuple(brokers))
+        admin = (_admin(options, ports, lookup, brokers),) if options.admin else ()
+        return ServerPlan(lookup, tuple(brokers), admin)
 
 
 def _lookup(options: UpOptions, ports: _Ports) -> Planned:
@@ -86,6 +91,21 @@ def _lookup(options: UpOptions, ports: _Ports) -> Planned:
         *(f"--tcp-address={tcp}", f"--http-address={http}"),
     )
     return Planned("lookup", arguments, tcp, http)
+
+
+def _admin(
+    options: UpOptions, ports: _Ports, lookup: Sequence[Planned], brokers: Sequence[Planned]
+) -> Planned:
+    """Plan the admin page, which asks the lookup daemon for brokers if there is one."""
+    http = ports.of(options.admin_http_address, "admin-http-address")
+    token_file = options.operator_token_file
+    kind, servers = ("lookupd", lookup) if lookup else ("nsqd", brokers)
+    arguments = (
+        *("admin", *_logged(options, options.admin_config), f"--http-address={http}"),
+        *(f"--{kind}-http-address={_reached(each.http_address)}" for each in servers),
+        *([f"--{FLAG}={token_file}"] if token_file else []),
+    )
+    return Planned("admin", arguments, "", http)
 
 
 def _replicas(
@@ -135,7 +155,12 @@ def _broker(
 
 
 def _shared(options: UpOptions, config: str) -> list[str]:
-    """The arguments of servers of both kinds."""
+    """The arguments of brokers and the lookup daemon."""
+    return [*_logged(options, config), f"--broadcast-address={options.broadcast_name}"]
+
+
+def _logged(options: UpOptions, config: str) -> list[str]:
+    """The arguments of all servers."""
     return [
         *([f"--config={config}"] if config else []),
         *(
@@ -143,7 +168,6 @@ def _shared(options: UpOptions, config: str) -> list[str]:
             if options.log_level is not LogLevel.INFO
             else []
         ),
-        f"--broadcast-address={options.broadcast_name}",
     ]
 
 

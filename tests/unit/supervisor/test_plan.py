@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from martlet.cli import start
-from martlet.cli.servers import up
+from martlet.cli.servers import admin, up
 from martlet.cli.servers.broker import arguments
+from martlet.extras import how_to_install
 from martlet.options import OptionError
+from martlet.options.admin import AdminOptions
 from martlet.supervisor.options import UpOptions
 from martlet.supervisor.plan import plan
 
@@ -44,7 +46,7 @@ def test_a_server_that_listens_everywhere_is_reached_by_the_hosts_name() -> None
 def test_brokers_get_other_lookup_daemons_if_none_is_started() -> None:
     options = UpOptions(lookup=False, lookup_tcp_address="h:4150")
     found = plan(options, ("--lookupd-tcp-address=far:4160",))
-    assert [server.name for server in found.servers] == ["broker-0"]
+    assert [server.name for server in found.servers] == ["broker-0", "admin"]
     values, _ = arguments().read(found.brokers[0].arguments[1:])
     assert values["lookupd_tcp_addresses"] == ("far:4160",)
 
@@ -57,7 +59,7 @@ def test_each_replica_has_a_folder_and_ports_of_its_own() -> None:
     assert [broker.folder.name for broker in found.brokers[:3]] == [
         *("broker-0", "broker-0.b", "broker-0.c")
     ]
-    addresses = [each for broker in found.servers for each in (broker.tcp_address,)]
+    addresses = [each for broker in found.lookup + found.brokers for each in (broker.tcp_address,)]
     assert len(set(addresses)) == 7
     values, _ = arguments().read(found.brokers[4].arguments[1:])
     assert values == {
@@ -136,3 +138,45 @@ def test_nothing_starts_without_a_folder_for_its_data(capsys: pytest.CaptureFixt
 def test_an_unknown_flag_for_brokers_is_found_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert up.main(["--", "--max-msg-sise=3"]) == start.WRONG
     assert "did you mean --max-msg-size?" in capsys.readouterr().err
+
+
+def test_the_admin_page_asks_the_lookup_daemon_or_the_brokers() -> None:
+    command = start.arguments("admin", admin.DESCRIPTION, AdminOptions)
+    (page,) = plan(UpOptions(operator_token_file="tokens"), ()).admin
+    assert (page.name, page.tcp_address, page.http_address) == ("admin", "", "127.0.0.1:4171")
+    values, _ = command.read(page.arguments[1:])
+    assert values == {
+        "http_address": "127.0.0.1:4171",
+        "lookupd_http_addresses": ("127.0.0.1:4161",),
+        "operator_token_file": "tokens",
+    }
+    options = UpOptions(lookup=False, workers=2, http_address=":4151", admin_http_address=":80")
+    (page,) = plan(options, ()).admin
+    values, _ = command.read(page.arguments[1:])
+    assert values == {
+        "http_address": ":80",
+        "nsqd_http_addresses": ("127.0.0.1:4151", "127.0.0.1:4251"),
+    }
+    assert plan(UpOptions(admin=False, admin_http_address="h:4150"), ()).admin == ()
+
+
+def test_the_admin_pages_port_is_its_own() -> None:
+    with pytest.raises(OptionError, match=r"--admin-http-address .*are both port 4151"):
+        UpOptions(admin_http_address="127.0.0.1:4151")
+
+
+def test_without_jinja2_up_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(up, "find_spec", lambda name: None)
+    planned = []
+
+    def stop(options: UpOptions, _: object) -> None:
+        planned.append(options.admin)
+        raise OSError("no further")
+
+    monkeypatch.setattr(up, "plan", stop)
+    assert up.main([]) == 1
+    assert planned == [False]
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "WARNING" in each]
+    assert line.endswith(f"the admin page is not started: {how_to_install('admin')}")

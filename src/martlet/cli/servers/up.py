@@ -1,4 +1,4 @@
-"""``martlet up``: the brokers and the lookup daemon of one machine, in one command.
+"""``martlet up``: the brokers, the lookup daemon and the admin page of one machine, in one command.
 
 Exit codes: 0 after a clean stop, 2 when the command line or a config file is wrong, 1 when a server
 cannot start or does not stay up, with the reason as the last log line.
@@ -11,11 +11,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from martlet.cli import start, tool
-from martlet.cli.servers import broker, lookup, service
+from martlet.cli.servers import admin, broker, lookup, service
+from martlet.extras import how_to_install
 from martlet.options import BrokerOptions, LookupOptions, OptionError
+from martlet.options.admin import AdminOptions
 from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.data_folder import refusal
 from martlet.supervisor.child import Child
@@ -24,8 +27,8 @@ from martlet.supervisor.plan import Planned, ServerPlan, plan
 from martlet.supervisor.supervisor import Supervisor
 
 DESCRIPTION = (
-    "Run brokers and a lookup daemon on this machine, restart any that die, and stop all with one"
-    " Ctrl-C. What follows -- are flags for every broker:"
+    "Run brokers, a lookup daemon and the admin page on this machine, restart any that die, and"
+    " stop all with one Ctrl-C. What follows -- are flags for every broker:"
     " martlet up --workers=2 --data-path=data -- --max-msg-size=4MiB"
 )
 _OURS = (
@@ -41,6 +44,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the servers; return the exit code of the process."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
+    if options.admin and find_spec("jinja2") is None:
+        _log.warning("the admin page is not started: %s", how_to_install("admin"))
+        options = options.replace(admin=False)
     try:
         found = plan(options, tuple(argv[at + 1 :]))
         _check(found, argv[at + 1 :])
@@ -85,7 +91,7 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
         return Child(server.name, arguments, show, sockets, options.max_restarts)
 
     return Supervisor(
-        [[child(server) for server in group] for group in (found.lookup, found.brokers)],
+        [[child(each) for each in group] for group in (found.lookup, found.brokers, found.admin)],
         options.stop_timeout_ns / 1e9,
         lambda: _print_ready(options, found),
         lambda: service.notify(service.STOPPING),
@@ -102,6 +108,7 @@ def _print_ready(options: UpOptions, found: ServerPlan) -> None:
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
+    lines += [f"the admin page is at http://{server.http_address}/" for server in found.admin]
     if options.replicas > 1:
         lines.append(f"martlet replicas show --metadata={options.metadata_address}")
     try:
@@ -130,6 +137,10 @@ def _check(found: ServerPlan, added: Sequence[str]) -> None:
     for server in found.lookup:
         values, _ = command.read(server.arguments[1:])
         LookupOptions(**values)
+    command = start.arguments("admin", admin.DESCRIPTION, AdminOptions)
+    for server in found.admin:
+        values, _ = command.read(server.arguments[1:])
+        AdminOptions(**values)
 
 
 def _check_replicas(options: UpOptions, found: ServerPlan) -> None:
