@@ -278,6 +278,7 @@ _PORTS = {
         "http-address": 4151,
         "lookup-tcp-address": 4160,
         "lookup-http-address": 4161,
+        "admin-http-address": 4171,
     },
 }
 """The ports on which a server listens by default."""
