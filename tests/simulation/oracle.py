@@ -58,10 +58,13 @@ class Oracle:
         node.cluster.say(f"{node.name} begins epoch {epoch} at {copy.end_position}")
         self.elections += 1
         other = self.primaries.setdefault(epoch, node.name)
-        # A replica that looks late may begin an epoch after a later one has begun: those that are
-        # in sync have pledged to that, and confirm nothing of its own.
         if other != node.name or epoch != node.replica.note.pledged:
             raise Broken(f"epoch {epoch} of {node.name}, where {self.primaries} were")
+        if epoch < max(self.primaries):
+            # A replica that looks late may begin an epoch after a later one has begun, without
+            # what was confirmed in that. Those that are in sync have pledged to the later one:
+            # the earlier confirms nothing but what both have, which `confirmed` compares.
+            return
         if copy.end_position < self.end_position:
             raise Broken(
                 f"{node.name} is elected with a log up to {copy.end_position}, and"
