@@ -117,6 +117,10 @@ def test_a_topic_and_a_channel_from_their_creation_to_their_end(
     listed = face.ask(lambda admin: admin.channels.list(topic), *cluster.brokers)
     sums = listed.added(lambda each: each.channel, lambda each: each.counts)
     assert sums == {"c": ChannelCounts(depth=4, backend_depth=4, message_count=4)}
+    emptied = do(lambda admin: admin.channels.empty(topic, "c"))
+    assert [each.depth for each in emptied.values()] == [2, 2]
+    restored = do(lambda admin: admin.channels.restore(topic, "c", emptied))
+    assert [*restored.values()] == [2, 2]
     do(lambda admin: admin.channels.empty(topic, "c"))
     replayed = face.ask(
         lambda admin: admin.channels.replay(topic, "c", beginning=True), *cluster.brokers

@@ -8,7 +8,7 @@ calls `commit` once in each turn of its loop, `run` when an alarm of the schedul
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +36,7 @@ from martlet.broker.schedule import Schedule
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.expand import check_count, grow
 from martlet.broker.topic.topic import Topic
+from martlet.broker.topic.undo import EmptiedQueue, keep, place_of, restore
 from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
 from martlet.log.batch import LogBatch
@@ -392,21 +393,36 @@ class BrokerCore:
         if not topic.holders:
             self.delays.cancel_all(topic)
 
-    def empty_channel(self, topic: Topic, name: str) -> None:
+    def empty_channel(self, topic: Topic, name: str) -> list[EmptiedQueue]:
         """Finish all stored messages of a channel; of a topic's only channel, all delayed ones too.
 
         Beside other channels the delayed ones stay, since they belong to those as well. Journaled
         at once, since the caller is answered and does not retry.
 
+        Returns the channel's place in each queue before, for `restore_channel`.
+
         Raises NotFound, and WritesRefused: the channel is emptied, but a restart may undo that.
         """
-        parts = topic.find_channel(name).parts
-        for part in parts:
-            part.empty()
-        for part in parts:
-            self.write_cursor(part)
+        channels = topic.find_channel(name).parts
+        emptied = [place_of(channel, number) for number, channel in enumerate(channels)]
+        for part, channel, place in zip(topic.parts, channels, emptied, strict=True):
+            channel.empty()
+            if self.settings.keep_emptied_ns:
+                keep(part, place, self.clock(), self.settings.keep_emptied_ns)
+        for channel in channels:
+            self.write_cursor(channel)
         if len(topic.holders) == 1:
             self.delays.cancel_all(topic)
+        return emptied
+
+    def restore_channel(self, topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
+        """Undo an empty of a channel; delayed messages that it cancelled stay so.
+
+        Raises NotFound, OutOfReach and WritesRefused, as `martlet.broker.topic.undo.restore`.
+        """
+        restore(topic, name, emptied)
+        for each in emptied:
+            self.write_cursor(topic.part(each.queue).channels[name])
 
     # time
 

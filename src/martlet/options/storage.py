@@ -83,6 +83,12 @@ class StorageOptions(Options):
         " (retention_ms); 0: not at all, or 72h with --retention-bytes",
         limits=(0, None),
     )
+    keep_emptied_ns: int = option(
+        900 * SECOND_NS,
+        "how long messages stay that were emptied from a channel, so that this can be undone; 0 for"
+        " not at all",
+        limits=(0, None),
+    )
     retention_bytes: Size = option(
         0,
         "maximum bytes of finished messages of each topic; the newest are kept (0: no limit)",

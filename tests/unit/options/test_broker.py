@@ -72,6 +72,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "disk-force-percent",
         "disk-refuse-percent",
         "retention",
+        "keep-emptied",
         "retention-bytes",
         "transaction-aside-topic",
         "transaction-check-after",

@@ -6,7 +6,7 @@ flight.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -354,10 +354,23 @@ class Channel(ChannelState):
 
         For a channel imported from another broker, which had delivered them.
         """
+        self.wait_again((offset, count, 0, 0) for offset, count in attempts.items())
+
+    def wait_again(self, messages: Iterable[tuple[int, int, int, int]]) -> None:
+        """Make messages below the cursor wait for delivery, unless they do already.
+
+        Args:
+            messages: the offset of each, its attempts, its time in ns (0 for now), its failures.
+        """
         now_ns = self.context.clock()
-        for offset, count in attempts.items():
-            assert offset < self.cursor.window.floor
-            self.cursor.pending.wait(offset, count, now_ns, now_ns)
+        window, pending = self.cursor.window, self.cursor.pending
+        for offset, attempts, due_ns, failures in messages:
+            assert offset < window.next
+            if offset in pending.by_offset or window.is_held(offset):
+                continue
+            due_ns = max(due_ns, now_ns)
+            pending.wait(offset, attempts, due_ns, now_ns, failures)
+            self.alarm.at(due_ns)
         self.moved()
         self.pump()
 

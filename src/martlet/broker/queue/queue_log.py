@@ -89,6 +89,9 @@ class QueueLog(StoredQueue):
         """The messages that channels need from the topic's floor on, as far as counted."""
         self.history: KeptHistory | None = None
         """The history kept beyond that, if any."""
+        self.emptied_from = 0
+        self.emptied_until_ns = 0
+        """From which offset on, and until when, history keeps what was emptied from a channel."""
         self.message_bytes = 0
         self.batch: LogBatch | None = None
         """The staged messages."""

@@ -89,7 +89,7 @@ def count_needs(broker: RetentionContext) -> Iterator[None]:
         index = queue.index
         row = index.end_row if floor >= queue.end_offset else index.find(floor)
         yield from queue.tally.count(places, row)
-        history = history_of(topic, broker.settings.retention)
+        history = history_of(topic, broker.settings.retention, now_ns)
         if history is not None:
             yield from history.count(places, now_ns)
 

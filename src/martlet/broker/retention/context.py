@@ -23,10 +23,12 @@ class RetentionSettings(TopicSettings):
     Attributes:
         retention: the history kept of a topic whose policy does not set it.
         watermarks: the disk usage above which history is deleted earlier.
+        keep_emptied_ns: how long messages stay that were emptied from a channel.
     """
 
     retention: Retention = field(default_factory=Retention)
     watermarks: Watermarks = field(default_factory=Watermarks)
+    keep_emptied_ns: int = 0
 
 
 class RetentionContext(TopicRegistry, Protocol):

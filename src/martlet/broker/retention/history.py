@@ -24,11 +24,13 @@ above `force` %       history within its limits goes too, the oldest segment fir
 no room for a segment the same, at once, before a publisher is refused (`.retention.reclaim`)
 ====================  ==============================================================================
 
-Unfinished messages are no history; none of this affects them.
+Unfinished messages are no history; none of this affects them. Messages that were emptied from a
+channel are history for a while, so that it can be undone (`martlet.broker.topic.undo`).
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from martlet.log.retention import NeedCounter
@@ -114,22 +116,28 @@ class History:
     def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
         """Drop rows beyond the limits, and count the kept ones, some rows at a time."""
         queue, retention = self._queue, self.retention
-        in_time = queue.index.find_time(now_ns - retention.time_ns)
-        self._row = max(self._row, queue.start_row, in_time)
+        has_time = retention.time_ns > 0
+        in_time = queue.index.find_time(now_ns - retention.time_ns) if has_time else sys.maxsize
+        is_undoable = now_ns < queue.emptied_until_ns
+        if is_undoable:
+            in_time = min(in_time, queue.index.find(queue.emptied_from))
+        self._row = max(self._row, queue.start_row, min(in_time, queue.index.end_row))
         yield from self.tally.count(places, self._row)
-        if retention.bytes:
+        if retention.bytes and not is_undoable:
             self._row = max(self._row, self.tally.row_within(retention.bytes))
             yield from self.tally.count(places, self._row)
 
 
-def history_of(topic: Retained, usual: Retention) -> KeptHistory | None:
+def history_of(topic: Retained, usual: Retention, now_ns: int) -> KeptHistory | None:
     """Return the history of a topic's queue by its current policy; None where none is kept.
 
-    Internal and ephemeral topics keep none.
+    Internal and ephemeral topics keep none. Others keep what was emptied from a channel, for a
+    while, even if they keep nothing else.
     """
     queue = topic.queue
     retention = usual.of(topic.policy).shared(len(topic.parts))
-    if retention.time_ns <= 0 or topic.ephemeral or is_system(topic.name):
+    is_kept = retention.time_ns > 0 or now_ns < queue.emptied_until_ns
+    if not is_kept or topic.ephemeral or is_system(topic.name):
         queue.history = None
     elif queue.history is None or queue.history.retention != retention:
         queue.history = History(queue, retention)

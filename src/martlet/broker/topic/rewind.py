@@ -78,7 +78,7 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
     parts = [(topic.part(number), offset) for number, offset in offsets.items()]
     for part, offset in parts:
         channel = part.find_channel(name)
-        _check_is_stored(part, offset)
+        check_is_stored(part, offset)
         if offset > channel.cursor.next:
             raise OutOfReach(
                 f"channel {name!r} of {_describe(part)} is at offset {channel.cursor.next} and"
@@ -121,7 +121,7 @@ def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel
         )
     for number, offset in offsets.items():
         part = topic.part(number)
-        _check_is_stored(part, offset)
+        check_is_stored(part, offset)
         if offset > part.limit:
             raise OutOfReach(
                 f"{_describe(part)} ends at offset {part.limit}, before {offset}", queue=part.number
@@ -135,7 +135,8 @@ def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel
     return topic.channel(name, start=offsets)
 
 
-def _check_is_stored(part: Topic, offset: int) -> None:
+def check_is_stored(part: Topic, offset: int) -> None:
+    """Raise OutOfReach if an offset of a queue was deleted."""
     start = part.queue.start_offset
     if offset < start:
         raise OutOfReach(

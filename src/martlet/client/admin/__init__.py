@@ -21,6 +21,7 @@ from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.channels import (
     ChannelAdmin,
     ChannelPolicyChanges,
+    EmptiedChannel,
     MessageClient,
     PeekedMessage,
     ReplayedQueue,
@@ -104,6 +105,7 @@ __all__ = [
     "DelayedAdmin",
     "DelayedMessage",
     "Described",
+    "EmptiedChannel",
     "FoundMessages",
     "GroupAdmin",
     "GroupDescription",

@@ -122,6 +122,21 @@ class ReplayedQueue(Described):
         return self.end_offset - self.offset
 
 
+@dataclass(frozen=True)
+class EmptiedChannel:
+    """A channel's place before it was emptied, at one broker.
+
+    Attributes:
+        queues: in each queue; only to be handed back.
+        depth: how many messages it had.
+        kept_until_ns: until when the broker keeps them, in nanoseconds since 1970.
+    """
+
+    queues: Sequence[Mapping[str, Any]]
+    depth: int
+    kept_until_ns: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult(Described):
     """The new place of a channel.
@@ -138,6 +153,12 @@ class ReplayResult(Described):
     def message_count(self) -> int:
         """The number of messages from there on, in all queues."""
         return sum(each.message_count for each in self.queues)
+
+
+def _emptied(answer: Any) -> EmptiedChannel | None:
+    if not answer:
+        return None
+    return EmptiedChannel(answer["queues"], answer["depth"], answer["kept_until_ns"])
 
 
 def _replayed(answer: Any) -> ReplayResult:
@@ -185,9 +206,45 @@ class ChannelAdmin(Noun):
         """Let a channel deliver again."""
         return await change_places(self._http, "/channel/unpause", place(topic, channel))
 
-    async def empty(self, topic: str, channel: str) -> Answers[None]:
-        """Drop all messages of a channel."""
-        return await change_places(self._http, "/channel/empty", place(topic, channel))
+    async def empty(self, topic: str, channel: str) -> Answers[EmptiedChannel | None]:
+        """Drop all messages of a channel.
+
+        Answers what `restore` needs to undo it; None of nsqd, and of groups, where it cannot be
+        undone.
+        """
+        http = self._http
+        arguments = {**place(topic, channel), "undo": "true"}
+        return await http.each(
+            await http.brokers(topic),
+            lambda url: http.post(url, "/channel/empty", arguments, _emptied),
+        )
+
+    async def restore(
+        self, topic: str, channel: str, emptied: Mapping[str, EmptiedChannel]
+    ) -> Answers[int]:
+        """Undo an empty; answers how many messages wait then.
+
+        Messages that were delivered since then are delivered again. Delayed messages that the empty
+        cancelled stay so.
+
+        Args:
+            topic, channel: its names.
+            emptied: what `empty` answered, by broker.
+
+        Raises:
+            AdminError: no broker did it, since the log has no longer what was emptied
+                (``--keep-emptied`` of the broker), or the channel was set back meanwhile.
+        """
+        http = self._http
+        return await http.each(
+            list(emptied),
+            lambda url: http.call(
+                url,
+                "channel.restore",
+                {**place(topic, channel), "queues": emptied[url].queues},
+                lambda answer: int(answer["depth"]),
+            ),
+        )
 
     async def delete(self, topic: str, channel: str) -> Answers[None]:
         """Delete a channel and disconnect its consumers; then at the lookup daemons, if given."""

@@ -91,6 +91,7 @@ class ChannelAdmin(_SyncNoun):
     pause = _awaited(channels.ChannelAdmin.pause)
     unpause = _awaited(channels.ChannelAdmin.unpause)
     empty = _awaited(channels.ChannelAdmin.empty)
+    restore = _awaited(channels.ChannelAdmin.restore)
     delete = _awaited(channels.ChannelAdmin.delete)
     configure = _awaited(channels.ChannelAdmin.configure)
     replay = _awaited(channels.ChannelAdmin.replay)

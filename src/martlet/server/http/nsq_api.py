@@ -291,17 +291,17 @@ class NsqApi:
     # managing
 
     def _changing(
-        self, endpoint: Callable[[Request], None]
+        self, endpoint: Callable[[Request], object]
     ) -> Callable[[Request], Awaitable[object]]:
         """Make an endpoint for a durable change: it answers once the change is durable."""
 
         async def change(request: Request) -> object:
             try:
-                endpoint(request)
+                answer = endpoint(request)
                 await self._commits.all_settled()
             except WritesRefused as error:
                 raise HttpError(503, f"REFUSED {error}") from None
-            return None
+            return answer
 
         return change
 
@@ -354,11 +354,23 @@ class NsqApi:
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
 
-    def empty_channel(self, request: Request) -> None:
-        """Empty a channel: finish all its messages."""
+    def empty_channel(self, request: Request) -> object:
+        """Empty a channel: finish all its messages.
+
+        With ``undo=true`` the answer is the channel's place before, for the call
+        ``channel.restore``; else it is empty, as nsqd's.
+        """
         topic, name = self._topic_and_channel_name(request)
-        self._channel(request)
-        self._broker.empty_channel(topic, name)
+        channel = self._channel(request)
+        is_group, depth = channel.group is not None, channel.all_queues.depth
+        emptied = self._broker.empty_channel(topic, name)
+        if request.query.get("undo") != "true" or is_group:
+            return None
+        return {
+            "queues": [each._asdict() for each in emptied],
+            "depth": depth,
+            "kept_until_ns": topic.queue.emptied_until_ns,
+        }
 
     def pause_channel(self, request: Request) -> None:
         """Pause a channel's delivery, or resume it."""

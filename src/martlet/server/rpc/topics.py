@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.requested_policy import wished
+from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy, PolicyT
+from martlet.broker.queue.cursor import MAX_ATTEMPTS
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES
+from martlet.broker.topic.undo import MAX_RESTORED, MAX_RUNS, EmptiedQueue, UnfinishedRun
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ class TopicCalls:
             "topic.describe": self.describe,
             "topic.configure": self.configure_topic,
             "channel.configure": self.configure_channel,
+            "channel.restore": self.restore_channel,
             "channel.want": self.want_channel,
         }
 
@@ -92,6 +97,21 @@ class TopicCalls:
         await self._commits.all_settled()
         return {"policy": channel.policy.to_json()}
 
+    async def restore_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
+        """Undo an empty of a channel, by what it answered. Answers the channel's depth."""
+        arguments.only("topic", "channel", "queues")
+        topic, name = arguments.topic(self._broker), arguments.name("channel")
+        caller.may(topic.name, name)
+        emptied = [_emptied(each) for each in arguments.sequence("queues", max_value=MAX_QUEUES)]
+        if len({each.queue for each in emptied}) != len(emptied):
+            raise CallError("BAD_ARGUMENT", "queues has a queue twice")
+        try:
+            self._broker.restore_channel(topic, name, emptied)
+        except OutOfReach as error:
+            raise CallError("GONE" if error.gone else "CONFLICT", str(error)) from None
+        await self._commits.all_settled()
+        return {"depth": topic.find_channel(name).all_queues.depth}
+
     async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Create a channel if missing, with the policy that a consumer wants.
 
@@ -125,6 +145,36 @@ class TopicCalls:
                 )
             await self._commits.all_settled()
         return {"policy": wanted.to_json(), "replaced": replaced}
+
+
+def _emptied(value: object) -> EmptiedQueue:
+    """Read a queue of what an empty answered."""
+    try:
+        queue, offset, end_offset, unfinished = (
+            value[field]  # type: ignore[index]  # checked here
+            for field in EmptiedQueue._fields
+        )
+        runs = tuple(UnfinishedRun(*run) for run in unfinished)
+    except (TypeError, KeyError, ValueError):
+        raise _bad_queue(value) from None
+    numbers = [queue, offset, end_offset, *(number for run in runs for number in run)]
+    ends = [0, *(place for run in runs for place in run[:2])]
+    if (
+        any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers)
+        or any(later < earlier for earlier, later in pairwise(ends))
+        or any(run.attempts > MAX_ATTEMPTS or run.failures > MAX_ATTEMPTS for run in runs)
+        or len(runs) > MAX_RUNS
+        or sum(run.end - run.first for run in runs) > MAX_RESTORED
+    ):
+        raise _bad_queue(value)
+    return EmptiedQueue(queue, offset, end_offset, runs)
+
+
+def _bad_queue(value: object) -> CallError:
+    return CallError(
+        "BAD_ARGUMENT",
+        f"queues has {str(value)[:80]!r}, which is none that /channel/empty?undo=true answers",
+    )
 
 
 def _changed(policy: PolicyT, arguments: CallArguments) -> PolicyT:

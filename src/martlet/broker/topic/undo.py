@@ -1,0 +1,133 @@
+"""Undo of an empty: a channel gets again what was emptied from it.
+
+::
+
+    offsets         0 ... 40 ............. 90 ............... 150 ....
+    before the empty       | 1 at 41, 2 at 57 | never delivered | end
+    emptied                                                     ^ next
+    undone                 | 41 and 57 again  ^ next
+
+An empty returns the place of the channel before it: the offset that was to be delivered next, and
+the messages below it that consumers had in flight, or that waited to be redelivered. The undo
+rewinds the channel to that offset, and makes those messages wait again, with their attempts. So it
+takes in no message that was finished before the empty. Messages that were delivered since then are
+delivered again, as after each rewind.
+
+The log keeps emptied messages for a time (`keep`), even if no retention does, as a part of the
+topic's history: where the disk is nearly full they go as early as other history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from martlet.broker.errors import OutOfReach
+from martlet.broker.topic.rewind import check_is_stored, replay
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+
+MAX_RUNS = 10_000
+MAX_RESTORED = 1_000_000
+"""The maximum of runs in one queue, and of their messages. With more, the place before the empty is
+the lowest offset that was not finished, and the undo takes in what was finished behind it."""
+
+
+class UnfinishedRun(NamedTuple):
+    """Unfinished messages that had the same state.
+
+    Attributes:
+        first, end: their offsets, without the end.
+        attempts: the number of deliveries.
+        due_ns: when they are to be delivered; 0 for at once.
+        failures: the number of failures.
+    """
+
+    first: int
+    end: int
+    attempts: int
+    due_ns: int = 0
+    failures: int = 0
+
+
+class EmptiedQueue(NamedTuple):
+    """The place of a channel in a queue before it was emptied.
+
+    Attributes:
+        queue: the queue's number.
+        offset: the first that was not delivered yet.
+        end_offset: the end of what was emptied.
+        unfinished: what was unfinished below `offset`, rising.
+    """
+
+    queue: int
+    offset: int
+    end_offset: int
+    unfinished: tuple[UnfinishedRun, ...] = ()
+
+    @property
+    def lowest(self) -> int:
+        """The lowest offset that is needed for the undo."""
+        return self.unfinished[0].first if self.unfinished else self.offset
+
+
+def place_of(channel: Channel, number: int) -> EmptiedQueue:
+    """Return the place of a channel in the queue of a number."""
+    cursor = channel.cursor
+    now_ns = channel.context.clock()
+    held = cursor.window.held_offsets(0, cursor.next).tolist()
+    states = dict.fromkeys(held, (1, 0, 0))  # Each was delivered once.
+    for offset, message in cursor.pending.by_offset.items():
+        if offset >= cursor.next:
+            continue  # A deferred message, which a rewind schedules again.
+        waits = message.owner is None and message.due_ns > now_ns
+        states[offset] = message.attempts, message.due_ns if waits else 0, message.failures
+    runs: list[UnfinishedRun] = []
+    for offset, state in sorted(states.items()):
+        if runs and runs[-1].end == offset and runs[-1][2:] == state:
+            runs[-1] = runs[-1]._replace(end=offset + 1)
+        else:
+            runs.append(UnfinishedRun(offset, offset + 1, *state))
+    end = max(channel.source.limit, cursor.next)
+    if len(runs) > MAX_RUNS or len(states) > MAX_RESTORED:
+        return EmptiedQueue(number, cursor.lowest_needed, end)
+    return EmptiedQueue(number, cursor.next, end, tuple(runs))
+
+
+def keep(part: Topic, emptied: EmptiedQueue, now_ns: int, time_ns: int) -> None:
+    """Keep what was emptied for a time, at one of the topic's queues."""
+    queue = part.queue
+    is_keeping = now_ns < queue.emptied_until_ns
+    queue.emptied_from = min(queue.emptied_from, emptied.lowest) if is_keeping else emptied.lowest
+    queue.emptied_until_ns = now_ns + time_ns
+    queue.history = None  # It has counted without what was emptied.
+
+
+def restore(topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
+    """Undo an empty. The caller journals the cursors.
+
+    Raises:
+        NotFound: there is no such channel, or queue.
+        OutOfReach: a message was deleted meanwhile, or the channel was set back before the place.
+        WritesRefused: it could not be journaled, and nothing is changed.
+    """
+    for each in emptied:
+        part = topic.part(each.queue)
+        check_is_stored(part, each.lowest)
+        behind = each.unfinished[-1].end if each.unfinished else 0
+        if not 0 <= behind <= each.offset <= part.limit:
+            raise OutOfReach(
+                f"what was emptied of {name!r} of topic {topic.name!r} is not of this topic: its"
+                f" queue {part.number} ends at offset {part.limit}",
+                queue=part.number,
+            )
+    replay(topic, name, {each.queue: each.offset for each in emptied})
+    for each in emptied:
+        channel = topic.part(each.queue).channels[name]
+        channel.wait_again(
+            (offset, run.attempts, run.due_ns, run.failures)
+            for run in each.unfinished
+            for offset in range(run.first, run.end)
+        )
