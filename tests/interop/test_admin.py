@@ -132,6 +132,53 @@ def test_a_topic_and_a_channel_from_their_creation_to_their_end(
     assert [*do(lambda admin: admin.topics.list(topic)).values()] == [(), ()]
 
 
+def test_messages_are_read_from_the_log_by_offset_time_and_id(cluster: Cluster, face: Face) -> None:
+    topic = f"log-{face.name}"
+    began_ms = time.time_ns() // 1_000_000
+
+    def ask(call: Callable[[Any], Any]) -> Any:
+        return face.ask(call, cluster.brokers[0]).values[cluster.urls[0]]
+
+    def read(offset: int, queue: int, **options: Any) -> Any:
+        return ask(lambda admin: admin.messages.read(topic, offset, queue=queue, **options))
+
+    def publish(body: bytes, **options: Any) -> None:
+        ask(lambda admin: admin.topics.publish(topic, body, **options))
+
+    def find(message_id: str) -> Any:
+        return ask(lambda admin: admin.messages.find(topic, message_id))
+
+    ask(lambda admin: admin.topics.create(topic, 2))
+    publish(b"one", tag="a", keys=["k"], headers={"h": "v"})
+    publish(b"\xff\x00")
+    publish(b"three")
+    described = ask(lambda admin: admin.topics.describe(topic))
+    assert (described.topic, described.policy, described.channel_policies) == (topic, {}, {})
+    queues = described.queues
+    assert [each.queue for each in queues] == [0, 1]
+    assert sum(each.end_offset for each in queues) == 3
+    found = [message for each in queues for message in read(0, each.queue).messages]
+    assert sorted(each.body for each in found) == [b"one", b"three", b"\xff\x00"]
+    (tagged,) = (each for each in found if each.properties)
+    assert tagged.body == b"one"
+    assert tagged.properties == {"tag": "a", "keys": ["k"], "headers": {"h": "v"}}
+    for message in found:
+        assert find(message.id) == message
+        assert queues[message.queue].offset_of(message.id) == message.offset
+        assert message.stored_at_ns // 1_000_000 >= began_ms
+    place = max(queues, key=lambda each: int(each.end_offset))
+    one = read(0, place.queue, limit=1)
+    assert (len(one.messages), one.next_offset, one.is_end) == (1, 1, False)
+    end = read(99, place.queue)
+    assert (end.messages, end.next_offset, end.is_end) == ((), 2, True)
+    since = ask(lambda admin: admin.messages.offset_at(topic, began_ms, queue=place.queue))
+    assert (since.offset, since.is_gone, since.end_offset) == (0, False, 2)
+    with pytest.raises(AdminNotFound, match="stores no message"):
+        find(f"{int(place.id_base, 16) ^ 1 << 63:016x}")
+    with pytest.raises(AdminNotFound, match="has no queue 7"):
+        read(0, 7)
+
+
 def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, face: Face) -> None:
     topic = f"peek-{face.name}"
     face.ask(lambda admin: admin.topics.create(topic, 2), *cluster.brokers)

@@ -10,7 +10,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy
-from martlet.cli.admin.configure import _shown, read
+from martlet.broker.policy_words import read
+from martlet.cli.admin.configure import _shown
 from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
+from martlet.broker.policy_words import read, written
 from martlet.cli import start, tool
 from martlet.cli.admin.manage import place_of, way_out
 from martlet.cli.broker_http import ChannelOptions, TopicOptions
 from martlet.client.admin import Answers
 from martlet.client.admin import Policy as PolicyFields
-from martlet.durations import MILLISECOND_NS, parse_duration, parse_size
 
 log = logging.getLogger(__name__)
 _PLACES = {"topic": TopicOptions, "channel": ChannelOptions}
@@ -71,57 +70,6 @@ def _fail(text: str) -> NoReturn:
     raise SystemExit(start.WRONG)
 
 
-def read(policy: Policy, words: Sequence[str]) -> dict[str, object]:
-    """Read the fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
-    known = {each.name: each.metadata for each in policy.settable()}
-    changes: dict[str, object] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        name = name.replace("-", "_")
-        if name not in known:
-            raise BadPolicy(f"there is no setting {name!r}; the settings are {', '.join(known)}")
-        changes[name] = None if text == "default" else _value(name, text, known[name])
-    return changes
-
-
-def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
-    if "choices" in limits or limits.get("is_name"):
-        return text
-    if text.startswith("["):
-        return _listed(name, text)
-    pieces = [each.strip() for each in text.replace("||", ",").split(",")] if text else []
-    if limits.get("is_tags"):
-        return pieces
-    if "count" in limits:
-        return [_number(name, piece) for piece in pieces]
-    return _number(name, text)
-
-
-def _listed(name: str, text: str) -> list[object]:
-    """Refuse a list in JSON, whose brackets would become part of the words."""
-    try:
-        values: list[object] = json.loads(text)
-    except ValueError:
-        raise BadPolicy(f"{name}={text}: write a list with commas, as a,b") from None
-    return values
-
-
-def _number(name: str, text: str) -> int:
-    """Read a whole number or, depending on the name, a duration such as 72h or a size."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        if name.endswith("_ms"):
-            return parse_duration(text) // MILLISECOND_NS
-        if name.endswith("_bytes"):
-            return parse_size(text)
-    except ValueError as error:
-        raise BadPolicy(f"{name}={text}: {error}") from None
-    raise BadPolicy(f"{name}={text}: it must be a whole number")
-
-
 def _description(what: str, policy: Policy) -> str:
     texts = [
         f"Set the policy of a {what} beyond NSQ's rules, on each broker named, or on all that a"
@@ -138,12 +86,4 @@ def _description(what: str, policy: Policy) -> str:
 def _shown(policy: Mapping[str, object]) -> str:
     if not policy:
         return "nothing is set"
-    return ", ".join(f"{name}={_written(value)}" for name, value in policy.items())
-
-
-def _written(value: object) -> str:
-    """Format a value as a user types it."""
-    if not isinstance(value, list):
-        return str(value)
-    texts = [str(each) for each in value]
-    return json.dumps(value) if any("," in each for each in texts) else ",".join(texts)
+    return ", ".join(f"{name}={written(value)}" for name, value in policy.items())

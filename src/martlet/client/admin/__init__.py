@@ -49,6 +49,7 @@ from martlet.client.admin.groups import (
     ResetPosition,
     ResetQueue,
 )
+from martlet.client.admin.messages import LogMessage, LogRead, MessageAdmin, OffsetFound
 from martlet.client.admin.nodes import (
     Node,
     NodeAdmin,
@@ -67,7 +68,13 @@ from martlet.client.admin.stats import (
     TopicQueueStats,
     TopicStats,
 )
-from martlet.client.admin.topics import Policy, TopicAdmin, TopicPolicyChanges
+from martlet.client.admin.topics import (
+    LogQueue,
+    Policy,
+    TopicAdmin,
+    TopicDescription,
+    TopicPolicyChanges,
+)
 from martlet.client.admin.trace import (
     FoundMessages,
     MessageEvent,
@@ -112,7 +119,11 @@ __all__ = [
     "GroupQueueDescription",
     "GroupReset",
     "GroupSummary",
+    "LogMessage",
+    "LogQueue",
+    "LogRead",
     "MemberDescription",
+    "MessageAdmin",
     "MessageClient",
     "MessageEvent",
     "MessageStanding",
@@ -121,6 +132,7 @@ __all__ = [
     "NodeAdmin",
     "NodeHealth",
     "NodeStats",
+    "OffsetFound",
     "PeekedMessage",
     "Policy",
     "Position",
@@ -133,6 +145,7 @@ __all__ = [
     "ResetQueue",
     "ShownBody",
     "TopicAdmin",
+    "TopicDescription",
     "TopicPolicyChanges",
     "TopicQueueStats",
     "TopicStats",

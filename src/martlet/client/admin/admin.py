@@ -12,6 +12,7 @@ from martlet.client.admin.delayed import DelayedAdmin
 from martlet.client.admin.groups import GroupAdmin
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.lookup import LookupAdmin
+from martlet.client.admin.messages import MessageAdmin
 from martlet.client.admin.nodes import NodeAdmin, ReplicaAdmin
 from martlet.client.admin.settings import AdminOptions, AdminSettings
 from martlet.client.admin.topics import TopicAdmin
@@ -36,6 +37,7 @@ class Admin:
     Attributes:
         topics: a `TopicAdmin`.
         channels: a `ChannelAdmin`.
+        messages: a `MessageAdmin`.
         groups: a `GroupAdmin`.
         dead_letters: a `DeadLetterAdmin`.
         delayed: a `DelayedAdmin`.
@@ -79,6 +81,7 @@ class Admin:
         self._http = http
         self.topics = TopicAdmin(http)
         self.channels = ChannelAdmin(http)
+        self.messages = MessageAdmin(http)
         self.groups = GroupAdmin(http)
         self.dead_letters = DeadLetterAdmin(http)
         self.delayed = DelayedAdmin(http)

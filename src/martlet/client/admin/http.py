@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_ANSWER_BYTES = 1 << 26
 CALL_PATH = "/call/"
+_FIELDS_HEADER = "X-Martlet-Fields"
+"""Has the fields of an answer whose body is bytes."""
 _NOT_NSQD = ("/channel/peek", "/channel/replay", "/replica")
 _TEXT_STATUSES = (200, 500)
 """An unhealthy broker answers the reason with status 500."""
@@ -241,6 +244,17 @@ class AdminHttp:
         answer = await self._ask("POST", url, path, {}, fields, timeout_s=timeout_s)
         return _converted(url, path, convert, answer)
 
+    async def call_with_bytes(
+        self, url: str, name: str, fields: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], bytes]:
+        """Make a call that is answered with bytes; return the answer's fields, and those. Raises
+        AdminError.
+        """
+        answer = await self._ask("POST", url, CALL_PATH + name, {}, fields)
+        if isinstance(answer, tuple):
+            return answer
+        return _converted(url, CALL_PATH + name, dict, answer), b""
+
     async def publish(
         self,
         url: str,
@@ -285,7 +299,10 @@ class AdminHttp:
                     text = await read_answer(response, MAX_ANSWER_BYTES)
                     return text.decode(errors="replace")
                 # An action has an empty answer, as in nsqd.
-                if response.content_length == 0:
+                if described := response.headers.get(_FIELDS_HEADER):
+                    data = await read_answer(response, MAX_ANSWER_BYTES)
+                    answer: Any = (json.loads(described), data)
+                elif response.content_length == 0:
                     answer = None
                 else:
                     answer = await read_json(response, MAX_ANSWER_BYTES)

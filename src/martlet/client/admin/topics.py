@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack
 
 from martlet.client.admin.answers import Answers
+from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.noun import Noun, place
@@ -13,6 +15,51 @@ from martlet.client.admin.stats import TopicStats, node_stats
 
 Policy = Mapping[str, Any]
 """The settings of a topic or a channel that differ from their defaults."""
+_ID_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogQueue(Described):
+    """A queue of a topic at one broker.
+
+    Attributes:
+        queue: its number.
+        id_base: the id of the message at offset 0, as 16 hexadecimal digits.
+        start_offset, end_offset: the offsets of the first stored and the next new message.
+    """
+
+    queue: int
+    id_base: str
+    start_offset: int
+    end_offset: int
+
+    def offset_of(self, message_id: str) -> int | None:
+        """Return the offset of the message with an id; None if it is not of this queue, or is no
+        longer or not yet stored.
+        """
+        offset = self.distance_of(message_id)
+        return offset if self.start_offset <= offset < self.end_offset else None
+
+    def distance_of(self, message_id: str) -> int:
+        """Return the offset of an id of this queue, whatever the queue stores."""
+        return (int(message_id, 16) - int(self.id_base, 16)) & _ID_MASK
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicDescription(Described):
+    """A topic of one broker.
+
+    Attributes:
+        topic: its name.
+        queues: its queues.
+        policy: its settings that differ from their defaults.
+        channel_policies: the same of each channel; None where the broker does not say.
+    """
+
+    topic: str
+    queues: tuple[LogQueue, ...]
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    channel_policies: Mapping[str, Any] | None = None
 
 
 class TopicPolicyChanges(TypedDict, total=False):
@@ -92,6 +139,10 @@ class TopicAdmin(Noun):
             return (await node_stats(http, url, topic, channel)).topics
 
         return await http.each(await http.brokers(topic), ask)
+
+    async def describe(self, topic: str) -> Answers[TopicDescription]:
+        """Describe a topic: its queues, and its and its channels' policies."""
+        return await self._http.call_each("topic.describe", place(topic), TopicDescription.read)
 
     async def create(self, topic: str, queues: int | None = None) -> Answers[int]:
         """Create a topic at all brokers; answers its number of queues.

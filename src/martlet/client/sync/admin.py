@@ -13,6 +13,7 @@ from martlet.client.admin import (
     delayed,
     groups,
     lookup,
+    messages,
     nodes,
     topics,
     trace,
@@ -74,6 +75,7 @@ class TopicAdmin(_SyncNoun):
     """`martlet.client.admin.TopicAdmin` with methods that block."""
 
     list = _awaited(topics.TopicAdmin.list)
+    describe = _awaited(topics.TopicAdmin.describe)
     create = _awaited(topics.TopicAdmin.create)
     publish = _awaited(topics.TopicAdmin.publish)
     pause = _awaited(topics.TopicAdmin.pause)
@@ -97,6 +99,14 @@ class ChannelAdmin(_SyncNoun):
     replay = _awaited(channels.ChannelAdmin.replay)
     peek = _awaited(channels.ChannelAdmin.peek)
     peek_pages = _iterated(channels.ChannelAdmin.peek_pages)
+
+
+class MessageAdmin(_SyncNoun):
+    """`martlet.client.admin.MessageAdmin` with methods that block."""
+
+    offset_at = _awaited(messages.MessageAdmin.offset_at)
+    read = _awaited(messages.MessageAdmin.read)
+    find = _awaited(messages.MessageAdmin.find)
 
 
 class GroupAdmin(_SyncNoun):
@@ -182,6 +192,7 @@ class Admin(SyncProxy):
         self._asynchronous = admin
         self.topics = TopicAdmin(self, admin.topics)
         self.channels = ChannelAdmin(self, admin.channels)
+        self.messages = MessageAdmin(self, admin.messages)
         self.groups = GroupAdmin(self, admin.groups)
         self.dead_letters = DeadLetterAdmin(self, admin.dead_letters)
         self.delayed = DelayedAdmin(self, admin.delayed)

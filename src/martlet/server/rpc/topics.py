@@ -72,6 +72,9 @@ class TopicCalls:
             ],
             "channels": sorted(topic.channels),
             "policy": topic.policy.to_json(),
+            "channel_policies": {
+                name: channel.policy.to_json() for name, channel in sorted(topic.channels.items())
+            },
         }
 
     async def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:

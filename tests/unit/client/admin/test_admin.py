@@ -82,7 +82,7 @@ def test_the_blocking_twin_has_the_same_methods() -> None:
     there, here = Admin(ADDRESS), BlockingAdmin(ADDRESS)
     nouns = [name for name in vars(there) if not name.startswith("_")]
     assert nouns == [name for name in vars(here) if not name.startswith("_")]
-    assert len(nouns) == 10
+    assert len(nouns) == 11
     for name in nouns:
         assert methods(getattr(there, name)) == methods(getattr(here, name))
 

@@ -1,0 +1,203 @@
+"""Messages as the log has them: read them by offset or time, whatever channels did with them.
+
+::
+
+    id = id base of the queue + offset        modulo 2**64
+
+A read stops at a limit of messages and one of bytes, and answers where the next one begins. It
+consumes nothing. Messages that are for one channel alone are left out, as those that were redriven
+and those that a channel delivers later; `ChannelAdmin.peek` shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from martlet.client.admin.answers import Answers
+from martlet.client.admin.decode import UNREADABLE, Described
+from martlet.client.admin.errors import AdminError, AdminNotFound
+from martlet.client.admin.noun import Noun, id_texts, place
+from martlet.client.admin.topics import LogQueue, TopicDescription
+from martlet.client.transport.property_frames import cut_messages
+from martlet.properties.model import Properties
+from martlet.protocol.nsq.frames import BadFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogMessage:
+    """A message as it was published.
+
+    Attributes:
+        id: its id.
+        queue, offset: where it is.
+        stored_at_ns: when it was published, in nanoseconds since 1970.
+        body: its body, complete.
+        properties: its tag, keys, order key, headers and system properties, those that it has.
+    """
+
+    id: str
+    queue: int
+    offset: int
+    stored_at_ns: int
+    body: bytes = field(repr=False)
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRead:
+    """The messages of one read.
+
+    Attributes:
+        messages: by offset.
+        next_offset: where the next read begins.
+        start_offset, end_offset: the offsets of the queue's first stored and next new message.
+    """
+
+    messages: tuple[LogMessage, ...]
+    next_offset: int
+    start_offset: int
+    end_offset: int
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the queue has no more."""
+        return self.next_offset >= self.end_offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffsetFound(Described):
+    """The offset of a time.
+
+    Attributes:
+        queue: its queue.
+        offset: of the first message published at or after the time.
+        is_gone: whether earlier messages since that time are no longer stored.
+        start_offset, end_offset: the offsets of the queue's first stored and next new message.
+    """
+
+    queue: int
+    offset: int
+    is_gone: bool = field(metadata={"name": "gone"})
+    start_offset: int
+    end_offset: int
+
+
+class MessageAdmin(Noun):
+    """The messages of brokers' logs: `Admin.messages`.
+
+    Each method answers for each broker that has the topic, which has offsets of its own, and raises
+    AdminError only if none answered.
+    """
+
+    async def offset_at(self, topic: str, time_ms: int, *, queue: int = 0) -> Answers[OffsetFound]:
+        """Find the first message published at or after a time.
+
+        Args:
+            topic: its topic.
+            time_ms: the time, in milliseconds since 1970.
+            queue: its queue.
+        """
+        fields = {**place(topic), "queue": queue, "time_ms": time_ms}
+        return await self._http.call_each("topic.offset", fields, OffsetFound.read)
+
+    async def read(
+        self,
+        topic: str,
+        offset: int,
+        *,
+        queue: int = 0,
+        limit: int = 100,
+        max_bytes: int = 1 << 20,
+    ) -> Answers[LogRead]:
+        """Read messages from an offset on; at least one if there is any, however large.
+
+        Args:
+            topic: their topic.
+            offset: where to begin; one that is not stored counts as the nearest.
+            queue: their queue.
+            limit: maximum messages, up to 10,000.
+            max_bytes: maximum size, up to 8 MiB.
+        """
+        fields = {
+            **place(topic),
+            "queue": queue,
+            "offset": offset,
+            "max_messages": limit,
+            "max_bytes": max_bytes,
+            "wait_ms": 0,
+        }
+        http = self._http
+
+        async def read_at(url: str) -> LogRead:
+            found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
+            known = {each.queue: each for each in found.queues}
+            if queue not in known:
+                raise AdminNotFound(url, f"topic {topic!r} has no queue {queue}", 404)
+            answer, data = await http.call_with_bytes(url, "topic.fetch", fields)
+            if answer.get("status") == "OFFSET_MOVED" and answer["next_offset"] != offset:
+                moved = {**fields, "offset": answer["next_offset"]}
+                answer, data = await http.call_with_bytes(url, "topic.fetch", moved)
+            return _read(url, known[queue], answer, data)
+
+        return await http.each(await http.brokers(topic), read_at)
+
+    async def find(self, topic: str, message_id: str | bytes) -> Answers[LogMessage]:
+        """Return the message with an id. A broker that does not have it has an `AdminNotFound`.
+
+        Args:
+            topic: its topic.
+            message_id: 16 hexadecimal digits.
+        """
+        (text,) = id_texts([message_id])
+        http = self._http
+
+        async def find_at(url: str) -> LogMessage:
+            found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
+            for each in found.queues:
+                offset = each.offset_of(text)
+                if offset is None:
+                    continue
+                fields = {**place(topic), "queue": each.queue, "offset": offset, "wait_ms": 0}
+                answer, data = await http.call_with_bytes(
+                    url, "topic.fetch", {**fields, "max_messages": 1}
+                )
+                for message in _read(url, each, answer, data).messages:
+                    if message.id == text:
+                        return message
+            raise AdminNotFound(url, f"topic {topic!r} stores no message {text}", 404)
+
+        return await http.each(await http.brokers(topic), find_at)
+
+
+def _read(url: str, queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> LogRead:
+    """Decode the answer of a fetch. Raises AdminError."""
+    try:
+        return _decoded(queue, answer, data)
+    except (*UNREADABLE, BadFrame) as error:
+        raise AdminError(url, f"an unintelligible answer to topic.fetch: {error!r}") from None
+
+
+def _decoded(queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> LogRead:
+    run = cut_messages(data)
+    messages = []
+    for number, (stored_at_ns, _, found_id, body) in enumerate(run.fields() if run else ()):
+        assert run is not None
+        packed = run.properties.get(number)
+        messages.append(
+            LogMessage(
+                id=found_id.decode("ascii"),
+                queue=queue.queue,
+                offset=queue.distance_of(found_id.decode("ascii")),
+                stored_at_ns=stored_at_ns,
+                body=body,
+                properties=Properties.unpack(packed).to_json() if packed else {},
+            )
+        )
+    return LogRead(
+        messages=tuple(messages),
+        next_offset=int(answer["next_offset"]),
+        start_offset=int(answer["start_offset"]),
+        end_offset=int(answer["end_offset"]),
+    )
