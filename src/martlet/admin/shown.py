@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import unicodedata
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -54,25 +53,6 @@ def ago(at_s: float) -> str:
 def utc(at_s: float) -> str:
     """Return a time as ``2026-11-23 17:15:32 UTC``."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_s))
-
-
-def visible(text: str) -> str:
-    r"""Return a text with control and bidirectional characters as ``\u202e``: what a stranger wrote
-    must not change how the page around it reads.
-    """
-    return "".join(
-        character if character in "\n\t" or not _is_hidden(character) else _escape(character)
-        for character in text
-    )
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def sparkline(values: Sequence[float | None], label: str) -> Markup:

@@ -17,8 +17,10 @@ from martlet.admin.audit import AuditLog
 from martlet.admin.cluster import ClusterView
 from martlet.admin.collector import Collector
 from martlet.admin.guard import user_of
+from martlet.admin.undos import Undos
 from martlet.client.admin import Admin
 from martlet.options.admin import AdminOptions
+from martlet.visible import visible
 
 _EVENT_STREAM = "text/event-stream"
 MAX_STREAMS = 200
@@ -42,6 +44,7 @@ class Site:
         collector: asks them.
         audit: keeps what was done.
         log: the destination of log lines.
+        undos: what was emptied, and can be put back.
         streams: the tasks of the pages that are shown live.
     """
 
@@ -50,6 +53,7 @@ class Site:
     collector: Collector
     audit: AuditLog
     log: logging.Logger
+    undos: Undos = field(default_factory=Undos)
     streams: set[asyncio.Task[Any]] = field(default_factory=set)
     templates: jinja2.Environment = field(init=False)
 
@@ -68,7 +72,7 @@ class Site:
             "duration": shown.duration,
             "ago": shown.ago,
             "utc": shown.utc,
-            "visible": shown.visible,
+            "visible": visible,
         }
         self.templates.globals |= {"url": self.url, "sparkline": self.sparkline}
 

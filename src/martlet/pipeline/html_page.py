@@ -1,40 +1,65 @@
 """A report as one HTML file with texts, tables and plots.
 
 matplotlib draws the plots as SVG, which is embedded in the page, so the file can be mailed,
-archived and opened without a network.
+archived and opened without a network. It looks like the admin page, whose stylesheet it has in
+itself, in light and dark.
+
+The file needs no script and no ``style`` attribute: the admin page shows it under a content
+security policy that allows neither.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jinja2
 from markupsafe import Markup
+
+from martlet.visible import visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAX_TABLE_ROWS = 2000
 """Rows of a table that are shown; the page says how many more there are."""
 MAX_PLOT_SERIES = 20
 """Series of one plot that are drawn; the legend says how many more there are."""
+_HTML = Path(__file__).with_suffix(".html")
+_STYLESHEET = Path(__file__).parents[1] / "admin" / "static" / "admin.css"
 _INCHES = (9.0, 3.2)
-_LONE_TIME_MARGIN = timedelta(minutes=30)
-"""The time that is shown on either side of a plot's only time."""
-_STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
+_INK = "#010203"
+"""The colour of texts and axes while matplotlib draws; in the page it is that of the text."""
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "martlet",
+    "font.family": "sans-serif",
+    "text.parse_math": False,
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
+    ),
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+}
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+_STYLE_ATTRIBUTE = re.compile(r' style="([^"]*)"')
+_STYLE_ELEMENT = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 _MAX_NAME_LENGTH = 32
 """Characters of a series' name; longer names would leave no space for the plot."""
 _MAX_HEIGHT = 1e300
 """An axis must extend beyond the highest value, which fails near the largest float."""
 _DRAWING = threading.Lock()
-Tone = Literal["plain", "good", "bad"]
+Tone = Literal["plain", "good", "warn", "bad"]
 
 
 @dataclass(frozen=True)
@@ -51,24 +76,30 @@ class HtmlTable:
 
     Attributes:
         bad: the numbers of the rows to highlight.
+        notes: what columns mean, by their names, to be shown below the table.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-    bad: frozenset[int] = frozenset()
+    bad: Set[int] = frozenset()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Plot:
     """Series over one axis of times, numbers, or names.
 
+    Lines over a single position would be dots: the page shows their values as figures instead.
+
     Attributes:
         title: the heading above the plot.
-        x: the position of each value on the axis.
+        x: the position of each value on the axis; times are UTC.
         series: by name, a value for each of `x`; None for a missing value.
         unit: the label of the vertical axis.
         kind: lines or bars.
+        open_from: the number of the first position whose values may still change. Lines end before
+            it, and hollow dots follow.
     """
 
     title: str
@@ -76,6 +107,18 @@ class Plot:
     series: Mapping[str, Sequence[float | None]]
     unit: str = ""
     kind: Literal["line", "bar"] = "line"
+    open_from: int | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is nothing to draw a line through."""
+        return self.kind == "line" and len(set(self.x)) <= 1
+
+    @property
+    def figures(self) -> list[tuple[str, float | None]]:
+        """The first value of each series that is shown."""
+        shown = list(self.series.items())[:MAX_PLOT_SERIES]
+        return [(_name(name), values[0] if values else None) for name, values in shown]
 
 
 Section = Text | HtmlTable | Plot
@@ -95,6 +138,7 @@ class Page:
         """Render the page."""
         return _TEMPLATE.render(
             page=self,
+            style=Markup(_stylesheet()),
             sections=[
                 (type(section).__name__, section, _svg(section)) for section in self.sections
             ],
@@ -119,9 +163,14 @@ class Page:
             raise
 
 
+@cache
+def _stylesheet() -> str:
+    return _STYLESHEET.read_text(encoding="utf-8")
+
+
 def _svg(section: Section) -> Markup:
     """Draw a plot; return an empty string for any other section."""
-    if not isinstance(section, Plot):
+    if not isinstance(section, Plot) or section.is_single:
         return Markup("")
     import matplotlib
     from matplotlib.figure import Figure
@@ -134,25 +183,14 @@ def _svg(section: Section) -> Markup:
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
         shown = list(section.series.items())[:MAX_PLOT_SERIES]
-        for number, (name, values) in enumerate(shown):
-            heights = [_height(value) for value in values]
-            name = _name(name)
-            if section.kind == "line":
-                axes.plot(section.x, heights, label=name, marker=".", markersize=4, linewidth=1.2)  # type: ignore[arg-type]
-            else:
-                width = 0.8 / len(shown)
-                centers = [at - 0.4 + (number + 0.5) * width for at in range(len(section.x))]
-                axes.bar(centers, heights, width, label=name)
         if section.kind == "bar":
-            axes.set_xticks(range(len(section.x)), [_name(str(name)) for name in section.x])
-            axes.tick_params(axis="x", labelrotation=30 if len(section.x) > 8 else 0)
-        if section.kind == "line" and len(set(section.x)) == 1:
-            only = section.x[0]
-            if isinstance(only, datetime):  # By default the axis would span four years.
-                axes.set_xlim(only - _LONE_TIME_MARGIN, only + _LONE_TIME_MARGIN)  # type: ignore[arg-type]
+            _draw_bars(axes, section, shown)
+        else:
+            _draw_lines(axes, section, shown)
         axes.set_ylabel(section.unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.grid(visible=True, alpha=0.3)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if len(shown) > 1:
             left_out = len(section.series) - len(shown)
@@ -166,8 +204,80 @@ def _svg(section: Section) -> Markup:
             )
         drawing = io.StringIO()
         figure.savefig(drawing, format="svg", metadata=_NO_METADATA)
-    text = drawing.getvalue()
-    return Markup(text[text.index("<svg") :])
+    return _without_styles(drawing.getvalue())
+
+
+_Shown = Sequence[tuple[str, Sequence[float | None]]]
+
+
+def _draw_bars(axes: Axes, plot: Plot, shown: _Shown) -> None:
+    width = 0.8 / len(shown)
+    for number, (name, values) in enumerate(shown):
+        centers = [at - 0.4 + (number + 0.5) * width for at in range(len(plot.x))]
+        axes.bar(centers, [_height(value) for value in values], width, label=_name(name))
+    axes.set_xticks(range(len(plot.x)), [_name(str(name)) for name in plot.x])
+    axes.tick_params(axis="x", labelrotation=30 if len(plot.x) > 8 else 0)
+
+
+def _draw_lines(axes: Axes, plot: Plot, shown: _Shown) -> None:
+    end = len(plot.x) if plot.open_from is None else plot.open_from
+    x: Any = plot.x
+    for name, values in shown:
+        heights = [_height(value) for value in values]
+        if len(heights) != len(x):
+            raise ValueError(f"{plot.title}: {name} has {len(heights)} values for {len(x)} places")
+        (line,) = axes.plot(
+            x[:end], heights[:end], label=_name(name), marker=".", markersize=4, linewidth=1.2
+        )
+        axes.plot(
+            x[end:], heights[end:], linestyle="none", marker="o", markersize=5,
+            markerfacecolor="none", color=line.get_color(),
+        )  # fmt: skip
+    if isinstance(x[0], datetime):
+        _label_times(axes, min(x), max(x))
+
+
+def _label_times(axes: Axes, first: datetime, last: datetime) -> None:
+    """Label a time axis with times of day, and with days where these change."""
+    from matplotlib import dates
+
+    typed: Any = dates  # Its constructors have no types.
+    locator = typed.AutoDateLocator(tz=first.tzinfo, minticks=3, maxticks=9)
+    formatter = typed.ConciseDateFormatter(
+        locator,
+        tz=first.tzinfo,
+        formats=["%Y", "%b %Y", "%b %-d", "%H:%M", "%H:%M", "%H:%M:%S"],
+        zero_formats=["", "%Y", "%b %-d", "%b %-d", "%H:%M", "%H:%M:%S"],
+        show_offset=False,
+    )
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(formatter)
+    days = f"{first:%Y-%m-%d}"
+    if last.date() != first.date():
+        days += f" to {last:%Y-%m-%d}"
+    axes.set_xlabel(f"{days}, UTC")
+
+
+def _without_styles(drawing: str) -> Markup:
+    """Return the SVG element of a drawing; attributes replace styles, which a policy may forbid."""
+    text = _STYLE_ELEMENT.sub("", drawing[drawing.index("<svg") :])
+    text = _STYLE_ATTRIBUTE.sub(lambda found: _attributes(found[1]), text)
+    text = text.replace("<svg ", '<svg stroke-linejoin="round" stroke-linecap="butt" ', 1)
+    return Markup(text.replace(_INK, "currentColor"))
+
+
+def _attributes(style: str) -> str:
+    """Convert ``fill: #fff; font: 10px sans-serif`` to attributes."""
+    found = []
+    for entry in filter(None, map(str.strip, style.split(";"))):
+        name, _, value = entry.partition(":")
+        name, value = name.strip(), value.strip()
+        if name == "font":  # has no attribute of its own
+            size, _, family = value.partition(" ")
+            found += [f' font-size="{size}"', f' font-family="{family.strip()}"']
+        else:
+            found.append(f' {name}="{value}"')
+    return "".join(found)
 
 
 def _height(value: float | None) -> float:
@@ -178,7 +288,7 @@ def _height(value: float | None) -> float:
 
 def _name(name: str) -> str:
     """Return the label of a series; matplotlib hides labels that begin with an underscore."""
-    text = "".join(c if c.isprintable() else " " for c in name)
+    text = visible(name).replace("\n", " ")
     text = text if len(text) <= _MAX_NAME_LENGTH else f"{text[: _MAX_NAME_LENGTH - 1]}…"
     return f" {text}" if text.startswith("_") else text
 
@@ -194,8 +304,8 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
     if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
-    return str(value)
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    return visible(str(value))
 
 
 def _is_number(value: object) -> bool:
@@ -204,50 +314,10 @@ def _is_number(value: object) -> bool:
 
 _ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _ENVIRONMENT.filters["cell"] = _cell
+_ENVIRONMENT.filters["visible"] = visible
 _ENVIRONMENT.tests["a_number"] = _is_number
-_TEMPLATE = _ENVIRONMENT.from_string(
-    """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-{% if page.reload_s %}
-<meta http-equiv="refresh" content="{{ page.reload_s }}">
-{% endif %}
-<title>{{ page.title }}</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 66rem; padding: 0 1rem;
-       color: #222; background: #fff }
-h1 { margin-bottom: 0 } .sub { color: #666; margin-top: .2rem } h2 { font-size: 1.1rem }
-table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: left }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
-.bad { background: #fde8e8; color: #8a1111 } .good { color: #146c2e }
-p.bad { padding: .5rem .8rem } svg { max-width: 100%; height: auto }
-</style>
-<h1>{{ page.title }}</h1>
-<p class="sub">{{ page.subtitle }}</p>
-{% for kind, section, svg in sections %}
-{% if kind == "Text" %}
-<p class="{{ section.tone }}">{{ section.text }}</p>
-{% elif kind == "Plot" %}
-<h2>{{ section.title }}</h2>
-{{ svg }}
-{% else %}
-<h2>{{ section.title }}</h2>
-<table>
-<tr>{% for name in section.columns %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in section.rows[:max_rows] %}
-<tr{% if loop.index0 in section.bad %} class="bad"{% endif %}>
-{%- for value in row %}
-<td{% if value is a_number %} class="number"{% endif %}>{{ value | cell }}</td>
-{%- endfor %}</tr>
-{% endfor %}
-</table>
-{% if section.rows | length > max_rows %}
-<p class="sub">{{ section.rows | length - max_rows }} more rows are not shown.</p>
-{% endif %}
-{% endif %}
-{% endfor %}
-</html>
-"""
-)
+_ENVIRONMENT.tests["a_time"] = lambda value: isinstance(value, datetime)
+_ENVIRONMENT.globals["tones"] = {
+    "plain": "", "good": "good", "warn": "notice", "bad": "alarm",
+}  # fmt: skip
+_TEMPLATE = _ENVIRONMENT.from_string(_HTML.read_text(encoding="utf-8"))

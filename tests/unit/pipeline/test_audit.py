@@ -22,7 +22,7 @@ from martlet.log.record import HEADER_BYTES, RecordFlag, RecordKind, seal_again
 from martlet.pipeline import audit as audit_job
 from martlet.pipeline.audit import AuditOptions
 from martlet.pipeline.audit.coverage import missing_from
-from martlet.pipeline.audit.finding import Finding, LogSummary
+from martlet.pipeline.audit.finding import CountLine, Finding, LogSummary
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit, describe
 from martlet.spark.brokers.brokers import NoSuchTopicError
@@ -462,10 +462,22 @@ def test_the_page_has_tables_and_plots_of_all_this() -> None:
     files = Files(core)
     files.damage(files.headers(RecordKind.BATCH)[0])
     page = files.audit().page().html()
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 1  # One hour is no line.
+    assert 'class="tiles"' in page
     assert all(
         part in page for part in ("LOST: 2 messages", "from publish to finish", "By the hour")
     )
+
+
+def test_dead_letters_are_part_of_the_verdict() -> None:
+    counts = {"published": 200, "dead": 149}
+    channel = CountLine("t", "c", 5, counts)
+    audit = Audit([CountLine("t", "", 5, {"published": 200}), channel], [], [], 1.0)
+    assert audit.verdict == "nothing is lost, 149 messages are dead letters"
+    assert '<p class="notice">nothing is lost, 149 messages' in audit.page().html()
+    channel.counts["dead"] = 0
+    assert audit.verdict == "nothing is lost"
+    assert '<p class="good">nothing is lost</p>' in audit.page().html()
 
 
 # cuts by power loss, cuts by hand, and files of another broker

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from martlet.pipeline.html_page import HtmlTable, Plot
 from martlet.pipeline.job import carry_out
 from martlet.pipeline.report import JOB, LiveReportOptions
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, FigureBoard
-from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
+from martlet.pipeline.report.description import BadDescription, Description, Figure, Mode, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
 from martlet.pipeline.report.render import page_of
 
@@ -145,12 +146,46 @@ def test_rows_of_a_query_stay_in_its_order() -> None:
 def test_groups_without_a_value_have_lines_of_their_own() -> None:
     figure = parse(GOOD + "by = ['country']").figures[0]
     rows = [
-        {"window_start": START, "country": country, "count": count}
+        {
+            "window_start": START,
+            "window_end": START + timedelta(minutes=1),
+            "country": country,
+            "count": count,
+        }
         for count, country in enumerate([None, "", "NL"], 1)
     ]
     plot = page_of(Description(figures=(figure,)), {"sales": rows}, reload_s=0).sections[0]
     assert isinstance(plot, Plot)
     assert plot.series == {"null": [1.0], "''": [2.0], "NL": [3.0]}
+
+
+@pytest.mark.parametrize(
+    ("mode", "slide_min", "states"),
+    [
+        ("update", 10, ["open", "", "", ""]),
+        ("update", 5, ["open", "open", "", ""]),
+        ("append", 10, None),
+    ],
+)
+def test_windows_that_may_still_get_messages_are_open(
+    mode: Mode, slide_min: int, states: list[str] | None
+) -> None:
+    figure = replace(parse(GOOD).figures[0], mode=mode)
+    starts = [START + timedelta(minutes=slide_min * n) for n in range(4)]
+    rows = [
+        {"window_start": start, "window_end": start + timedelta(minutes=10), "count": 1}
+        for start in starts
+    ]
+    plot, table = page_of(Description(figures=(figure,)), {"sales": rows}, reload_s=0).sections
+    assert isinstance(plot, Plot)
+    assert isinstance(table, HtmlTable)
+    if states is None:
+        assert plot.open_from is None
+        assert "state" not in table.columns
+    else:
+        assert plot.open_from == 4 - states.count("open")
+        assert [row[-1] for row in table.rows] == states
+        assert "state" in table.notes
 
 
 def test_an_impossible_command_is_refused_before_spark_starts(

@@ -21,6 +21,25 @@ _COLUMNS = (
     "doubled", "open", "p50_ms", "p99_ms",
 )  # fmt: skip
 _OUTCOMES = ("delivered", "finished", "retried", "dead", "lost")
+_NOTES = {
+    "hour": "by which messages were stored, and channels counted, UTC; 'earlier' sums up what"
+    " deleted segments had",
+    "published": "messages that were stored",
+    "delivered": "deliveries to consumers; a message that comes again counts again",
+    "finished": "messages that consumers finished",
+    "retried": "deliveries that were not a message's first",
+    "dead": "messages that were given up, and are dead letters now; see martlet dead-letters",
+    "lost": "messages that should be in the log and are not",
+    "doubled": "messages that the log has twice",
+    "open": "messages that the channel has yet to finish",
+    "p50_ms": "half of the messages were finished within this time from their publish",
+    "p99_ms": "99 % of the messages were finished within this time from their publish",
+}
+_LOG_NOTES = {
+    "segments": "files of the log",
+    "records": "entries of the log: batches of messages, and the journal of channels",
+    "starts": "how often the broker was started, as far as the log goes back",
+}
 
 
 def page_of(
@@ -57,6 +76,7 @@ def _sections(
     yield HtmlTable(
         "All hours", columns, [[row[name] for name in columns] for row in totals],
         frozenset(n for n, row in enumerate(totals) if row["lost"] or row["lost_of_topic"]),
+        _NOTES,
     )  # fmt: skip
     sizes: dict[str, int] = {}
     for line in lines:
@@ -69,9 +89,10 @@ def _sections(
     hours = [[row[name] or ("earlier" if name == "hour" else row[name]) for name in _COLUMNS]
              for row in rows]  # fmt: skip
     bad = frozenset(n for n, row in enumerate(rows) if row["lost"] or row["lost_of_topic"])
-    yield HtmlTable("By the hour", _COLUMNS, hours, bad)
+    yield HtmlTable("By the hour", _COLUMNS, hours, bad, {"hour": _NOTES["hour"]})
     fields = ("broker", "place", "segments", "bytes", "records", "messages", "starts")
-    yield HtmlTable("Logs", fields, [[getattr(log, name) for name in fields] for log in logs])
+    values = [[getattr(log, name) for name in fields] for log in logs]
+    yield HtmlTable("Logs", fields, values, notes=_LOG_NOTES)
 
 
 def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:

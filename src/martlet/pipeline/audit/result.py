@@ -17,7 +17,7 @@ from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.plural import counted
 
 if TYPE_CHECKING:
-    from martlet.pipeline.html_page import Page
+    from martlet.pipeline.html_page import Page, Tone
 
 _SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
 _MAX_FINDINGS = 50
@@ -54,6 +54,11 @@ class Audit:
     def doubled(self) -> int:
         """The number of messages that are stored twice."""
         return sum(finding.count for finding in self.findings if finding.kind == "doubled")
+
+    @property
+    def dead(self) -> int:
+        """The number of messages that channels gave up."""
+        return sum(line.counts.get("dead", 0) for line in self.lines if line.channel)
 
     @property
     def is_lossy(self) -> bool:
@@ -164,9 +169,7 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The outcome in one line."""
-        if not self.findings:
-            return "nothing is lost"
-        found = []
+        found = [] if self.findings else ["nothing is lost"]
         if self.lost:
             found.append(_many(self.lost, "message is lost", "messages are lost"))
         finishes = sum(each.count for each in self.findings if each.kind == "finish")
@@ -179,6 +182,8 @@ class Audit:
             found.append(
                 _many(self.doubled, "message is stored twice", "messages are stored twice")
             )
+        if self.dead:
+            found.append(_many(self.dead, "message is a dead letter", "messages are dead letters"))
         return ", ".join(found)
 
     # as JSON
@@ -208,9 +213,10 @@ class Audit:
         from martlet.pipeline.audit.plots import page_of
         from martlet.pipeline.html_page import Text
 
+        tone: Tone = "bad" if self.is_lossy else "warn" if self.dead or self.doubled else "good"
         return page_of(
             [
-                Text(self.verdict, "bad" if self.is_lossy else "good"),
+                Text(self.verdict, tone),
                 *(
                     Text(self.describe(finding), "plain" if finding.kind == "doubled" else "bad")
                     for finding in self.findings

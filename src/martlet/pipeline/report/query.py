@@ -39,6 +39,11 @@ def sql_of(figure: Figure, time: str) -> str:
     )
 
 
+def percentile_name(of: str, percentile: float) -> str:
+    """Return the name of a percentile's column."""
+    return f"{name_of(of)}_p{percentile:g}".replace(".", "_")
+
+
 def aggregates(figure: Figure) -> list[tuple[str, str]]:
     """Return the columns of a figure with their aggregates."""
     found = []
@@ -49,7 +54,7 @@ def aggregates(figure: Figure) -> list[tuple[str, str]]:
         found.append(("rate", f"count(*) / ({seconds})"))
     for of, wanted in figure.percentiles.items():
         for percentile in wanted:
-            name = f"{name_of(of)}_p{percentile:g}".replace(".", "_")
+            name = percentile_name(of, percentile)
             found.append((name, f"approx_percentile({of}, {percentile / 100!r})"))
     for of in figure.distinct:
         sketch = f"hll_sketch_agg(concat('=', CAST({of} AS STRING)), {_SKETCH_LOG2})"

@@ -12,10 +12,12 @@ from rich.table import Table as ConsoleTable
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section
 from martlet.pipeline.report.board import MAX_BOARD_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
-from martlet.pipeline.report.query import END, START, aggregates, name_of
+from martlet.pipeline.report.query import END, START, aggregates, name_of, percentile_name
 
 _CONSOLE_ROWS = 10
 _PAGE_ROWS = 50
+_STATE = "state"
+"""The column that tells open windows."""
 
 
 def print_board(console: Console, figure: Figure, rows: Sequence[Row]) -> None:
@@ -43,7 +45,8 @@ def page_of(
     sections: list[Section] = []
     for figure in description.figures:
         rows = boards.get(figure.name, ())
-        sections += _plots(figure, rows) if not figure.sql else ()
+        open_from = _open_from(figure, rows)
+        sections += _plots(figure, rows, open_from) if not figure.sql else ()
         columns = list(rows[-1]) if rows else []
         is_complete = figure.mode == "complete"
         shown = rows[:_PAGE_ROWS] if is_complete else rows[-_PAGE_ROWS:][::-1]
@@ -51,22 +54,58 @@ def page_of(
         if len(rows) > len(shown):
             title += f", {len(shown)} of {_many(rows)} rows"
         cells = [[_plain(row.get(column)) for column in columns] for row in shown]
-        sections.append(HtmlTable(title, columns, cells))
+        if open_from is not None:
+            columns.append(_STATE)
+            for row, values in zip(shown, cells, strict=True):
+                values.append("open" if row[START] >= open_from else "")
+        sections.append(HtmlTable(title, columns, cells, notes=_notes(figure, columns)))
     now = datetime.now(UTC)
-    return Page(
-        description.title,
-        f"of {now:%Y-%m-%d %H:%M:%S} UTC; windows that are still open may change",
-        sections,
-        reload_s,
-    )
+    subtitle = f"of {now:%Y-%m-%d %H:%M:%S} UTC, from {', '.join(description.topics)}"
+    return Page(description.title, subtitle, sections, reload_s)
 
 
-def _plots(figure: Figure, rows: Sequence[Row]) -> list[Section]:
+def _open_from(figure: Figure, rows: Sequence[Row]) -> datetime | None:
+    """Return the start of the first window that may still change; None if none may.
+
+    The newest message is in the newest window, so windows that end after its start can get more.
+    """
+    if figure.sql or figure.mode == "append" or not rows:
+        return None
+    newest: datetime = max(row[START] for row in rows)
+    open_starts: list[datetime] = [row[START] for row in rows if row[END] > newest]
+    return min(open_starts)
+
+
+def _notes(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
+    """Explain the columns of a figure."""
+    if figure.sql:
+        return {}
+    notes = {
+        START: "the first moment of the window, UTC",
+        END: "the end of the window, which is the first moment behind it",
+        "count": "messages in the window",
+        "rate": "messages a second, over the length of the window",
+        _STATE: "an open window may still get messages, and its figures may change",
+    }
+    for of, wanted in figure.percentiles.items():
+        for percentile in wanted:
+            text = f"{percentile:g} % of the values of {of} are not above this"
+            notes[percentile_name(of, percentile)] = text
+    for of in figure.distinct:
+        notes[f"{name_of(of)}_distinct"] = f"different values of {of}"
+    for of in figure.top:
+        notes[f"{name_of(of)}_top"] = f"the most frequent values of {of}, with their counts"
+    notes |= figure.values
+    return {name: text for name, text in notes.items() if name in columns}
+
+
+def _plots(figure: Figure, rows: Sequence[Row], open_from: datetime | None) -> list[Section]:
     """Create a plot over the windows for each numeric aggregate, and one for each top list."""
     starts = sorted({row[START] for row in rows})
     if not starts:
         return []
     groups = [name_of(expression) for expression in figure.by]
+    first_open = None if open_from is None else starts.index(open_from)
     found: list[Section] = []
     for name, _ in aggregates(figure):
         if any(isinstance(row.get(name), list) for row in rows):
@@ -81,7 +120,8 @@ def _plots(figure: Figure, rows: Sequence[Row]) -> list[Section]:
             group: [_number(values.get(start)) for start in starts]
             for group, values in series.items()
         }
-        found.append(Plot(f"{figure.name}: {name}", starts, numbers, unit=name))
+        title = f"{figure.name}: {name}"
+        found.append(Plot(title, starts, numbers, unit=name, open_from=first_open))
     return found
 
 
