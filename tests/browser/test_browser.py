@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.admin_page import Page, consumer_of, page_of, publish, two_brokers
+from tests.admin_page import Page, consumer_of, page_of, publish
+from tests.browser.filled import EVIL, filled_brokers, job_page
 
 from martlet.testing import Broker
 
@@ -23,15 +24,16 @@ axe = pytest.importorskip("axe_playwright_python.async_playwright")
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
-IN_DOCS = ("overview", "topic", "channel", "confirm")
+IN_DOCS = {
+    **dict.fromkeys(("overview", "topics", "topic", "channel", "confirm", "audit", "broker"), ""),
+    **dict.fromkeys(("message", "redrive", "delayed-topic", "group", "transaction"), ""),
+    **dict.fromkeys(("topic-settings", "channel-settings", "jobs"), ""),
+    "messages": "&key=order-1003",
+    "dead-letters": "&error=mailbox",
+}
+"""The pages in the documentation, with what is added to their paths."""
 IMAGES = Path(__file__).parents[2] / "docs" / "operating" / "images"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
-HOSTILE = (
-    "<script>pwned=1</script>",
-    '"><img src=x onerror="pwned=1">',
-    '<p hx-get="/evil" hx-trigger="load">{{ 7*7 }}</p>',
-    "</td></tr></table><h1>evil</h1>\u202eabc\0\x1b[31m'",
-)
 PROBLEM_PAGE = re.compile(r"Failed to load resource: .* status of 40[04] ")
 PATHS = {
     "overview": "/",
@@ -45,18 +47,37 @@ PATHS = {
     "audit": "/audit",
     "confirm": "/confirm?action=delete_topic&topic=orders",
     "problem": "/topics/none",
+    "messages": "/messages?topic=payments",
+    "message": "/messages/{message}?topic=payments&broker=http://{broker}",
+    "dead": "/dead",
+    "dead-letters": "/dead/letters?topic=mails&channel=sender",
+    "redrive": "/confirm?action=redrive_dead_letters&topic=mails&channel=sender",
+    "delayed": "/delayed",
+    "delayed-topic": "/delayed?topic=mails",
+    "groups": "/groups",
+    "group": "/groups/payments/billing",
+    "transactions": "/transactions",
+    "transaction": "/transactions/payment-17",
+    "topic-settings": "/settings?topic=orders",
+    "channel-settings": "/settings?topic=orders&channel=work",
+    "jobs": "/jobs",
+    "job": "/jobs/0/orders.html",
 }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
+    async with filled_brokers() as found:
         yield found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
+async def page(
+    brokers: list[Broker], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Page]:
+    addresses = [each.http_address for each in brokers]
+    jobs = (job_page(tmp_path_factory.mktemp("jobs")),)
+    async with page_of(addresses, job_pages=jobs) as found:
         yield found
 
 
@@ -66,6 +87,18 @@ async def browser() -> AsyncIterator[Any]:
         found = await started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield found
         await found.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def paths(page: Page, brokers: list[Broker]) -> dict[str, str]:
+    """The path of each page, by its name."""
+    (*_, message) = re.findall(
+        r"/messages/([0-9a-f]{16})\?", await page.get("/messages?topic=payments")
+    )
+    return {
+        name: path.format(broker=brokers[0].http_address, message=message)
+        for name, path in PATHS.items()
+    }
 
 
 @asynccontextmanager
@@ -97,13 +130,13 @@ async def test_numbers_change_without_a_reload(
         await tab.evaluate("window.loaded = 'once'")
         row = tab.locator("#topic-orders td.n").first
         before = int(await row.inner_text())
-        await tab.locator("input[name=topics]").check()
+        await tab.get_by_label("Choose orders").check()
         await tab.get_by_label("Name").fill("half a na")
         await publish(brokers[0], "orders", 7)
         await playwright.expect(row).to_have_text(str(before + 7))
         assert await tab.evaluate("window.loaded") == "once"
         # What a user has begun stays over a change of the region.
-        assert await tab.locator("input[name=topics]").is_checked()
+        assert await tab.get_by_label("Choose orders").is_checked()
         assert await tab.get_by_label("Name").input_value() == "half a na"
 
 
@@ -171,7 +204,7 @@ async def test_without_javascript(browser: Any, page: Page) -> None:
         await tab.goto("/topics")
         await tab.get_by_label("Filter").fill("ord")
         await tab.get_by_role("button", name="Show").click()
-        await tab.get_by_text("1 of 1 topic").wait_for()
+        await tab.get_by_text("1 of 4 topics").wait_for()
         await tab.get_by_role("link", name="Waiting").click()
         await tab.get_by_role("link", name="orders").click()
         await tab.get_by_role("link", name="work").click()
@@ -189,7 +222,7 @@ async def test_what_strangers_write_runs_nothing(
     browser: Any, page: Page, brokers: list[Broker]
 ) -> None:
     asked: list[str] = []
-    text = "".join(HOSTILE)
+    text = EVIL + "\0\x1b[31m'"
     async with (
         consumer_of(brokers[0], client_id=text, hostname=text, user_agent=text),
         tab_of(browser, page) as tab,
@@ -210,10 +243,55 @@ async def test_what_strangers_write_runs_nothing(
     assert not [url for url in asked if "evil" in url.partition("?")[0] or url.endswith("/x")]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+async def test_no_page_takes_a_text_for_html(
+    browser: Any, page: Page, paths: dict[str, str]
+) -> None:
+    asked: list[str] = []
+    shown = ""
+    async with tab_of(browser, page) as tab:
+        tab.on("request", lambda request: asked.append(request.url))
+        for name, path in paths.items():
+            await tab.goto(path)
+            assert await tab.locator("h1").count() == 1, name
+            assert await tab.evaluate("typeof pwned") == "undefined", name
+            shown += await tab.locator("main").inner_text()
+    assert shown.count("<script>pwned=1</script>") >= 6
+    assert "\u202eabc" not in shown
+    assert "\\u202eabc" in shown
+    assert not [url for url in asked if "evil" in url.partition("?")[0] or url.endswith("/x")]
+
+
+async def test_the_keyboard_redrives_a_letter(browser: Any, page: Page) -> None:
+    async with tab_of(browser, page) as tab:
+        await tab.goto("/")
+        await tab.keyboard.type("gd")
+        await tab.wait_for_url("**/dead")
+        await _tab_to(tab, "mails / sender")
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_url("**/dead/letters**")
+        while await tab.evaluate("document.activeElement.type") != "checkbox":
+            await tab.keyboard.press("Tab")
+        await tab.keyboard.press("Space")
+        await _tab_to(tab, "Redrive the chosen…")
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_url("**/confirm**")
+        await _tab_to(tab, "Redrive 1 dead letter on 1 broker")
+        await tab.keyboard.press("Enter")
+        await tab.get_by_text("1 dead letter of channel sender of mails was redriven").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [("light", WIDE), ("dark", NARROW)],
+    ids=["wide and light", "narrow and dark"],
+)
 async def test_no_serious_fault_of_access(
-    browser: Any, page: Page, brokers: list[Broker], scheme: str, size: dict[str, int]
+    browser: Any,
+    page: Page,
+    brokers: list[Broker],
+    paths: dict[str, str],
+    scheme: str,
+    size: dict[str, int],
 ) -> None:
     faults = []
     checker = axe.Axe()
@@ -222,8 +300,8 @@ async def test_no_serious_fault_of_access(
         tab_of(browser, page, color_scheme=scheme, viewport=size) as tab,
     ):
         await page.act("pause_topic", topic="orders")
-        for name, path in PATHS.items():
-            await tab.goto(path.format(broker=brokers[0].http_address))
+        for name, path in paths.items():
+            await tab.goto(path)
             results = await checker.run(tab)
             faults += [
                 (name, each["id"], each["nodes"][0]["html"])
@@ -239,17 +317,18 @@ async def test_no_serious_fault_of_access(
 @pytest.mark.skipif(
     os.environ.get("MARTLET_SCREENSHOTS") != "1", reason="set MARTLET_SCREENSHOTS=1 to write them"
 )
-async def test_screenshots(browser: Any, page: Page, brokers: list[Broker]) -> None:
+async def test_screenshots(
+    browser: Any, page: Page, brokers: list[Broker], paths: dict[str, str]
+) -> None:
     IMAGES.mkdir(exist_ok=True)
     async with (
         consumer_of(brokers[0], client_id="clerk-7", hostname="desk", user_agent="martlet/0.2"),
         tab_of(browser, page) as tab,
     ):
-        for topic, count in (("payments", 40), ("refunds", 3)):
-            await publish(brokers[1], topic, count)
+        await publish(brokers[1], "refunds", 3)
         await page.act("pause_channel", topic="orders", channel="work")
-        for name in IN_DOCS:
-            await tab.goto(PATHS[name])
+        for name, more in IN_DOCS.items():
+            await tab.goto(paths[name] + more)
             if name in ("topic", "channel"):
                 await tab.locator(".plot canvas").wait_for()
             await tab.screenshot(path=IMAGES / f"admin-{name}.png", full_page=True)

@@ -106,9 +106,10 @@ async def _publish(admin: Admin, place: Place, form: Mapping[str, str]) -> Answe
     for text in (form.get("tag", ""), form.get("order_key", ""), *headers, *headers.values()):
         if not text.isprintable():
             raise ActionRefused(f"{text!r} has characters that a property cannot have")
+    # A browser ends the lines of a form with CR LF.
     return await admin.topics.publish(
         place.topic,
-        form.get("body", "").encode(),
+        form.get("body", "").replace("\r\n", "\n").encode(),
         tag=form.get("tag") or None,
         keys=form.get("keys", "").split(),
         order_key=form.get("order_key") or None,
@@ -170,6 +171,10 @@ async def perform(request: web.Request, name: str, place: Place, form: Mapping[s
         site.audit.failed(request, user, name, str(error), **where)
         raise
     text = _sentence(action, name, place, answers, site.collector.view.brokers)
+    if name == "empty_channel" and site.undos.add(
+        place.topic, place.channel, user.name, answers.values
+    ):
+        text += "; it can be undone on the page of the channel"
     site.audit.done(request, user, name, text, **where)
     return text
 

@@ -141,8 +141,11 @@ class Collector:
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:
     """Return whether an event came in time."""
+    # Not by wait_for, which Python 3.11 lets return, and not end, if a task is cancelled just when
+    # the event comes.
     try:
-        await asyncio.wait_for(event.wait(), max(0.0, seconds))
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
     except TimeoutError:
         return False
     return True

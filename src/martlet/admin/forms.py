@@ -8,14 +8,18 @@ wants a name typed where much is at stake.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 from urllib.parse import urlencode, urlsplit
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from martlet.admin.actions import ACTIONS, Action, ActionRefused, Place, perform
+from martlet.admin.asked import Asked, Form
 from martlet.admin.cluster import ChannelTotals, ClusterView
 from martlet.admin.guard import user_of
+from martlet.admin.operations import Operation
+from martlet.admin.operations import perform as perform_operation
+from martlet.admin.pages.changes import OPERATIONS
 from martlet.admin.site import SITE, Site
 from martlet.client.admin import AdminError
 from martlet.names import NAME_RULE, is_valid_name
@@ -27,7 +31,6 @@ MAX_CHOSEN = 500
 """The maximum of topics of one action."""
 _MAX_NOTICE = 1000
 _WITH_CHANNEL = ("_channel", "register")
-Form = MultiMapping[str]
 
 
 async def confirm(request: web.Request) -> web.StreamResponse:
@@ -35,6 +38,9 @@ async def confirm(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     _check_role(request)
     view = await site.collector.look_now()
+    operation = OPERATIONS.get(request.query.get("action", ""))
+    if operation is not None:
+        return await _confirm_operation(request, operation, Asked(site, view, request.query))
     action, places = _read(site, view, request.query)
     title = f"{action.verb} {_what(places)}"
     return site.page(
@@ -57,6 +63,11 @@ async def act(request: web.Request) -> web.StreamResponse:
     form = await _form(request)
     _check_role(request)
     view = await site.collector.look_now()
+    operation = OPERATIONS.get(form.get("action", ""))
+    if operation is not None:
+        text = await _operate(request, operation, Asked(site, view, form))
+        await site.collector.look_now()
+        _return(_back(site, form.get("back", "")), text)
     action, places = _read(site, view, form)
     _check_typed(view, action, places, form)
     text = await _perform_all(request, places, form)
@@ -64,8 +75,41 @@ async def act(request: web.Request) -> web.StreamResponse:
     back = _back(site, form.get("back", ""))
     if action.typed and urlsplit(back).path.startswith(_pages_of(site, places)):
         back = site.url("/topics", *([places[0].topic] if places[0].channel else []))
+    _return(back, text)
+
+
+def _return(back: str, text: str) -> NoReturn:
     joiner = "&" if "?" in back else "?"
     raise web.HTTPSeeOther(f"{back}{joiner}{urlencode({'notice': text[:_MAX_NOTICE]})}")
+
+
+async def _confirm_operation(
+    request: web.Request, operation: Operation, asked: Asked
+) -> web.StreamResponse:
+    preview = await operation.preview(asked)
+    replaced = {*preview.fields, "typed"}
+    given = [each for each in asked.fields.items() if each[0] not in replaced]
+    return asked.site.page(
+        request,
+        "confirm.html",
+        {
+            "title": preview.title,
+            "consequences": preview.lines,
+            "typed": preview.typed,
+            "fields": [*given, *preview.fields.items()],
+            "button": preview.button if preview.is_possible else "",
+            "back": _back(asked.site, asked.fields.get("back", "")),
+        },
+    )
+
+
+async def _operate(request: web.Request, operation: Operation, asked: Asked) -> str:
+    """Do an operation, unless something must be typed first. Raises ActionRefused, AdminError."""
+    typed = asked.text("typed")
+    wanted = (await operation.preview(asked)).typed
+    if wanted != typed and wanted:
+        raise ActionRefused(f"type {wanted!r} to confirm, and not {typed!r}")
+    return await perform_operation(request, asked.fields["action"], operation, asked)
 
 
 async def _form(request: web.Request) -> Form:

@@ -14,7 +14,7 @@ from martlet.admin.cluster import BrokerView, ChannelTotals, ClusterView, TopicT
 from martlet.admin.history import CountHistory
 from martlet.admin.listing import Column, listing
 from martlet.admin.site import SITE, PageNotFound
-from martlet.client.admin import Admin, AdminError, ClientStats, TopicStats
+from martlet.client.admin import Admin, AdminError, ClientStats, ReplicaReport, TopicStats
 
 _TOP = 10
 """The rows of each list of the overview."""
@@ -136,6 +136,8 @@ async def channel(request: web.Request) -> web.StreamResponse:
     """``/topics/T/C``: the only page with consumers, of whom brokers are asked for it."""
     site = request.app[SITE]
     names = request.match_info["topic"], request.match_info["channel"]
+    if names[1] == "messages" and (await site.collector.fresh()).channel(*names) is None:
+        raise web.HTTPFound(site.url("/messages", topic=names[0]))
 
     async def context(view: ClusterView) -> dict[str, Any]:
         found = view.channel(*names)
@@ -146,7 +148,8 @@ async def channel(request: web.Request) -> web.StreamResponse:
         # Shielded: other tabs await it, too.
         rows, error = await asyncio.shield(view.asked[names])
         table = listing(rows, _CONSUMER_COLUMNS, request.query, _identity, "name")
-        return {"channel": found, "list": table, "consumers_error": error}
+        undos = site.undos.of(*names)
+        return {"channel": found, "list": table, "consumers_error": error, "undos": undos}
 
     return await site.show(request, "channel.html", context)
 
@@ -181,6 +184,7 @@ async def nodes(request: web.Request) -> web.StreamResponse:
 
 async def node(request: web.Request) -> web.StreamResponse:
     """``/nodes/N``"""
+    site = request.app[SITE]
     address = request.match_info["node"]
 
     async def context(view: ClusterView) -> dict[str, Any]:
@@ -191,9 +195,21 @@ async def node(request: web.Request) -> web.StreamResponse:
             raise PageNotFound(f"there is no broker {address!r}")
         rows = found.stats.topics if found.stats else ()
         table = listing(rows, _NODE_COLUMNS, request.query, lambda topic: topic.topic, "name")
-        return {"broker": found, "list": table}
+        if found.url not in view.asked:
+            view.asked[found.url] = asyncio.ensure_future(_replicas(site.admin.at(found.url)))
+        report = await asyncio.shield(view.asked[found.url])
+        return {"broker": found, "list": table, "report": report}
 
-    return await request.app[SITE].show(request, "node.html", context)
+    return await site.show(request, "node.html", context)
+
+
+async def _replicas(admin: Admin) -> ReplicaReport | None:
+    """Return what a broker says of its replicas; None of one without, or that does not answer."""
+    try:
+        answers = await admin.replicas.show()
+    except AdminError:
+        return None  # The page says on its own whether the broker answers.
+    return next(iter(answers.values.values()), None)
 
 
 async def counter(request: web.Request) -> web.StreamResponse:

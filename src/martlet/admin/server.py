@@ -15,10 +15,11 @@ from martlet.admin.actions import ActionRefused
 from martlet.admin.audit import AuditLog
 from martlet.admin.collector import Collector
 from martlet.admin.guard import Guard, Handler, set_headers
+from martlet.admin.pages import PAGES
 from martlet.admin.site import SITE, PageNotFound, Site
 from martlet.admin.users import Users
 from martlet.client import Tls
-from martlet.client.admin import Admin, AdminError
+from martlet.client.admin import Admin, AdminError, AdminNotFound
 from martlet.operator_tokens import read_tokens
 from martlet.options.admin import AdminOptions
 
@@ -121,7 +122,7 @@ class AdminServer:
         app.on_response_prepare.append(set_headers)
         app.on_shutdown.append(site.end_streams)
         prefix = self.options.prefix
-        for path, handler in _PAGES.items():
+        for path, handler in [*_PAGES.items(), *PAGES.items()]:
             app.router.add_get(prefix + path, handler)
         app.router.add_post(f"{prefix}/act", forms.act)
         app.router.add_get(f"{prefix}/ping", _ping)
@@ -149,6 +150,8 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
         status, title, text = 400, "Refused", str(error)
     except AdminError as error:
         status, title, text = 502, "No broker did it", str(error)
+        if isinstance(error, AdminNotFound) and request.method == "GET":
+            status, title = 404, "Not found"
     except web.HTTPError as error:
         if request.path.startswith(f"{site.options.prefix}/api/"):
             raise

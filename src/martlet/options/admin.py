@@ -87,6 +87,13 @@ class AdminOptions(LogOptions):
     read_only: bool = option(False, "let no user act", section="restrictions")
     bodies: bool = option(True, "show messages' bodies; --bodies=false hides them from all users")
     export: bool = option(True, "let messages be downloaded; --export=false forbids it")
+    job_pages: tuple[str, ...] = option(
+        (),
+        "a page that a pipeline's job writes (report's --page, audit's --out), or a folder of such;"
+        " may be given several times",
+        name="job-page",
+        section="jobs",
+    )
     audit_file: str = option(
         "", "append a line of JSON for each action, done or refused", section="audit"
     )

@@ -80,7 +80,10 @@ async def test_pause_and_unpause_a_topic(page: Page, brokers: list[Broker]) -> N
 
 async def test_empty_a_channel(page: Page, brokers: list[Broker]) -> None:
     html = await page.act("empty_channel", **WORK, broker=url(brokers[0]))
-    assert notice(html) == f"Channel work of orders was emptied at {brokers[0].http_address}"
+    assert notice(html) == (
+        f"Channel work of orders was emptied at {brokers[0].http_address};"
+        " it can be undone on the page of the channel"
+    )
     assert [each["depth"] for each in await channels(brokers)] == [0, 2]
     await page.act("empty_channel", **WORK)
     assert [each["depth"] for each in await channels(brokers)] == [0, 0]

@@ -143,3 +143,21 @@ async def test_rates_are_those_of_the_brokers_counters() -> None:
         assert (channel.out_per_s, second.in_per_s, second.out_per_s) == (0.0, 0.0, 0.0)
         assert collector.history.series(("orders", "work"), "depth") == [1.0]
         assert collector.history.series(("", ""), "depth") == [2.0]
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_it_ends_where_it_is_cancelled_while_it_is_woken(turns: int) -> None:
+    brokers = Brokers()
+    collector = Collector(brokers.look, 3600, log)
+    task = asyncio.create_task(collector.run())
+    view = await collector.fresh()
+    asking = asyncio.create_task(collector.following(view))
+    looking = asyncio.create_task(collector.look_now())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=5)
+    assert done, "it goes on"
+    asking.cancel()
+    looking.cancel()
+    await asyncio.gather(task, asking, looking, return_exceptions=True)

@@ -27,9 +27,22 @@ from martlet.testing import Broker, BrokerProcess
 
 PAGES = (
     *("/", "/topics", "/topics/orders", "/topics/orders/work", "/nodes", "/lookup", "/counter"),
-    *("/audit", "/confirm?action=empty_topic&topic=orders"),
+    *("/jobs", "/audit", "/confirm?action=empty_topic&topic=orders"),
 )
-NAVIGATION = ("/", "/topics", "/nodes", "/lookup", "/counter", "/audit")
+NAVIGATION = (
+    "/",
+    "/topics",
+    "/messages",
+    "/dead",
+    "/delayed",
+    "/groups",
+    "/transactions",
+    "/nodes",
+    "/lookup",
+    "/jobs",
+    "/counter",
+    "/audit",
+)
 
 
 @pytest.fixture
@@ -124,7 +137,7 @@ async def test_the_navigation_has_the_pages_and_no_other(page: Page) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/nothing", "/topics/none", "/topics/orders/none", "/nodes/h:1", "/dead",
+    ["/nothing", "/topics/none", "/topics/orders/none", "/nodes/h:1", "/dead/none",
      "/topics/%00", "/topics/a%2Fb", "/topics/orders/work/more", "/../server.py"],
 )  # fmt: skip
 async def test_what_is_not_there_is_a_page_with_404(page: Page, path: str) -> None:

@@ -1,0 +1,35 @@
+"""The pages of what only Martlet has: messages, dead letters, delayed messages, jobs and more.
+
+None is live: each asks brokers once, within limits that it shows.
+"""
+
+from martlet.admin.guard import Handler
+from martlet.admin.pages import (
+    dead_letters,
+    delayed,
+    groups,
+    jobs,
+    message,
+    messages,
+    settings,
+    transactions,
+)
+
+PAGES: dict[str, Handler] = {
+    "/messages": messages.messages,
+    "/messages/export": messages.export,
+    "/messages/{id:[0-9a-f]{16}}": message.message,
+    "/messages/{id:[0-9a-f]{16}}/body": message.download,
+    "/dead": dead_letters.overview,
+    "/dead/letters": dead_letters.letters,
+    "/dead/export": dead_letters.export,
+    "/delayed": delayed.overview,
+    "/groups": groups.overview,
+    "/groups/{topic}/{group}": groups.group,
+    "/transactions": transactions.overview,
+    "/transactions/{id}": transactions.transaction,
+    "/jobs": jobs.jobs,
+    "/jobs/{place:[0-9]+}/{name}": jobs.job,
+    "/settings": settings.settings,
+}
+"""The handler of each path."""

@@ -1,0 +1,24 @@
+"""All operations, by the names that forms send."""
+
+from collections.abc import Mapping
+
+from martlet.admin.operations import Operation
+from martlet.admin.pages import (
+    dead_letters,
+    delayed,
+    groups,
+    message,
+    restoring,
+    settings,
+    transactions,
+)
+
+OPERATIONS: Mapping[str, Operation] = {
+    **message.OPERATIONS,
+    **restoring.OPERATIONS,
+    **dead_letters.OPERATIONS,
+    **delayed.OPERATIONS,
+    **groups.OPERATIONS,
+    **transactions.OPERATIONS,
+    **settings.OPERATIONS,
+}

@@ -1,0 +1,179 @@
+"""Groups: their members, queues and lag, and a reset that says which lag would follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from martlet.admin.actions import ActionRefused
+from martlet.admin.asked import Asked
+from martlet.admin.listing import Column, listing
+from martlet.admin.operations import Operation, Preview, silent, with_failures
+from martlet.admin.site import SITE
+from martlet.client.admin import Answers, GroupReset, GroupSummary, ResetPosition
+from martlet.plural import counted
+
+_MAX_LINES = 50
+_TO = {
+    "first": "the first stored message",
+    "last": "the end",
+    "time": "a time",
+    "offset": "an offset",
+}
+
+
+@dataclass
+class GroupTotals:
+    """A group of all brokers.
+
+    Attributes:
+        topic, group: its names.
+        kind: ``offsets`` or ``follower``.
+        members, queues, lag: the sums over the brokers.
+        is_paused: whether it gets no messages at any broker.
+    """
+
+    topic: str
+    group: str
+    kind: str
+    members: int = 0
+    queues: int = 0
+    lag: int = 0
+    is_paused: bool = False
+    brokers: list[str] = field(default_factory=list)
+
+    def add(self, broker: str, summary: GroupSummary) -> None:
+        """Add what a broker says."""
+        self.members += summary.member_count
+        self.queues += summary.queue_count
+        self.lag += summary.lag
+        self.is_paused |= summary.is_paused
+        self.brokers.append(broker)
+
+
+_COLUMNS: tuple[Column[GroupTotals], ...] = (
+    Column("name", "Group", lambda each: (each.topic, each.group)),
+    Column("lag", "Lag", lambda each: each.lag, "Messages that are not committed yet"),
+    Column("members", "Members", lambda each: each.members),
+    Column("queues", "Queues", lambda each: each.queues),
+    Column("brokers", "Brokers", lambda each: len(each.brokers)),
+)
+
+
+async def overview(request: web.Request) -> web.StreamResponse:
+    """``/groups``"""
+    site = request.app[SITE]
+    await site.collector.fresh()
+    answers = await site.admin.groups.list()
+    groups: dict[tuple[str, str], GroupTotals] = {}
+    for url, summaries in answers.values.items():
+        for each in summaries:
+            key = each.topic, each.group
+            groups.setdefault(key, GroupTotals(*key, each.kind)).add(url, each)
+    table = listing(
+        list(groups.values()), _COLUMNS, request.query, lambda each: f"{each.topic} / {each.group}",
+        "-lag",
+    )  # fmt: skip
+    failures = list(answers.failures.values())
+    return site.page(request, "groups.html", {"list": table, "failures": failures})
+
+
+async def group(request: web.Request) -> web.StreamResponse:
+    """``/groups/T/G``"""
+    site = request.app[SITE]
+    await site.collector.fresh()
+    topic, name = request.match_info["topic"], request.match_info["group"]
+    answers = await site.admin.groups.describe(topic, name)
+    context: dict[str, Any] = {
+        "topic": topic,
+        "group": name,
+        "descriptions": sorted(answers.values.items()),
+        "lag": answers.total(lambda each: each.lag),
+        "failures": list(answers.failures.values()),
+        "places": _TO,
+    }
+    return site.page(request, "group.html", context)
+
+
+async def _reset(asked: Asked, *, is_dry: bool) -> Answers[GroupReset]:
+    to = asked.text("to")
+    place: ResetPosition
+    if to == "first":
+        place = {"to_first": True}
+    elif to == "last":
+        place = {"to_last": True}
+    elif to == "time":
+        place = {"to_time_ms": asked.time_ns("time") // 1_000_000}
+    elif to == "offset" and asked.text("offset"):
+        place = {"to_offset": asked.number("offset")}
+    else:
+        raise ActionRefused("say where to: the first message, the end, a time or an offset")
+    return await asked.admin.groups.reset(
+        asked.name("topic"),
+        asked.name("group"),
+        queue=asked.number("queue") if asked.text("queue") else None,
+        force=bool(asked.text("force")),
+        dry_run=is_dry,
+        **place,
+    )
+
+
+def _where(asked: Asked) -> str:
+    found = _TO.get(asked.text("to"), "")
+    if asked.text("to") == "offset":
+        return f"offset {asked.number('offset'):,}"
+    return f"{found} given" if asked.text("to") == "time" else found
+
+
+async def _preview(asked: Asked) -> Preview:
+    title = f"Reset group {asked.name('group')} of {asked.name('topic')}"
+    fields = {}
+    if asked.text("to") == "time":
+        # A time such as 90m would be another one when the button is pressed.
+        fields["time"] = f"{asked.time_ns('time') / 1e9:.3f}"
+    answers = await _reset(asked, is_dry=True)
+    described = await asked.admin.groups.describe(asked.name("topic"), asked.name("group"))
+    members = described.total(lambda each: len(each.members))
+    rows = [
+        f"Queue {each.queue} at {url.partition('://')[2]}: from offset {each.before:,} to"
+        f" {each.offset:,}, which leaves a lag of {each.lag:,}."
+        for url, found in sorted(answers.values.items())
+        for each in found.queues
+    ]
+    lines = rows[:_MAX_LINES]
+    if len(rows) > len(lines):
+        lines.append(f"{len(rows) - len(lines):,} more queues.")
+    skipped = sum(
+        max(0, each.offset - each.before)
+        for found in answers.values.values()
+        for each in found.queues
+    )
+    if skipped:
+        lines.append(f"{skipped:,} offsets are passed: their messages are not delivered.")
+    if members:
+        some = counted(members, "member")
+        lines.append(
+            f"Its {some} have to join again, and get messages twice."
+            if asked.text("force")
+            else f"It has {some}: stop them first, or choose to reset it even with members."
+        )
+    lag = answers.total(lambda each: each.lag)
+    return Preview(
+        title=title,
+        button=f"Reset to {_where(asked)}: lag {lag:,}",
+        lines=[*lines, *silent(answers)],
+        fields=fields,
+        is_possible=bool(rows) and not (members and not asked.text("force")),
+    )
+
+
+async def _do(asked: Asked) -> str:
+    answers = await _reset(asked, is_dry=False)
+    lag = answers.total(lambda each: each.lag)
+    text = f"Group {asked.name('group')} of {asked.name('topic')} was reset; its lag is {lag:,}"
+    return with_failures(text, answers)
+
+
+OPERATIONS = {"reset_group": Operation(_preview, _do)}

@@ -1,0 +1,226 @@
+"""The page of messages: choose a topic, and read its log or what a channel has not finished."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+
+from martlet.admin.actions import ActionRefused
+from martlet.admin.asked import Asked, continued
+from martlet.admin.guard import user_of
+from martlet.admin.pages.bodies import FORMS, LISTED_BYTES, body_text
+from martlet.admin.pages.export import body_fields, check_may_download, send_lines
+from martlet.admin.pages.reading import (
+    MAX_FOUND,
+    MAX_LOOKED,
+    MAX_LOOKED_BYTES,
+    MAX_S,
+    STARTS,
+    LogLook,
+    LogReader,
+    MessageFilter,
+    ReadStart,
+)
+from martlet.admin.site import SITE
+from martlet.client.admin import AdminError, AdminNotFound, PeekedMessage
+
+STATES = ("waiting", "in_flight", "deferred", "due")
+"""The states of a channel's unfinished messages."""
+_FIELDS = ("topic", "channel", "state", "broker", "queue", "from", "offset", "time", "key",
+           "header", "text", "as")  # fmt: skip
+_ID = re.compile(r"[0-9a-fA-F]{16}")
+_MAX_TOPICS = 5000
+"""The names that the form offers."""
+_EXPORTED_BODY = 1 << 20
+
+
+async def messages(request: web.Request) -> web.StreamResponse:
+    """``/messages``"""
+    site = request.app[SITE]
+    asked = Asked(site, await site.collector.fresh(), request.query)
+    wanted_id = asked.text("id")
+    if wanted_id:
+        if not _ID.fullmatch(wanted_id):
+            raise ActionRefused(f"{wanted_id[:40]!r} is no message's id: 16 hexadecimal digits")
+        topic = asked.name("topic", optional=True)
+        raise web.HTTPFound(site.url("/messages", wanted_id.lower(), topic=topic))
+    topic = asked.name("topic", optional=True)
+    known = asked.view.topics.get(topic)
+    context: dict[str, Any] = {
+        "topic": topic,
+        "fields": {name: asked.text(name) for name in _FIELDS},
+        "topics": sorted(asked.view.topics)[:_MAX_TOPICS],
+        "channels": sorted(known.channels) if known else [],
+        "states": STATES,
+        "starts": STARTS,
+        "forms": FORMS,
+        "limits": {"found": MAX_FOUND, "looked": MAX_LOOKED, "bytes": MAX_LOOKED_BYTES, "s": MAX_S},
+        "look": None,
+        "peeked": None,
+    }
+    if topic and asked.text("channel"):
+        context |= await _peeked(request, asked)
+    elif topic:
+        context |= await _looked(request, asked)
+    return site.page(request, "messages.html", context)
+
+
+async def _looked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
+    """Return what the page shows of the log."""
+    look = await _look(request, asked)
+    sees = user_of(request).sees_bodies
+    return {
+        "look": look,
+        "rows": [
+            (each, body_text(each.message.body if sees else b"", len(each.message.body),
+                             _form(asked), LISTED_BYTES))
+            for each in look.found
+        ],
+        "next": look.next and "|".join(map(str, look.next)),
+        "several": len(look.queues) > 1,
+        "earlier": _earlier(asked, look),
+    }  # fmt: skip
+
+
+async def _look(request: web.Request, asked: Asked) -> LogLook:
+    """Read the log as an address asks. Raises ActionRefused, AdminError."""
+    wanted = MessageFilter(asked.text("key"), asked.text("header"), asked.text("text"))
+    if wanted and not user_of(request).sees_bodies:
+        # Else a search would tell what is in a body.
+        raise web.HTTPForbidden(text="this user does not see bodies, and so searches none")
+    kind = asked.text("from") or "last"
+    if kind not in STARTS:
+        raise ActionRefused(f"from: {kind[:40]!r} is none of {', '.join(STARTS)}")
+    start = ReadStart(
+        asked.name("topic"),
+        kind,
+        offset=asked.number("offset") if kind == "offset" else 0,
+        time_ms=asked.time_ns("time") // 1_000_000 if kind == "time" else 0,
+        broker=asked.broker,
+        queue=asked.number("queue") if asked.text("queue") else None,
+        on=_on(asked),
+    )
+    return await LogReader(asked.site.admin, start, wanted).read()
+
+
+def _on(asked: Asked) -> tuple[str, int, int] | None:
+    """Return where an earlier read ended."""
+    text = asked.text("go")
+    if not text:
+        return None
+    url, _, place = text.partition("|")
+    queue, _, offset = place.partition("|")
+    if not (queue.isdecimal() and offset.isdecimal() and len(place) < 40):
+        raise ActionRefused("the list does not continue there: begin again without 'go'")
+    return url, int(queue), int(offset)
+
+
+def _earlier(asked: Asked, look: LogLook) -> int | None:
+    """Return the offset where the messages before those shown begin, of a list of one queue."""
+    chosen = [
+        queue
+        for url, queue in look.queues
+        if asked.broker in ("", url) and asked.text("queue") in ("", str(queue.queue))
+    ]
+    offsets = [each.message.offset for each in look.found]
+    is_search = any(asked.text(name) for name in ("key", "header", "text"))
+    if len(chosen) != 1 or not offsets or is_search or min(offsets) <= chosen[0].start_offset:
+        return None
+    return max(chosen[0].start_offset, min(offsets) - MAX_FOUND)
+
+
+def _form(asked: Asked) -> str:
+    found = asked.text("as")
+    return found if found in FORMS else ""
+
+
+async def _peeked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
+    """Return what the page shows of a channel."""
+    sees = user_of(request).sees_bodies
+    rows, nexts, errors = await _peek(asked, LISTED_BYTES if sees else 0)
+    return {
+        "peeked": [
+            (url, each, body_text(each.body, each.body_bytes, _form(asked), LISTED_BYTES))
+            for url, each in rows
+        ],
+        "nexts": nexts,
+        "errors": errors,
+    }
+
+
+async def _peek(
+    asked: Asked, body_bytes: int
+) -> tuple[list[tuple[str, PeekedMessage]], list[tuple[str, Mapping[str, Any]]], list[str]]:
+    """Return unfinished messages with their brokers, where each broker continues, and errors."""
+    state = asked.text("state")
+    if state and state not in STATES:
+        raise ActionRefused(f"state: {state[:40]!r} is none of {', '.join(STATES)}")
+    topic, channel = asked.name("topic"), asked.name("channel")
+    known = asked.view.topics.get(topic)
+    urls = [asked.broker] if asked.broker else sorted(known.nodes if known else asked.view.brokers)
+    rows: list[tuple[str, PeekedMessage]] = []
+    nexts, errors, missing = [], [], []
+    ends_s = time.monotonic() + MAX_S
+    for url in urls:
+        count = 0
+        pages = asked.site.admin.at(url).channels.peek_pages(
+            topic,
+            channel,
+            states=[state] if state else (),
+            limit=MAX_FOUND,
+            max_body_bytes=body_bytes,
+            start=asked.start,
+        )
+        try:
+            async with aclosing(pages):
+                async for page in pages:
+                    rows += [(url, each) for each in page.items]
+                    count += len(page.items)
+                    if page.next and (count >= MAX_FOUND or time.monotonic() > ends_s):
+                        nexts.append((url, continued(page.next)))
+                        break
+        except AdminNotFound as error:
+            missing.append(error)
+        except AdminError as error:
+            errors.append(str(error))
+    if missing and len(missing) == len(urls):
+        raise missing[0]
+    return rows, nexts, errors
+
+
+async def export(request: web.Request) -> web.StreamResponse:
+    """``/messages/export``: what the page with the same query shows, as JSON lines."""
+    check_may_download(request)
+    site = request.app[SITE]
+    asked = Asked(site, await site.collector.fresh(), request.query)
+    where = {"topic": asked.name("topic"), "channel": asked.name("channel", optional=True)}
+    if where["channel"]:
+        rows = (await _peek(asked, _EXPORTED_BODY))[0]
+        return await send_lines(request, "messages", _peeked_lines(rows), **where)
+    look = await _look(request, asked)
+    return await send_lines(request, "messages", _lines(where["topic"], look), **where)
+
+
+async def _lines(topic: str, look: LogLook) -> AsyncIterator[Mapping[str, Any]]:
+    for each in look.found:
+        message = each.message
+        yield {
+            "broker": each.broker,
+            "topic": topic,
+            "id": message.id,
+            "queue": message.queue,
+            "offset": message.offset,
+            "timestamp_ns": message.stored_at_ns,
+            "properties": dict(message.properties),
+            **body_fields(message.body),
+        }
+
+
+async def _peeked_lines(rows: list[tuple[str, PeekedMessage]]) -> AsyncIterator[Mapping[str, Any]]:
+    for url, message in rows:
+        yield {"broker": url, **message.fields}

@@ -1,0 +1,251 @@
+"""Reads the log for the page of messages, within limits: a list and a search are one thing.
+
+::
+
+    broker 1, queue 0   |-------------------|
+    broker 1, queue 1   |------x found, looked at enough: continue here
+    broker 2, queue 0   |
+
+Queues are read one after the other, one batch at a time, until enough is found or a limit is
+reached. What a filter leaves out is read, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from martlet.admin.actions import ActionRefused
+from martlet.client.admin import Admin, AdminError, LogMessage, LogQueue
+
+MAX_FOUND = 50
+MAX_LOOKED = 20_000
+MAX_LOOKED_BYTES = 32 << 20
+MAX_S = 5.0
+_READ_MESSAGES = 1000
+_READ_BYTES = 1 << 20
+STARTS = ("last", "first", "offset", "time")
+"""Where reading begins: at the newest messages, the oldest, an offset or a time."""
+
+
+@dataclass(frozen=True)
+class MessageFilter:
+    """Which messages are meant; all that is given must hold.
+
+    Attributes:
+        key: one of their keys.
+        header: the name of a header, or ``name=value``.
+        text: a part of their body, in UTF-8.
+    """
+
+    key: str = ""
+    header: str = ""
+    text: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.key or self.header or self.text)
+
+    def matches(self, message: LogMessage) -> bool:
+        """Whether a message is meant."""
+        found = message.properties
+        if self.key and self.key not in found.get("keys", ()):
+            return False
+        if self.text and self.text.encode() not in message.body:
+            return False
+        name, equals, value = self.header.partition("=")
+        headers = found.get("headers", {})
+        return not name or (name in headers and (not equals or headers[name] == value))
+
+
+@dataclass(frozen=True)
+class ReadStart:
+    """Where to read.
+
+    Attributes:
+        topic: which topic.
+        kind: one of `STARTS`.
+        offset: of ``offset``.
+        time_ms: of ``time``, in milliseconds since 1970.
+        broker: the URL of the only broker; empty for all.
+        queue: the only queue; None for all.
+        on: the broker, queue and offset where an earlier read ended; None to begin.
+    """
+
+    topic: str
+    kind: str = "last"
+    offset: int = 0
+    time_ms: int = 0
+    broker: str = ""
+    queue: int | None = None
+    on: tuple[str, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class FoundMessage:
+    """A message, and the URL of its broker."""
+
+    broker: str
+    message: LogMessage
+
+
+@dataclass
+class LogLook:
+    """What was read.
+
+    Attributes:
+        found: the messages.
+        queues: the queues that there are, of each broker.
+        looked: how many messages were read.
+        looked_bytes: the size of their bodies.
+        took_s: how long it took.
+        stopped: the limit that ended it; empty at the end of the log.
+        next: where to continue; None at the end.
+        errors: why queues could not be read.
+        notes: what a user should know of the beginning.
+    """
+
+    found: list[FoundMessage] = field(default_factory=list)
+    queues: list[tuple[str, LogQueue]] = field(default_factory=list)
+    looked: int = 0
+    looked_bytes: int = 0
+    took_s: float = 0.0
+    stopped: str = ""
+    next: tuple[str, int, int] | None = None
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def limit(self, max_found: int) -> str:
+        """Return the limit that was reached; empty for none."""
+        if len(self.found) >= max_found:
+            return f"{max_found} messages found"
+        if self.looked >= MAX_LOOKED:
+            return f"{MAX_LOOKED:,} messages looked at"
+        if self.looked_bytes >= MAX_LOOKED_BYTES:
+            return f"{MAX_LOOKED_BYTES >> 20} MiB looked at"
+        return f"{MAX_S:.0f} s over" if self.took_s >= MAX_S else ""
+
+
+class LogReader:
+    """One look at the log of a topic.
+
+    Args:
+        admin: the way to the brokers.
+        start: where to read.
+        wanted: which messages.
+        max_found: how many.
+        clock: for the time limit.
+    """
+
+    def __init__(
+        self,
+        admin: Admin,
+        start: ReadStart,
+        wanted: MessageFilter,
+        max_found: int = MAX_FOUND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admin = admin
+        self._start = start
+        self._wanted = wanted
+        self._max_found = max_found
+        self._clock = clock
+        self._began_s = clock()
+        self._look = LogLook()
+
+    async def read(self) -> LogLook:
+        """Read. Raises AdminError: no broker describes the topic; ActionRefused: no such queue."""
+        look, start = self._look, self._start
+        answers = await self._admin.topics.describe(start.topic)
+        look.errors += map(str, answers.failures.values())
+        look.queues = [
+            (url, queue)
+            for url, described in sorted(answers.values.items())
+            for queue in described.queues
+        ]
+        places = [
+            (url, queue)
+            for url, queue in look.queues
+            if start.broker in ("", url) and start.queue in (None, queue.queue)
+        ]
+        if not places:
+            raise ActionRefused(f"topic {start.topic} has no such queue")
+        if start.on is not None:
+            keys = [(url, queue.queue) for url, queue in places]
+            if start.on[:2] not in keys:
+                raise ActionRefused("the queue where it continues has gone: begin again")
+            places = places[keys.index(start.on[:2]) :]
+        for number, (url, queue) in enumerate(places):
+            try:
+                offset = await self._first(url, queue, len(places))
+                if number == 0 and start.on is not None:
+                    offset = start.on[2]
+                if not await self._read_queue(url, queue, offset):
+                    break
+            except AdminError as error:
+                look.errors.append(f"queue {queue.queue} of {error}")
+        if start.kind == "last" and not start.on:
+            look.found.sort(key=lambda each: each.message.stored_at_ns, reverse=True)
+        look.took_s = self._clock() - self._began_s
+        return look
+
+    async def _first(self, url: str, queue: LogQueue, place_count: int) -> int:
+        """Return the offset where a queue is begun."""
+        start = self._start
+        if start.kind == "last":
+            share = MAX_LOOKED if self._wanted else self._max_found
+            return max(queue.start_offset, queue.end_offset - max(1, share // place_count))
+        if start.kind == "offset":
+            if start.offset < queue.start_offset:
+                self._look.notes.append(
+                    f"Queue {queue.queue} begins at offset {queue.start_offset:,}: earlier messages"
+                    " are no longer stored."
+                )
+            return max(start.offset, queue.start_offset)
+        if start.kind == "time":
+            answers = await self._admin.at(url).messages.offset_at(
+                start.topic, start.time_ms, queue=queue.queue
+            )
+            found = answers.values[url]
+            if found.is_gone:
+                self._look.notes.append(
+                    f"Queue {queue.queue}: earlier messages since that time are no longer stored."
+                )
+            return found.offset
+        return queue.start_offset
+
+    async def _read_queue(self, url: str, queue: LogQueue, offset: int) -> bool:
+        """Read a queue up to the end that it had; return whether to go on with the next one."""
+        look, admin = self._look, self._admin.at(url)
+        while offset < queue.end_offset:
+            look.took_s = self._clock() - self._began_s
+            look.stopped = look.limit(self._max_found)
+            if look.stopped:
+                look.next = (url, queue.queue, offset)
+                return False
+            answers = await admin.messages.read(
+                self._start.topic,
+                offset,
+                queue=queue.queue,
+                limit=min(_READ_MESSAGES, self._left()),
+                max_bytes=_READ_BYTES,
+            )
+            read = answers.values[url]
+            if read.next_offset <= offset:
+                return True
+            offset = read.next_offset
+            for message in read.messages:
+                look.looked += 1
+                look.looked_bytes += len(message.body)
+                if self._wanted.matches(message):
+                    look.found.append(FoundMessage(url, message))
+                if len(look.found) >= self._max_found:
+                    offset = message.offset + 1
+                    break
+        return True
+
+    def _left(self) -> int:
+        """Return how many messages one read may have."""
+        if self._wanted:
+            return MAX_LOOKED - self._look.looked
+        return self._max_found - len(self._look.found)

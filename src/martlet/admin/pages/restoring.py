@@ -1,0 +1,55 @@
+"""Undo of an empty: put back what was emptied from a channel."""
+
+from __future__ import annotations
+
+import time
+
+from martlet.admin import shown
+from martlet.admin.actions import ActionRefused
+from martlet.admin.asked import Asked
+from martlet.admin.operations import Operation, Preview, with_failures
+from martlet.admin.undos import Undo
+from martlet.plural import counted
+
+
+def _undo(asked: Asked) -> Undo:
+    found = asked.site.undos.get(asked.number("undo"))
+    if found is None or (found.topic, found.channel) != (
+        asked.name("topic"),
+        asked.name("channel"),
+    ):
+        raise ActionRefused("that was undone already, or too much was emptied since")
+    return found
+
+
+async def _preview(asked: Asked) -> Preview:
+    undo = _undo(asked)
+    some = counted(undo.message_count, "message", form=",")
+    lines = [
+        f"They were emptied {shown.ago(undo.at_s)}. Consumers get them again, and with them what"
+        " they have received since then."
+    ]
+    if undo.until_s < time.time():
+        lines.append("Brokers have kept them until now without fail; some may be gone.")
+    return Preview(
+        title=f"Put {some} back into channel {undo.channel} of {undo.topic}",
+        button=f"Put back {some}",
+        lines=lines,
+    )
+
+
+async def _restore(asked: Asked) -> str:
+    undo = _undo(asked)
+    answers = await asked.site.admin.channels.restore(undo.topic, undo.channel, undo.emptied)
+    if not answers.failures:
+        asked.site.undos.remove(undo)
+    count = sum(undo.emptied[url].depth for url in answers.values)
+    verb = "was" if count == 1 else "were"
+    text = f"{counted(count, 'message', form=',')} {verb} put back"
+    waiting = counted(sum(answers.values.values()), "message", form=",")
+    return with_failures(
+        f"{text} into channel {undo.channel} of {undo.topic}, which has {waiting} now", answers
+    )
+
+
+OPERATIONS = {"restore_channel": Operation(_preview, _restore)}

@@ -1,0 +1,310 @@
+"""The settings of a topic or a channel, more queues for a topic, and the replay of a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from martlet.admin.actions import ActionRefused
+from martlet.admin.asked import Asked
+from martlet.admin.operations import Operation, Preview, silent, with_failures
+from martlet.admin.site import SITE
+from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
+from martlet.broker.policy_words import read, written
+from martlet.client.admin import AdminError, Answers, ReplayResult, TopicDescription
+from martlet.plural import counted
+
+MAX_QUEUES = 1024
+_MAX_LINES = 50
+_TO = {
+    "beginning": "the first stored message",
+    "time": "a time",
+    "offset": "an offset",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a policy.
+
+    Attributes:
+        name, help: as of the policy.
+        choices: of words; empty for other values.
+        shown: its value as it is typed, empty for the default.
+        values: the value at each broker, where they differ.
+    """
+
+    name: str
+    help: str
+    choices: tuple[str, ...]
+    shown: str
+    values: Mapping[str, str]
+
+
+async def settings(request: web.Request) -> web.StreamResponse:
+    """``/settings``: of a topic, or of its channel."""
+    site = request.app[SITE]
+    asked = Asked(site, await site.collector.fresh(), request.query)
+    topic, channel = asked.name("topic"), asked.name("channel", optional=True)
+    answers = await asked.admin.topics.describe(topic)
+    policies = {url: _policy(each, channel) for url, each in answers.values.items()}
+    known = {url: policy for url, policy in policies.items() if policy is not None}
+    kind: Policy = ChannelPolicy() if channel else TopicPolicy()
+    return site.page(
+        request,
+        "settings.html",
+        {
+            "topic": topic,
+            "channel": channel,
+            "settings": _settings(kind, known),
+            "silent": [url for url, policy in policies.items() if policy is None],
+            "queues": {url: len(each.queues) for url, each in answers.values.items()},
+            "max_queues": MAX_QUEUES,
+            "places": _TO,
+            "failures": list(answers.failures.values()),
+        },
+    )
+
+
+def _policy(described: TopicDescription, channel: str) -> Mapping[str, Any] | None:
+    """Return a policy; None where the broker does not say, or has no such channel."""
+    if not channel:
+        return described.policy
+    found: Mapping[str, Any] | None = (described.channel_policies or {}).get(channel)
+    return found
+
+
+def _settings(kind: Policy, policies: Mapping[str, Mapping[str, Any]]) -> list[Setting]:
+    found = []
+    for each in kind.settable():
+        values = {
+            url: written(policy[each.name]) if each.name in policy else ""
+            for url, policy in policies.items()
+        }
+        differ = len(set(values.values())) > 1
+        found.append(
+            Setting(
+                each.name,
+                each.metadata["help"],
+                each.metadata.get("choices", ()),
+                next(iter(values.values()), ""),
+                values if differ else {},
+            )
+        )
+    return found
+
+
+def _changes(asked: Asked) -> dict[str, object]:
+    """Return the fields of the policy that a form changes, as a call takes them."""
+    kind: Policy = ChannelPolicy() if asked.text("channel") else TopicPolicy()
+    words = []
+    for each in kind.settable():
+        wanted = asked.text(each.name)
+        if each.name in asked.fields and wanted != asked.text(f"was_{each.name}"):
+            words.append(f"{each.name}={wanted or 'default'}")
+    try:
+        changes = read(kind, words)
+        kind.changed(changes)
+    except BadPolicy as error:
+        raise ActionRefused(str(error)) from None
+    return changes
+
+
+def _subject(asked: Asked) -> str:
+    channel = asked.name("channel", optional=True)
+    topic = asked.name("topic")
+    return f"channel {channel} of {topic}" if channel else f"topic {topic}"
+
+
+async def _preview_configure(asked: Asked) -> Preview:
+    changes = _changes(asked)
+    where = asked.broker.partition("://")[2] or "all brokers with the topic"
+    lines = [
+        f"{name}: {asked.text(f'was_{name}') or 'default'} becomes"
+        f" {'default' if value is None else written(value)}."
+        for name, value in changes.items()
+    ]
+    return Preview(
+        title=f"Change settings of {_subject(asked)}",
+        button=f"Change {counted(len(changes), 'setting')} at {where}",
+        lines=[*lines, "They apply at once, and after a restart."] if lines else [],
+        is_possible=bool(changes),
+    )
+
+
+async def _configure(asked: Asked) -> str:
+    changes: Any = _changes(asked)
+    if not changes:
+        raise ActionRefused("nothing was changed")
+    topic, channel = asked.name("topic"), asked.name("channel", optional=True)
+    answers: Answers[Any]
+    if channel:
+        answers = await asked.admin.channels.configure(topic, channel, **changes)
+    else:
+        answers = await asked.admin.topics.configure(topic, **changes)
+    names = ", ".join(changes)
+    count = counted(len(answers.values), "broker")
+    verb = "was" if len(changes) == 1 else "were"
+    return with_failures(f"{names} of {_subject(asked)} {verb} changed at {count}", answers)
+
+
+# queues
+
+
+async def _preview_queues(asked: Asked) -> Preview:
+    topic, wanted = asked.name("topic"), _queues(asked)
+    answers = await asked.admin.topics.describe(topic)
+    lines = [
+        f"{url.partition('://')[2]} has {counted(len(each.queues), 'queue')} now."
+        for url, each in sorted(answers.values.items())
+    ]
+    less = [each for each in answers.values.values() if len(each.queues) < wanted]
+    lines.append("A queue is never removed. Keys may lead to other queues than before.")
+    return Preview(
+        title=f"Add queues to topic {topic}",
+        button=f"Have {counted(wanted, 'queue')} at {counted(len(answers.values), 'broker')}",
+        lines=[*lines, *silent(answers)],
+        is_possible=bool(less),
+    )
+
+
+def _queues(asked: Asked) -> int:
+    wanted = asked.number("queues")
+    if not 1 <= wanted <= MAX_QUEUES:
+        raise ActionRefused(f"a topic has from 1 to {MAX_QUEUES} queues, and not {wanted}")
+    return wanted
+
+
+async def _add_queues(asked: Asked) -> str:
+    topic, wanted = asked.name("topic"), _queues(asked)
+    having = (await asked.admin.topics.describe(topic)).values
+    found: dict[str, int] = {}
+    errors: dict[str, AdminError] = {}
+    for url in having:
+        # Others do not get the topic.
+        try:
+            found |= (await asked.site.admin.at(url).topics.create(topic, wanted)).values
+        except AdminError as error:
+            errors[url] = error
+    if not found:
+        raise next(iter(errors.values()))
+    count = counted(len(found), "broker")
+    answers = Answers(found, errors)
+    return with_failures(f"Topic {topic} has {counted(wanted, 'queue')} at {count}", answers)
+
+
+# replay
+
+
+@dataclass(frozen=True)
+class ReplayFrom:
+    """Where a replay begins in a queue.
+
+    Attributes:
+        broker: the URL of the broker.
+        queue: its number.
+        offset, end_offset: the first message that is delivered again, and the end of the queue.
+        is_gone: whether it cannot be, since messages from there on are no longer stored.
+    """
+
+    broker: str
+    queue: int
+    offset: int
+    end_offset: int
+    is_gone: bool = False
+
+
+async def _places(asked: Asked) -> tuple[list[ReplayFrom], list[str]]:
+    """Return where a replay would begin, and what went wrong."""
+    topic, to = asked.name("topic"), asked.text("to")
+    if to not in _TO:
+        raise ActionRefused("say where to: the first message, a time or an offset")
+    answers = await asked.admin.topics.describe(topic)
+    wanted = asked.number("queue") if asked.text("queue") else None
+    places = []
+    for url, described in sorted(answers.values.items()):
+        for each in described.queues:
+            if wanted not in (None, each.queue):
+                continue
+            offset, is_gone = each.start_offset, False
+            if to == "time":
+                time_ms = asked.time_ns("time") // 1_000_000
+                admin = asked.site.admin.at(url)
+                found = await admin.messages.offset_at(topic, time_ms, queue=each.queue)
+                offset, is_gone = found.values[url].offset, found.values[url].is_gone
+            elif to == "offset":
+                offset = asked.number("offset")
+                is_gone = not each.start_offset <= offset <= each.end_offset
+            places.append(ReplayFrom(url, each.queue, offset, each.end_offset, is_gone))
+    if to == "offset" and len(places) > 1:
+        raise ActionRefused(
+            "each queue of each broker has offsets of its own: choose one queue of one broker, or"
+            " a time"
+        )
+    return places, silent(answers)
+
+
+async def _preview_replay(asked: Asked) -> Preview:
+    topic, channel = asked.name("topic"), asked.name("channel")
+    places, errors = await _places(asked)
+    rows = [
+        f"Queue {each.queue} at {each.broker.partition('://')[2]}: "
+        + (
+            f"not from offset {each.offset:,}, where messages are not stored."
+            if each.is_gone
+            else f"{counted(each.end_offset - each.offset, 'message', form=',')} from offset"
+            f" {each.offset:,} on."
+        )
+        for each in places
+    ]
+    lines = rows[:_MAX_LINES]
+    if len(rows) > len(lines):
+        lines.append(f"{len(rows) - len(lines):,} more queues.")
+    lines.append(
+        "All messages from there on are delivered, finished or not, with attempts from 1; those in"
+        " flight are taken from their consumers."
+    )
+    if any(each.is_gone for each in places):
+        lines.append("Choose a later place: what is no longer stored cannot be delivered.")
+    fields = {}
+    if asked.text("to") == "time":
+        fields["time"] = f"{asked.time_ns('time') / 1e9:.3f}"
+    count = sum(each.end_offset - each.offset for each in places if not each.is_gone)
+    some = counted(count, "message", form=",")
+    return Preview(
+        title=f"Replay channel {channel} of {topic}",
+        button=f"Deliver {some} to {channel}" + ("" if asked.text("new") else " again"),
+        lines=[*lines, *errors],
+        fields=fields,
+        is_possible=bool(places) and not any(each.is_gone for each in places),
+    )
+
+
+async def _replay(asked: Asked) -> str:
+    topic, channel, to = asked.name("topic"), asked.name("channel"), asked.text("to")
+    places, _ = await _places(asked)
+    if not places:
+        raise ActionRefused("there is no such queue")
+    queue = asked.number("queue") if asked.text("queue") else None
+    admin = asked.site.admin.at(places[0].broker) if to == "offset" else asked.admin
+    answers: Answers[ReplayResult] = await admin.channels.replay(
+        topic,
+        channel,
+        beginning=to == "beginning",
+        to_time_ns=asked.time_ns("time") if to == "time" else None,
+        to_offset=asked.number("offset") if to == "offset" else None,
+        queue=places[0].queue if to == "offset" else queue,
+        new_channel=bool(asked.text("new")),
+    )
+    some = counted(answers.total(lambda each: each.message_count), "message", form=",")
+    return with_failures(f"{some} of {topic} are delivered to channel {channel}", answers)
+
+
+OPERATIONS = {
+    "configure": Operation(_preview_configure, _configure),
+    "add_queues": Operation(_preview_queues, _add_queues),
+    "replay_channel": Operation(_preview_replay, _replay),
+}

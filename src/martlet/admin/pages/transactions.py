@@ -1,0 +1,134 @@
+"""Transactions that have not ended: those set aside for an operator first, and how to end them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiohttp import web
+
+from martlet.admin.actions import ActionRefused
+from martlet.admin.asked import Asked
+from martlet.admin.guard import user_of
+from martlet.admin.operations import Operation, Preview, with_failures
+from martlet.admin.pages.bodies import LISTED_BYTES, body_text
+from martlet.admin.site import SITE
+from martlet.client.admin import AdminNotFound, TransactionDescription
+from martlet.plural import counted
+
+_MAX_LISTED = 500
+_MAX_SHOWN = 100
+_MAX_COUNTED = 1000
+_ASIDE = "set-aside"
+_ENDED = ("committed", "rolled-back")
+_MAX_ID = 200
+_STATES = {
+    "open": "its producer may add messages",
+    "silent": "its producer fell silent",
+    "prepared": "its producer is to commit it",
+    "in-doubt": "producers are asked for its end",
+    _ASIDE: "no producer knew its end: an operator ends it",
+}
+
+
+async def overview(request: web.Request) -> web.StreamResponse:
+    """``/transactions``"""
+    site = request.app[SITE]
+    await site.collector.fresh()
+    answers = await site.admin.transactions.list(limit=_MAX_LISTED)
+    rows = [(url, each) for url, found in answers.values.items() for each in found]
+    rows.sort(key=lambda row: (row[1].state != _ASIDE, row[1].begun_at_ms))
+    full = [url for url, found in answers.values.items() if len(found) >= _MAX_LISTED]
+    return site.page(
+        request,
+        "transactions.html",
+        {
+            "rows": rows,
+            "states": _STATES,
+            "full": full,
+            "limit": _MAX_LISTED,
+            "failures": list(answers.failures.values()),
+        },
+    )
+
+
+async def transaction(request: web.Request) -> web.StreamResponse:
+    """``/transactions/ID``"""
+    site = request.app[SITE]
+    asked = Asked(site, await site.collector.fresh(), request.query)
+    sees = user_of(request).sees_bodies
+    found = await asked.admin.transactions.show(
+        request.match_info["id"], limit=_MAX_SHOWN, max_body_bytes=LISTED_BYTES if sees else 0
+    )
+    ((url, described),) = list(found.values.items())[:1]
+    return site.page(
+        request,
+        "transaction.html",
+        {
+            "broker": url,
+            "transaction": described,
+            "states": _STATES,
+            "is_ended": described.state in _ENDED,
+            "rows": [
+                (each, body_text(each.body, each.body_bytes, max_bytes=LISTED_BYTES))
+                for each in described.messages
+            ],
+            "max_shown": _MAX_SHOWN,
+        },
+    )
+
+
+def _id(asked: Asked) -> str:
+    found = asked.fields.get("id", "")
+    if not 0 < len(found) <= _MAX_ID:
+        raise ActionRefused("no transaction was named")
+    return found
+
+
+async def _described(asked: Asked) -> tuple[str, TransactionDescription]:
+    found = await asked.admin.transactions.show(_id(asked), limit=_MAX_COUNTED, max_body_bytes=0)
+    ((url, described),) = list(found.values.items())[:1]
+    return url, described
+
+
+async def _preview(asked: Asked, how: str) -> Preview:
+    title = f"{_verb(how)} transaction {_id(asked)}"
+    try:
+        url, found = await _described(asked)
+    except AdminNotFound as error:
+        return Preview(title=title, button="", lines=[error.why], is_possible=False)
+    if found.state in _ENDED:
+        return Preview(
+            title=title, button="", lines=[f"It is {found.state} already."], is_possible=False
+        )
+    more = "at least " if len(found.messages) == _MAX_COUNTED else ""
+    some = more + counted(len(found.messages), "message", form=",")
+    topics = ", ".join(sorted({each.topic for each in found.messages})) or "no topic"
+    if how == "commit":
+        lines = [f"{some} become visible in {topics}, together."]
+    else:
+        lines = [f"{some} of {topics} are dropped: no consumer gets them."]
+    lines.append(f"It is {found.state}: {_STATES.get(found.state, 'a state of a later version')}.")
+    return Preview(
+        title=title,
+        button=f"{_verb(how)} {some} at {url.partition('://')[2]}",
+        lines=lines,
+        fields={"broker": url},
+    )
+
+
+def _verb(how: str) -> str:
+    return "Commit" if how == "commit" else "Roll back"
+
+
+async def _do(asked: Asked, how: str) -> str:
+    transactions = asked.admin.transactions
+    end = transactions.commit if how == "commit" else transactions.rollback
+    answers = await end(_id(asked))
+    (outcome,) = list(answers.values.values())[:1]
+    return with_failures(f"Transaction {_id(asked)} is {outcome.state}", answers)
+
+
+OPERATIONS = {
+    f"{how}_transaction": Operation(partial(_preview, how=how), partial(_do, how=how))
+    for how in ("commit", "rollback")
+}

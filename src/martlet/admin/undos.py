@@ -1,0 +1,79 @@
+"""What was emptied from channels by this page, and can be put back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from martlet.client.admin import EmptiedChannel
+
+MAX_UNDOS = 100
+"""The maximum that is kept: the newest."""
+
+
+@dataclass(frozen=True)
+class Undo:
+    """An empty that can be undone.
+
+    Attributes:
+        number: names it in forms.
+        topic, channel: the names.
+        user: who did it; empty for an anonymous user.
+        at_s: when, in seconds since 1970.
+        emptied: what brokers answered, by URL.
+    """
+
+    number: int
+    topic: str
+    channel: str
+    user: str
+    at_s: float
+    emptied: Mapping[str, EmptiedChannel]
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages that were emptied."""
+        return sum(each.depth for each in self.emptied.values())
+
+    @property
+    def until_s(self) -> float:
+        """Until when all brokers keep them, whatever their retention, in seconds since 1970."""
+        return min(each.kept_until_ns for each in self.emptied.values()) / 1e9
+
+
+class Undos:
+    """The undos that are left, in memory."""
+
+    def __init__(self) -> None:
+        self._undos: dict[int, Undo] = {}
+        self._numbers = count(1)
+
+    def add(
+        self, topic: str, channel: str, user: str, emptied: Mapping[str, EmptiedChannel | None]
+    ) -> Undo | None:
+        """Keep what brokers answered to an empty; None if there is nothing to put back."""
+        found = {url: each for url, each in emptied.items() if each is not None and each.depth}
+        if not found:
+            return None
+        undo = Undo(next(self._numbers), topic, channel, user, time.time(), found)
+        self._undos[undo.number] = undo
+        while len(self._undos) > MAX_UNDOS:
+            del self._undos[min(self._undos)]
+        return undo
+
+    def of(self, topic: str, channel: str) -> list[Undo]:
+        """Return those of a channel, the newest first."""
+        found = [
+            undo for undo in self._undos.values() if (undo.topic, undo.channel) == (topic, channel)
+        ]
+        return sorted(found, key=lambda undo: -undo.number)
+
+    def get(self, number: int) -> Undo | None:
+        """Return one by its number; None if there is none any more."""
+        return self._undos.get(number)
+
+    def remove(self, undo: Undo) -> None:
+        """Forget one that is done, or cannot be done."""
+        self._undos.pop(undo.number, None)

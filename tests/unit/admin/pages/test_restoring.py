@@ -1,0 +1,107 @@
+"""Undo of an empty, on the page of the channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.admin_page import Page, change, page_of, two_brokers
+from tests.unit.admin.pages.asking import ask, button_of, form_of, notice_of, text_of
+
+from martlet.admin import undos
+from martlet.admin.undos import Undos
+from martlet.client import Consumer, Producer
+from martlet.client.admin import EmptiedChannel
+from martlet.testing import Broker, BrokerProcess
+
+WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
+MILLION = 1_000_000
+
+
+@pytest.fixture
+async def brokers() -> AsyncIterator[list[Broker]]:
+    async with two_brokers() as found:
+        yield found
+
+
+@pytest.fixture
+async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
+    async with page_of([each.http_address for each in brokers]) as found:
+        yield found
+
+
+async def test_what_was_emptied_is_put_back_at_each_broker(page: Page) -> None:
+    assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
+    await page.act("empty_channel", **WORK)
+    html = await page.get("/topics/orders/work")
+    assert "0 waiting" in text_of(html)
+    assert "5 messages were emptied" in text_of(html)
+    asked = await ask(page, "restore_channel", **WORK, undo="1")
+    assert button_of(asked) == "Put back 5 messages"
+    html = await page.act(**form_of(asked))
+    assert notice_of(html) == (
+        "5 messages were put back into channel work of orders, which has 5 messages now"
+    )
+    text = text_of(await page.get("/topics/orders/work"))
+    assert "5 waiting" in text
+    assert "were emptied" not in text
+    assert "that was undone already" in await ask(page, "restore_channel", 400, **WORK, undo="1")
+    assert "restore_channel" in await page.get("/audit")
+
+
+async def test_an_empty_of_one_broker_is_undone_there(page: Page, brokers: list[Broker]) -> None:
+    await page.act("empty_channel", **WORK, broker=f"http://{brokers[1].http_address}")
+    await page.act("restore_channel", **WORK, undo="1")
+    assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
+
+
+async def test_an_undo_of_a_deleted_channel_is_refused(page: Page, brokers: list[Broker]) -> None:
+    await page.act("empty_channel", **WORK)
+    for broker in brokers:
+        await change(broker.http_address, "/channel/delete?topic=orders&channel=work")
+    assert "work" in await page.act("restore_channel", 502, **WORK, undo="1")
+    assert "no number" not in await page.act("restore_channel", 400, **WORK, undo="99")
+
+
+async def test_who_may_not_act_is_not_offered_an_undo(brokers: list[Broker]) -> None:
+    addresses = [each.http_address for each in brokers]
+    async with page_of(addresses) as page:
+        await page.act("empty_channel", **WORK)
+        assert "Put back" in await page.get("/topics/orders/work")
+    async with page_of(addresses, read_only=True) as page:
+        assert "may not act" in await page.act("restore_channel", 403, **WORK, undo="1")
+
+
+def test_the_oldest_undo_goes_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undos, "MAX_UNDOS", 2)
+    kept = Undos()
+    emptied = EmptiedChannel([], 3, 10**9)
+    for channel in "aab":
+        kept.add("t", channel, "", {"http://h:1": emptied, "http://h:2": None})
+    assert [each.number for each in kept.of("t", "a")] == [2]
+    assert kept.get(1) is None
+    assert kept.add("t", "a", "", {"http://h:2": None}) is None
+    assert kept.add("t", "a", "", {"http://h:1": EmptiedChannel([], 0, 1)}) is None
+
+
+async def test_a_million_messages_come_back() -> None:
+    with BrokerProcess() as broker:
+        await change(broker.http_address, "/topic/create?topic=orders")
+        await change(broker.http_address, "/channel/create?topic=orders&channel=work")
+        async with Producer(broker.tcp_address) as producer:
+            body = b"x" * 100
+            for _ in range(MILLION // 10_000):
+                await producer.publish_many("orders", [body] * 10_000)
+        async with page_of([broker.http_address]) as page:
+            await page.act("empty_channel", **WORK, typed="orders / work")
+            assert "0 waiting" in text_of(await page.get("/topics/orders/work"))
+            html = await page.act("restore_channel", **WORK, undo="1")
+            assert "1,000,000 messages were put back" in notice_of(html)
+        seen: set[bytes] = set()
+        async with Consumer("orders", "work", broker.tcp_address, max_in_flight=2500) as consumer:
+            async for batch in consumer.batches():
+                seen.update(batch.ids)
+                await batch.finish()
+                if len(seen) == MILLION:
+                    break
