@@ -16,10 +16,10 @@ loop and must return soon; their exceptions are logged, and have no other effect
 ``state``. ``on_handle`` is called in the handler's context, so that the handler sees context
 variables that it sets, also in a thread of the consumer.
 
-A trace ends at the broker, since an NSQ message has only a body, which is the application's, and
-nothing to carry a trace's context in. If a broker offered headers, ``on_publish`` would fill them
-and ``on_handle`` read them: both are called before a message is sent or handled, with an object for
-it.
+``on_publish`` may add headers to the messages, such as the context of a trace, and ``on_handle``
+read them in ``message.properties.headers``. The broker stores them with the message, and keeps them
+in its dead letter and when that is redriven. Brokers of NSQ store no headers: to those ``publish``
+sends the messages without them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from inspect import isawaitable
 from typing import Any, TypeVar
 
 from martlet.client.consumer.message import Message
 from martlet.client.group.message import PulledMessage
+from martlet.client.producer.message import Sendable, size_of
+from martlet.client.producer.result import SendResult
 from martlet.client.safe_callback import guarded
 
 MessageT = TypeVar("MessageT", Message, PulledMessage)
@@ -56,19 +59,27 @@ class _Step:
 
 
 class Publishing(_Step):
-    """A call of ``publish``, ``submit``, ``publish_many`` or ``send``, or a piece of ``send_many``.
+    """A call of a producer that publishes or sends.
 
     Attributes:
         topic: the topic's name.
-        message_count: the number of messages; for ``publish_many`` known only at its end.
+        is_batch: whether it is a call for many messages.
+        message_count: the number of messages; of a batch known only at its end.
         size_bytes: the size of their bodies, likewise.
+        headers: for ``on_publish`` to fill: added to the headers of each message, if the brokers
+            are Martlet's and there is room in the message's properties.
+        message_id: of a single message that is stored, if the broker told it.
     """
 
-    def __init__(self, topic: str, message_count: int, size_bytes: int) -> None:
+    def __init__(self, topic: str, message: Sendable | None = None) -> None:
+        """Begin a call for this message, or for many."""
         super().__init__()
         self.topic = topic
-        self.message_count = message_count
-        self.size_bytes = size_bytes
+        self.is_batch = message is None
+        self.message_count = 0 if message is None else 1
+        self.size_bytes = 0 if message is None else size_of(message)
+        self.headers: dict[str, str] = {}
+        self.message_id: bytes | None = None
 
 
 class Handling(_Step):
@@ -151,9 +162,23 @@ class Hooks:
         if self.on_published is not None:
             self.on_published(call, error)
 
-    def ended(self, call: Publishing, future: asyncio.Future[None]) -> None:
+    def ended(self, call: Publishing, future: asyncio.Future[SendResult | None]) -> None:
         """Call ``on_published`` with the outcome of a done future."""
-        self.end(call, CancelledError() if future.cancelled() else future.exception())
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is None and (result := future.result()) is not None:
+            call.message_id = result.id
+        self.end(call, error)
+
+    @contextmanager
+    def observed(self, call: Publishing) -> Iterator[Publishing]:
+        """Call both hooks, before and after the block."""
+        self.begin(call)
+        try:
+            yield call
+        except BaseException as error:
+            self.end(call, error)
+            raise
+        self.end(call, None)
 
     def handler(
         self, topic: str, channel: str, handler: Callable[[MessageT], Awaitable[object] | object]

@@ -9,28 +9,40 @@
     hooks = otel_hooks()
     async with Producer(hooks=hooks) as producer: ...
 
-Each call of ``publish``, ``submit`` or ``publish_many`` is a span of kind producer, a child of the
-caller's span; each message in a handler a span of kind consumer, which is current while the handler
-runs; a pull consumer's group is its consumer group.  The two are not linked: NSQ's messages carry
-no headers, see `martlet.client.hooks`. Messages taken by iterating or in batches are counted, but
-have no spans, since nothing shows when their handling ends.
+Each call that publishes or sends is a span of kind producer, a child of the caller's span. The
+messages carry its context in their headers (W3C's ``traceparent``, or what ``OTEL_PROPAGATORS``
+says). Each message in a handler is a span of kind consumer, which is current while the handler runs
+and has a link to the span of its publish: also after a restart of the broker, as a dead letter, and
+when it is redriven. A pull consumer's group is its consumer group.
+
+Messages taken by iterating or in batches are counted, but have no spans of their own, since nothing
+shows when their handling ends: `process_span` makes one of a block. Messages of transactions carry
+no context. Without an SDK nothing is added to messages.
 """
 
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from martlet import __version__
+from martlet.client.consumer.columns import Decoded
+from martlet.client.consumer.message import MessageView, ReceivedMessage
 from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.extras import how_to_install
+from martlet.properties.model import Properties
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.trace import Link, Span, TracerProvider
 
 SCOPE = "martlet.client"
 SYSTEM = "nsq"
+MAX_LINKS = 128
+"""The maximum number of publishes that the span of a batch links to: the SDK keeps no more."""
 
 
 def otel_hooks(
@@ -50,13 +62,61 @@ def otel_hooks(
     return _Telemetry(tracer, meter).hooks()
 
 
+@contextmanager
+def process_span(
+    messages: Decoded | ReceivedMessage | MessageView,
+    topic: str,
+    channel: str = "",
+    tracer_provider: TracerProvider | None = None,
+) -> Iterator[Span]:
+    """Make a span of a block that processes a message or a batch, linked to their publishes.
+
+    ::
+
+        async for batch in consumer.batches():
+            with process_span(batch, "orders", "billing"):
+                ...
+
+    Args:
+        messages: a batch, or one message.
+        topic, channel: of the consumer; a pull consumer's group is the channel.
+        tracer_provider: instead of the global one.
+
+    Raises:
+        ImportError: opentelemetry-api is not installed.
+    """
+    try:
+        from opentelemetry import trace
+    except ImportError as error:
+        raise ImportError(f"process_span needs opentelemetry: {how_to_install('otel')}") from error
+    attributes = _process(topic, channel)
+    if isinstance(messages, Decoded):
+        attributes["messaging.batch.message_count"] = messages.count
+        properties = messages.properties
+    else:
+        attributes |= _message(messages)
+        properties = [messages.properties]
+    with trace.get_tracer(SCOPE, __version__, tracer_provider).start_as_current_span(
+        f"process {topic}",
+        kind=trace.SpanKind.CONSUMER,
+        attributes=attributes,
+        links=_links(properties),
+    ) as span:
+        try:
+            yield span
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            raise
+
+
 class _Telemetry:
     """Make spans and metrics."""
 
     def __init__(self, tracer: Any, meter: Any) -> None:
-        from opentelemetry import context, trace
+        from opentelemetry import context, propagate, trace
 
         self._context = context
+        self._inject = propagate.inject
         self._trace = trace
         self._tracer = tracer
         count = meter.create_counter
@@ -87,41 +147,39 @@ class _Telemetry:
 
     def _publish(self, call: Publishing) -> None:
         attributes = _operation("publish", "send", call.topic)
-        call.state = self._tracer.start_span(
+        span = self._tracer.start_span(
             f"publish {call.topic}", kind=self._trace.SpanKind.PRODUCER, attributes=attributes
         )
+        call.state = span
+        if span.get_span_context().is_valid:
+            self._inject(call.headers, self._trace.set_span_in_context(span))
 
     def _published(self, call: Publishing, error: BaseException | None) -> None:
         span: Span = call.state
-        span.set_attribute("messaging.batch.message_count", call.message_count)
-        span.set_attribute("messaging.message.body.size", call.size_bytes)
+        if call.is_batch:
+            span.set_attribute("messaging.batch.message_count", call.message_count)
+        else:
+            span.set_attribute("messaging.message.body.size", call.size_bytes)
+        if call.message_id is not None:
+            span.set_attribute("messaging.message.id", call.message_id.decode("ascii", "replace"))
         attributes = _operation("publish", "send", call.topic) | self._outcome(span, error)
         self._sent.add(call.message_count, attributes)
         self._publish_s.record(call.age_s(), attributes)
         span.end()
 
     def _handle(self, call: Handling) -> None:
-        message = call.message
-        attributes: dict[str, Any] = {
-            **_operation("process", "process", call.topic),
-            **_group(call),
-            "messaging.message.id": message.id.decode("ascii", "replace"),
-            "messaging.message.body.size": len(message.body),
-            "martlet.message.attempts": message.attempts,
-        }
         span = self._tracer.start_span(
-            f"process {call.topic}", kind=self._trace.SpanKind.CONSUMER, attributes=attributes
+            f"process {call.topic}",
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=_process(call.topic, call.channel) | _message(call.message),
+            links=_links([call.message.properties]),
         )
         call.state = span, self._context.attach(self._trace.set_span_in_context(span))
 
     def _handled(self, call: Handling, error: BaseException | None) -> None:
         span, token = call.state
         self._context.detach(token)
-        attributes = {
-            **_operation("process", "process", call.topic),
-            **_group(call),
-            **self._outcome(span, error),
-        }
+        attributes = _process(call.topic, call.channel) | self._outcome(span, error)
         self._handle_s.record(call.age_s(), attributes)
         span.end()
 
@@ -145,8 +203,32 @@ def _operation(name: str, kind: str, topic: str) -> dict[str, str]:
     }
 
 
-def _group(call: Handling) -> dict[str, str]:
-    return {"messaging.consumer.group.name": call.channel} if call.channel else {}
+def _process(topic: str, channel: str) -> dict[str, Any]:
+    group = {"messaging.consumer.group.name": channel} if channel else {}
+    return _operation("process", "process", topic) | group
+
+
+def _message(message: ReceivedMessage | MessageView) -> dict[str, Any]:
+    return {
+        "messaging.message.id": message.id.decode("ascii", "replace"),
+        "messaging.message.body.size": len(message.body),
+        "martlet.message.attempts": message.attempts,
+    }
+
+
+def _links(properties: Iterable[Properties]) -> list[Link]:
+    """Return a link for each publish that messages with these properties come from."""
+    from opentelemetry import context, propagate, trace
+
+    # Messages of one publish share their properties.
+    distinct = {id(each): each.headers for each in properties if each.headers}
+    nothing = context.Context()
+    spans = (
+        trace.get_current_span(propagate.extract(headers, nothing)).get_span_context()
+        for headers in distinct.values()
+    )
+    found = {(each.trace_id, each.span_id): each for each in spans if each.is_valid}
+    return [trace.Link(each) for each in islice(found.values(), MAX_LINKS)]
 
 
 def _server(address: str) -> dict[str, str | int]:

@@ -280,6 +280,8 @@ async def test_opentelemetry_has_spans_and_metrics(
     for span in published:
         assert span.parent is not None
         assert span.parent.span_id == request.get_span_context().span_id
+    assert broker.named("MPUB"), "a broker of NSQ takes no headers"
+    assert broker.named("SEND") == []
     many, bad = published
     assert many.attributes is not None
     assert many.attributes["messaging.batch.message_count"] == 2

@@ -52,9 +52,10 @@ class Decoded:
 
     @cached_property
     def properties(self) -> list[Properties]:
-        """The properties of each message, made at first use."""
+        """The properties of each message, made at first use; equal ones are one object."""
         packed = self._run.properties
-        return [Properties.unpack(packed[at]) if at in packed else NONE for at in range(self.count)]
+        known = {each: Properties.unpack(each) for each in set(packed.values())}
+        return [known[packed[at]] if at in packed else NONE for at in range(self.count)]
 
     def arrow(self) -> pa.BinaryArray:
         """Return the bodies as one Arrow array, made without a step for each message.

@@ -109,6 +109,12 @@ class Accumulator:
         """The number of messages stored."""
         return self._stored_before + sum(broker.stored_count for broker in self.brokers)
 
+    @property
+    def takes_sends(self) -> bool:
+        """Whether all brokers that are connected, or were last, are Martlet brokers."""
+        known = [each.takes_sends for each in self.brokers if each.is_up or each.takes_sends]
+        return bool(known) and all(known)
+
     # The brokers.
 
     def add_broker(self, name: str) -> InFlightQueue:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, Protocol, cast
 
 from martlet.client.errors import BadBody
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.options import SendOptions
+from martlet.client.producer.options import NO_HEADERS, SendOptions
 from martlet.properties.model import NONE, Properties
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
@@ -130,14 +130,19 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-def prepare(messages: Sequence[Sendable], options: SendOptions, max_bytes: int) -> Prepared:
-    """Check messages of one SEND, and pack their properties.
+def prepare(
+    messages: Sequence[Sendable],
+    options: SendOptions,
+    max_bytes: int,
+    more_headers: Mapping[str, str] = NO_HEADERS,
+) -> Prepared:
+    """Check messages of one SEND, and pack their properties, with more headers where they fit.
 
     Raises:
         BadBody, BadProperties, TypeError: one of them cannot be sent.
     """
     messages = checked(messages, max_bytes)
-    packed = options.pack_with(NONE)
+    packed = options.pack_with(NONE, more_headers)
     if are_bare(messages):
         bodies = cast("Sequence[bytes]", messages)
         entries = [(number, packed) for number in range(len(bodies))] if packed else []
@@ -147,7 +152,7 @@ def prepare(messages: Sequence[Sendable], options: SendOptions, max_bytes: int) 
     for number, message in enumerate(messages):
         body, properties = check_message(message, max_bytes)
         if properties is not known:
-            known, packed = properties, options.pack_with(properties)
+            known, packed = properties, options.pack_with(properties, more_headers)
         if packed:
             entries.append((number, packed))
         bodies.append(body)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from numbers import Real
+from types import MappingProxyType
 from typing import TypedDict
 
 from martlet.client.producer.pending import SendFields
-from martlet.properties.model import Properties
+from martlet.properties.model import MAX_BYTES, Properties
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class MessageKeywords(TypedDict, total=False):
@@ -124,22 +127,33 @@ class SendOptions:
             self.deliver_at_ms, self.wait_store_ok, self.text_key, self.queue, retries
         )
 
-    def pack_with(self, properties: Properties) -> bytes:
+    def pack_with(
+        self, properties: Properties, more_headers: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
         """Pack these, overriding a message's own properties.
 
-        System properties of a received message are left out.
+        System properties of a received message are left out. More headers are added, overriding
+        all others, if there is room for them.
 
         Raises:
             BadProperties: they are invalid.
         """
         if not (self.tag or self.keys or self.headers or self.order_key or properties):
-            return b""
-        return Properties(
+            return Properties(headers=more_headers).pack() if more_headers else b""
+        own = Properties(
             self.tag or properties.tag,
             tuple(self.keys) or properties.keys,
             self.headers if self.headers is not None else properties.headers,
             self.text_key or properties.order_key,
-        ).pack()
+        )
+        packed = own.pack()
+        if not more_headers or len(packed) + _size_bytes(more_headers) > MAX_BYTES:
+            return packed
+        return replace(own, headers={**own.headers, **more_headers}).pack()
+
+
+def _size_bytes(headers: Mapping[str, str]) -> int:
+    return len(Properties(headers=headers).pack())
 
 
 def options_of(method: str, options: MessageKeywords) -> SendOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -13,13 +13,12 @@ from typing import Any, NamedTuple, Unpack, cast
 
 from martlet.client.addresses import Addresses, parse_addresses
 from martlet.client.errors import (
-    ClientError,
     Closed,
     ConnectFailed,
     ConnectRefused,
     ProducerFull,
 )
-from martlet.client.hooks import NO_HOOKS, Publishing
+from martlet.client.hooks import Publishing
 from martlet.client.names import check_name
 from martlet.client.producer.accumulator import Accumulator
 from martlet.client.producer.broker_pool import BrokerPool
@@ -34,9 +33,8 @@ from martlet.client.producer.message import (
     checked,
     cut,
     prepare,
-    size_of,
 )
-from martlet.client.producer.options import SendKeywords, SendOptions, options_of
+from martlet.client.producer.options import NO_HEADERS, SendKeywords, SendOptions, options_of
 from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import ProducerOptions, PublishSettings
@@ -242,18 +240,8 @@ class Producer(ProducerTransactions):
             PublishTimeout, PublishLost: no answer to a piece; it and others may be stored.
             PublishUnclear: a piece was answered neither with OK nor with an error; likewise.
         """
-        hooks = self._hooks
         given = options_of("publish_many", options)
-        if hooks is None:
-            return len(await self._many(topic, messages, given, self._publishing))
-        call = hooks.begin(Publishing(topic, 0, 0))
-        try:
-            results = await self._many(topic, messages, given, self._publishing, call)
-        except BaseException as error:
-            hooks.end(call, error)
-            raise
-        hooks.end(call, None)
-        return len(results)
+        return len(await self._many(topic, messages, given, self._publishing))
 
     async def send(
         self, topic: str, message: Sendable, **options: Unpack[SendKeywords]
@@ -312,25 +300,28 @@ class Producer(ProducerTransactions):
             too slowly; nothing was sent. NotSupported, InvalidName, BadBody, BadProperties, Closed:
             as ``send``.
         """
-        self._pool.send_oneway(
-            self._pending(topic, (message,), options_of("send_oneway", options), self._sending)
-        )
+        given = options_of("send_oneway", options)
+        if self._hooks is None:
+            self._pool.send_oneway(self._pending(topic, (message,), given, self._sending))
+            return
+        with self._hooks.observed(Publishing(topic, message)) as call:
+            pending = self._pending(topic, (message,), given, self._sending, call.headers)
+            self._pool.send_oneway(pending)
 
     def _send(
         self, topic: str, message: Sendable, options: SendKeywords
     ) -> asyncio.Future[SendResult]:
-        given = options_of("send", options)
-        return self._add(self._pending(topic, (message,), given, self._sending))
+        return self._one(topic, message, options_of("send", options), self._sending)
 
     def _publish(
         self, topic: str, message: Sendable, options: SendKeywords
     ) -> asyncio.Future[None]:
-        if not self._is_open or self._pool.refusal is not None:
-            self._refuse(topic, message)
         key = options.get("order_key")
-        if type(message) is not bytes or len(options) > (key is not None):
-            given = options_of("publish", options)
-            return self._add(self._pending(topic, (message,), given, self._publishing))
+        has_more = len(options) > (key is not None) or self._hooks is not None
+        if type(message) is not bytes or has_more:
+            return self._one(topic, message, options_of("publish", options), self._publishing)
+        if not self._is_open or self._pool.refusal is not None:
+            self._check_open()
         check_name(topic, "topic")
         if not 0 < len(message) <= self._max_bytes:
             check_body(message, self._max_bytes)
@@ -350,17 +341,45 @@ class Producer(ProducerTransactions):
             None if key is None and not self._ordered else _order_key(topic, key),
         )
 
+    def _one(
+        self, topic: str, message: Sendable, options: SendOptions, mode: _Mode
+    ) -> asyncio.Future[Any]:
+        """Publish a message, and have hooks called."""
+        hooks = self._hooks
+        if hooks is None:
+            return self._add(self._pending(topic, (message,), options, mode))
+        call = hooks.begin(Publishing(topic, message))
+        try:
+            pending = self._pending(topic, (message,), options, mode, call.headers)
+        except BaseException as error:
+            hooks.end(call, error)
+            raise
+        pending.future.add_done_callback(partial(hooks.ended, call))
+        return self._add(pending)
+
     def _pending(
-        self, topic: str, messages: Sequence[Sendable], options: SendOptions, mode: _Mode
+        self,
+        topic: str,
+        messages: Sequence[Sendable],
+        options: SendOptions,
+        mode: _Mode,
+        more_headers: Mapping[str, str] = NO_HEADERS,
     ) -> PendingPublish:
-        """Check messages of one command, and choose the command."""
+        """Check messages of one command, and choose the command.
+
+        Args:
+            topic, messages, options, mode: of the publish.
+            more_headers: to be added where brokers store headers.
+        """
         check_name(topic, "topic")
         self._check_open()
         messages = checked(messages, self._max_bytes)
         fields = None
-        if mode.is_send or options.needs_send or not are_bare(messages):
+        if not (mode.is_send or self._accumulator.takes_sends):
+            more_headers = NO_HEADERS
+        if mode.is_send or options.needs_send or more_headers or not are_bare(messages):
             fields = options.fields(mode.retries)
-            bodies, entries, size_bytes = prepare(messages, options, self._max_bytes)
+            bodies, entries, size_bytes = prepare(messages, options, self._max_bytes, more_headers)
             has_key = bool(options.order_key)
         else:
             bodies, entries = cast("Sequence[bytes]", messages), ()
@@ -381,36 +400,42 @@ class Producer(ProducerTransactions):
             extras,
         )
 
-    def _add(self, pending: PendingPublish, *, is_counted: bool = False) -> asyncio.Future[Any]:
-        """Publish these messages; call hooks unless they are part of another call."""
-        future = pending.future
-        if self._hooks is not None and not is_counted:
-            bodies = pending.bodies
-            call = self._hooks.begin(Publishing(pending.topic, len(bodies), sum(map(len, bodies))))
-            future.add_done_callback(partial(self._hooks.ended, call))
+    def _add(self, pending: PendingPublish) -> asyncio.Future[Any]:
+        """Publish these messages."""
         self._accumulator.add(pending)
         if pending.deadline_s < self._expiry.next_s:
             self._expiry.set_timer(self._loop, pending.deadline_s)
         self._pool.flush_soon()
-        return future
+        return pending.future
 
     async def _many(
+        self, topic: str, messages: Iterable[Sendable], options: SendOptions, mode: _Mode
+    ) -> SendResults:
+        """Publish messages in pieces, and have hooks called."""
+        if self._hooks is None:
+            return await self._in_pieces(topic, messages, options, mode, None)
+        with self._hooks.observed(Publishing(topic)) as call:
+            return await self._in_pieces(topic, messages, options, mode, call)
+
+    async def _in_pieces(
         self,
         topic: str,
         messages: Iterable[Sendable],
         options: SendOptions,
         mode: _Mode,
-        call: Publishing | None = None,
+        call: Publishing | None,
     ) -> SendResults:
         """Publish messages in pieces, as fast as brokers answer.
 
         Args:
             topic, messages, options, mode: of the publish.
-            call: counts the messages; None for a call of its own for each piece.
+            call: counts the messages; None for no hooks.
         """
         check_name(topic, "topic")
         self._check_open()
+        more_headers = NO_HEADERS if call is None else call.headers
         is_send = mode.is_send or options.needs_send or options.defer_ms is not None
+        is_send = is_send or (bool(more_headers) and self._accumulator.takes_sends)
         is_checked = isinstance(messages, (list, tuple))
         if isinstance(messages, (list, tuple)):
             messages = await check_all(messages, self._max_bytes)
@@ -432,11 +457,12 @@ class Producer(ProducerTransactions):
                     while sent:
                         size_bytes -= await wait_for_first()
                 if is_send or options.timeout_s:
-                    pending = self._pending(topic, bodies, options, mode._replace(is_send=is_send))
+                    kind = mode._replace(is_send=is_send)
+                    pending = self._pending(topic, bodies, options, kind, more_headers)
                 else:
                     self._check_open()
                     pending = self._bare(topic, bodies, bodies_bytes(bodies), options.order_key)
-                self._add(pending, is_counted=call is not None)
+                self._add(pending)
                 sent.append(pending)
                 size_bytes += pending.size_bytes
                 if call is not None:
@@ -470,16 +496,6 @@ class Producer(ProducerTransactions):
                 f" and not answered, the limit being {self._limits}: await some of the futures that"
                 " submit has returned, then submit this again"
             )
-
-    def _refuse(self, topic: str, message: Sendable) -> None:
-        """Raise the reason why nothing can be published, and report it to hooks."""
-        hooks = self._hooks or NO_HOOKS
-        call = hooks.begin(Publishing(topic, 1, size_of(message)))
-        try:
-            self._check_open()
-        except ClientError as error:
-            hooks.end(call, error)
-            raise
 
     def _check_open(self) -> None:
         if not self._is_open:

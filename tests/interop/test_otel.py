@@ -1,0 +1,231 @@
+"""Traces that go through the broker: from a publish to the handlers of its messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from martlet.client import Consumer, Message, MessageView, Producer, PullConsumer, Reject, sync
+from martlet.client.admin import Admin
+from martlet.client.otel import otel_hooks, process_span
+from martlet.properties.model import MAX_BYTES, Properties
+from martlet.testing import Broker
+
+
+class Telemetry:
+    """An SDK that keeps every span."""
+
+    def __init__(self) -> None:
+        self._kept = InMemorySpanExporter()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.hooks = otel_hooks(self.tracers)
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [each for each in self._kept.get_finished_spans() if each.name == name]
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+def linked(span: ReadableSpan) -> list[trace.SpanContext]:
+    """Return the spans that this one has links to, without the mark that they are remote."""
+    assert all(link.context.is_remote for link in span.links)
+    return [
+        trace.SpanContext(each.trace_id, each.span_id, False, each.trace_flags)
+        for each in (link.context for link in span.links)
+    ]
+
+
+def contexts(spans: Sequence[ReadableSpan]) -> list[trace.SpanContext | None]:
+    return [span.context for span in spans]
+
+
+def attribute(span: ReadableSpan, name: str) -> object:
+    assert span.attributes is not None
+    return span.attributes.get(name)
+
+
+async def handle_one(
+    topic: str,
+    channel: str,
+    broker: Broker,
+    telemetry: Telemetry,
+    handler: Callable[[Message], Awaitable[object] | object],
+) -> None:
+    """Handle messages of a channel until one was."""
+
+    def handle(message: Message) -> object:
+        consumer.stop()
+        return handler(message)
+
+    async with Consumer(topic, channel, broker.tcp_address, hooks=telemetry.hooks) as consumer:
+        await asyncio.wait_for(consumer.run(handle), 20)
+
+
+async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
+    tmp_path: Path, telemetry: Telemetry
+) -> None:
+    def fail(_message: Message) -> None:
+        raise Reject("no such item")
+
+    headers: list[dict[str, str]] = []
+    tracer = telemetry.tracers.get_tracer("test")
+    async with (
+        Broker(tmp_path) as broker,
+        Producer(broker.tcp_address, hooks=telemetry.hooks) as producer,
+    ):
+        with tracer.start_as_current_span("request") as request:
+            await producer.publish("orders", b"tea", headers={"currency": "EUR"})
+    async with Broker(tmp_path) as broker:
+        await handle_one("orders", "mail", broker, telemetry, fail)
+    async with Broker(tmp_path) as broker:
+        async with Admin(broker.http_address) as admin:
+            moved = await admin.dead_letters.redrive("orders", "mail", all=True)
+            assert [each.count for each in moved.values.values()] == [1]
+
+        def note(message: Message) -> None:
+            headers.append(dict(message.properties.headers))
+
+        await handle_one("orders", "mail", broker, telemetry, note)
+
+    (published,) = telemetry.named("publish orders")
+    assert published.parent is not None
+    assert published.parent.span_id == request.get_span_context().span_id
+    failed, redriven = telemetry.named("process orders")
+    assert linked(failed) == linked(redriven) == [published.context]
+    assert (failed.parent, redriven.parent) == (None, None), "a link, and no parent"
+    assert failed.status.status_code is trace.StatusCode.ERROR
+    assert redriven.status.status_code is trace.StatusCode.UNSET
+    assert attribute(published, "messaging.message.id") == attribute(failed, "messaging.message.id")
+    assert attribute(redriven, "messaging.destination.name") == "orders"
+    (kept,) = headers
+    assert kept.pop("traceparent").split("-")[1] == f"{request.get_span_context().trace_id:032x}"
+    assert kept == {"currency": "EUR"}, "the application's own are still there"
+
+
+async def test_every_way_to_publish_carries_the_trace(telemetry: Telemetry) -> None:
+    async with Broker() as broker:
+        async with Producer(broker.tcp_address, hooks=telemetry.hooks) as producer:
+            await producer.publish("t", b"publish")
+            await producer.publish("t", b"keyed", order_key="k")
+            await producer.submit("t", b"submit")
+            await producer.publish_many("t", [b"many 1", b"many 2"])
+            await producer.publish_many("t", (body for body in [b"lazy 1", b"lazy 2"]))
+            await producer.send("t", b"send", tag="red")
+            await producer.send_async("t", b"async")
+            await producer.send_many("t", [b"sent 1", b"sent 2"])
+            producer.send_oneway("t", b"oneway")
+            await producer.publish("t", b"later", defer_ms=1)
+        seen: list[bytes] = []
+
+        def handle(message: Message) -> None:
+            seen.append(message.body)
+            if len(seen) == 13:
+                consumer.stop()
+
+        async with Consumer("t", "c", broker.tcp_address, hooks=telemetry.hooks) as consumer:
+            await asyncio.wait_for(consumer.run(handle), 20)
+    published, processed = telemetry.named("publish t"), telemetry.named("process t")
+    counts = [attribute(each, "messaging.batch.message_count") for each in published]
+    assert counts == [None, None, None, 2, 2, None, None, 2, None, None]
+    origin = dict(zip(seen, map(linked, processed), strict=True))
+    calls = ["publish", "keyed", "submit", "many", "lazy", "send", "async", "sent", "oneway"]
+    calls.append("later")
+    for call, span in zip(calls, contexts(published), strict=True):
+        of_call = [links for body, links in origin.items() if body.decode().split()[0] == call]
+        assert of_call == [[span]] * (2 if call in ("many", "lazy", "sent") else 1), call
+
+
+async def test_a_batch_links_to_each_publish_once(telemetry: Telemetry) -> None:
+    async with Broker() as broker:
+        async with Producer(broker.tcp_address) as producer:
+            await producer.send("t", b"without a trace")
+        async with Producer(broker.tcp_address, hooks=telemetry.hooks) as producer:
+            await producer.publish_many("t", [b"%d" % number for number in range(100)])
+            await producer.publish("t", b"another")
+        async with PullConsumer("t", "g", broker.tcp_address, start="first") as consumer:
+            async for batch in consumer.batches():
+                with process_span(batch, "t", "g", telemetry.tracers) as span:
+                    assert trace.get_current_span() is span
+                break
+    (processed,) = telemetry.named("process t")
+    assert attribute(processed, "messaging.batch.message_count") == 102
+    assert attribute(processed, "messaging.consumer.group.name") == "g"
+    assert linked(processed) == contexts(telemetry.named("publish t"))
+
+
+async def test_the_face_without_await_carries_the_trace(telemetry: Telemetry) -> None:
+    tracer = telemetry.tracers.get_tracer("test")
+
+    def work(address: str) -> None:
+        with (
+            sync.Producer(address, hooks=telemetry.hooks) as producer,
+            tracer.start_as_current_span("request"),
+        ):
+            producer.publish("t", b"handled")
+            producer.publish_many("t", [b"iterated"])
+
+        def handle(_message: MessageView) -> None:
+            with tracer.start_as_current_span("inside"):
+                consumer.stop()
+
+        with sync.Consumer("t", "c", address, hooks=telemetry.hooks, max_in_flight=1) as consumer:
+            consumer.run(handle)
+        with sync.Consumer("t", "c", address) as consumer:
+            message = next(iter(consumer))
+            with (
+                pytest.raises(KeyError),
+                process_span(message, "t", "c", telemetry.tracers),
+            ):
+                raise KeyError("on purpose")
+            message.finish()
+
+    async with Broker() as broker:
+        await asyncio.to_thread(work, broker.tcp_address)
+    (request,) = telemetry.named("request")
+    published, processed = telemetry.named("publish t"), telemetry.named("process t")
+    assert request.context is not None
+    assert [each.parent and each.parent.span_id for each in published] == [
+        request.context.span_id
+    ] * 2
+    assert [linked(each) for each in processed] == [[each] for each in contexts(published)]
+    (inside,) = telemetry.named("inside")
+    handled, iterated = processed
+    assert inside.parent is not None
+    assert handled.context is not None
+    assert inside.parent.span_id == handled.context.span_id
+    assert attribute(iterated, "error.type") == "KeyError"
+    assert attribute(iterated, "messaging.message.id")
+
+
+async def test_a_message_without_room_goes_without_a_trace(telemetry: Telemetry) -> None:
+    """A trace refuses no message that would be stored without one."""
+    name = "x"
+    room = MAX_BYTES - len(Properties(headers={name: ""}).pack())
+    async with Broker() as broker:
+        async with Producer(broker.tcp_address, hooks=telemetry.hooks) as producer:
+            await producer.publish("t", b"full", headers={name: "y" * room})
+            await producer.publish("t", b"nearly", headers={name: "y" * (room - 70)})
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            full, nearly = [await anext(consumer) for _ in range(2)]
+            assert full.properties.headers == {name: "y" * room}
+            assert set(nearly.properties.headers) == {name, "traceparent"}
+
+
+async def test_without_an_sdk_messages_stay_as_they_are() -> None:
+    hooks = otel_hooks(trace.NoOpTracerProvider())
+    async with Broker() as broker:
+        async with Producer(broker.tcp_address, hooks=hooks) as producer:
+            await producer.publish("t", b"x")
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            assert not (await anext(consumer)).properties
