@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
@@ -30,6 +31,7 @@ from martlet.cli.main import COMMANDS, main
 from martlet.options import BrokerOptions, Flag, LookupOptions, Options
 from martlet.server.http.access import ROUTES
 from martlet.server.nsq import publish
+from martlet.server.replication.status import metrics_of
 from martlet.server.rpc import registry
 from martlet.testing import Broker
 
@@ -383,19 +385,48 @@ def _text(node: ast.expr | None) -> str:
 # ---------------------------------------------------------------- metrics
 
 
-def metrics() -> str:
-    """The metrics that a broker with a topic and a channel serves."""
-    text = asyncio.run(_served_metrics())
+class ServedMetric(NamedTuple):
+    """A metric that ``GET /metrics`` serves."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+@cache
+def served_metrics() -> tuple[ServedMetric, ...]:
+    """The metrics of a broker with a topic and a channel, and of a replica with a standby."""
+    standby = {"lag_bytes": 0, "lag_ms": 0}
+    replica = metrics_of(
+        {
+            **{"replica": "a", "replica_set": "broker-0", "role": "primary", "epoch": 1},
+            **{"end_position": 0, "confirmed_position": 0, "is_whole": True},
+            "metadata_store": {"is_reachable": True, "silent_ms": 0},
+            "replicas": {"b": standby},
+        }
+    )
+    text = asyncio.run(_served_metrics()) + replica
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = defaultdict(set)
     for name, inside in re.findall(r"^(\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", text, re.MULTILINE):
         labels[name] |= set(re.findall(r'(\w+)="', inside)) - {"le"}
-    rows = [
-        (_code(name), kinds[name], ", ".join(sorted(labels[name])), helps.get(name, ""))
+    return tuple(
+        ServedMetric(name, kinds[name], tuple(sorted(labels[name])), helps.get(name, ""))
         for name in sorted(kinds)
+    )
+
+
+def metrics() -> str:
+    """The metrics of brokers and replicas."""
+    rows = [
+        (_code(each.name), each.kind, ", ".join(each.labels), each.help)
+        for each in served_metrics()
     ]
-    page = f"{_NOTE}\n# Metrics\n\n`GET /metrics` serves them in Prometheus's format.\n\n"
+    page = f"{_NOTE}\n# Metrics\n\n`GET /metrics` serves them in Prometheus's format."
+    page += " Those of replicas are there if the broker has replicas; a standby serves them, too,"
+    page += " with `martlet_ready` and what its process has.\n\n"
     return page + _table(("Metric", "Type", "Labels", "Meaning"), rows)
 
 

@@ -130,13 +130,14 @@ async def test_the_log_has_metrics_of_flushes_checkpoints_and_files(tmp_path: Pa
         files = [file.stat().st_size for file in (tmp_path / "log").iterdir()]
         assert found.of("log_segments") + found.of("log_spare_segments") == len(files)
         assert found.of("log_disk_bytes") == sum(files)
-        assert found.of("healthy") == 1
+        assert found.of("log_min_free_bytes") == broker.options.min_free_bytes
+        assert found.of("healthy") == found.of("ready") == 1
         assert found.of("log_refused_writes_total") == 0
         broker.server.broker.log.flush_failed(OSError("the disk has gone"))
         with pytest.raises(Exception, match="the disk has gone"):
             await http(broker.http_address, "/pub?topic=t", b"y")
         found = await scrape(broker)
-        assert found.of("healthy") == 0
+        assert found.of("healthy") == found.of("ready") == 0
         assert found.of("log_refused_writes_total") >= 1
 
 

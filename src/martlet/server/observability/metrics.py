@@ -219,6 +219,7 @@ class BrokerMetrics:
         yield (
             _broker(self.broker, len(self.connections))
             + self._log()
+            + ready_metric(self.broker.health == "OK")
             + process_metrics(self.lag)
             + self.more()
         )
@@ -272,6 +273,12 @@ class BrokerMetrics:
                         "gauge",
                         "Free space on their disk.",
                         free.f_bavail * free.f_frsize,
+                    ),
+                    (
+                        "martlet_log_min_free_bytes",
+                        "gauge",
+                        "The free space below which publishing is refused (--min-free-bytes).",
+                        self.options.min_free_bytes,
                     ),
                     (
                         "martlet_log_refused_writes_total",
@@ -452,6 +459,12 @@ def _durations(what: str, help_text: str, durations: Histogram) -> str:
     return prometheus.head(name, "histogram", help_text) + prometheus.histogram(
         name, "", bounds, durations.counts, durations.sum_s
     )
+
+
+def ready_metric(is_ready: bool) -> str:
+    """Return the line that says what ``/health/ready`` says."""
+    text = "1 while clients can publish and consume here, as /health/ready says."
+    return prometheus.lone([("martlet_ready", "gauge", text, int(is_ready))])
 
 
 def process_metrics(lag: LoopLag) -> str:

@@ -22,7 +22,7 @@ from martlet.server.http.health_api import HealthApi
 from martlet.server.http.request import AnswerAgain, Endpoint, HttpError, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
-from martlet.server.observability.metrics import process_metrics
+from martlet.server.observability.metrics import process_metrics, ready_metric
 from martlet.server.observability.prometheus import CONTENT_TYPE
 from martlet.server.replication.splice import HOLD_S
 from martlet.server.time_slice import TimeSlice
@@ -257,7 +257,8 @@ def own_routes(status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: 
         return await stats_text.report_text(head, [], None, [], time.time_ns(), pace)
 
     async def show_metrics(request: Request) -> object:
-        text = status().metrics() + process_metrics(lag)
+        node = status()
+        text = node.metrics() + ready_metric(not node.obstacle) + process_metrics(lag)
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def show(request: Request) -> object:

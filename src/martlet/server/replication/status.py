@@ -172,28 +172,7 @@ class ReplicaStatus:
 
     def metrics(self) -> str:
         """Return the lines for Prometheus."""
-        report = self.report()
-        name = "martlet_replica_role"
-        labels = {"replica": report["replica"], "replica_set": report["replica_set"]}
-        roles = [
-            (prometheus.label_text({**labels, "role": role}), int(role == report["role"]))
-            for role in _ROLES
-        ]
-        standbys = [
-            (prometheus.label_text({"replica": name}), fields)
-            for name, fields in report.get("replicas", {}).items()
-            if "lag_bytes" in fields
-        ]
-        text = prometheus.head(name, "gauge", "1 for the role that this replica has.")
-        text += prometheus.values(name, roles)
-        text += prometheus.lone(_lone(report))
-        for metric, help_text, read in (
-            ("martlet_replica_lag_bytes", "Bytes of the log that a standby lacks.", _lag_bytes),
-            ("martlet_replica_lag_seconds", "How old what a standby lacks is.", _lag_s),
-        ):
-            text += prometheus.head(metric, "gauge", help_text)
-            text += prometheus.values(metric, [(at, read(fields)) for at, fields in standbys])
-        return text
+        return metrics_of(self.report())
 
     def routes(self) -> Routes:
         """The endpoints of each role."""
@@ -211,6 +190,31 @@ class ReplicaStatus:
         if not self._node.is_serving.is_set():
             raise HttpError(503, "NOT_PRIMARY")
         return "OK"
+
+
+def metrics_of(report: Report) -> str:
+    """Return the lines for Prometheus of what ``/replica`` says."""
+    name = "martlet_replica_role"
+    labels = {"replica": report["replica"], "replica_set": report["replica_set"]}
+    roles = [
+        (prometheus.label_text({**labels, "role": role}), int(role == report["role"]))
+        for role in _ROLES
+    ]
+    standbys = [
+        (prometheus.label_text({"replica": name}), fields)
+        for name, fields in report.get("replicas", {}).items()
+        if "lag_bytes" in fields
+    ]
+    text = prometheus.head(name, "gauge", "1 for the role that this replica has.")
+    text += prometheus.values(name, roles)
+    text += prometheus.lone(_lone(report))
+    for metric, help_text, read in (
+        ("martlet_replica_lag_bytes", "Bytes of the log that a standby lacks.", _lag_bytes),
+        ("martlet_replica_lag_seconds", "How old what a standby lacks is.", _lag_s),
+    ):
+        text += prometheus.head(metric, "gauge", help_text)
+        text += prometheus.values(metric, [(at, read(fields)) for at, fields in standbys])
+    return text
 
 
 def _lag_bytes(fields: Report) -> float:
@@ -235,6 +239,12 @@ def _lone(report: Report) -> list[tuple[str, str, str, float]]:
             "gauge",
             "Replicas in sync, the primary included.",
             len(report.get("in_sync", ())),
+        ),
+        (
+            "martlet_replica_set_replicas",
+            "gauge",
+            "Replicas of the replica set, those out of sync included.",
+            len(report.get("replicas", ())),
         ),
         (
             "martlet_replica_wanted_copies",

@@ -322,7 +322,9 @@ async def test_a_replica_without_a_replica_set_shows_why(tmp_path: Path) -> None
             assert (answer.status, report["role"]) == (200, "waiting")
             assert "martlet replicas create" in report["problem"]
         async with session.get("/metrics") as answer:
-            assert 'role="waiting"} 1' in await answer.text()
+            text = await answer.text()
+            assert 'role="waiting"} 1' in text
+            assert "martlet_ready 0\n" in text
         async with session.get("/replica/primary") as answer:
             assert answer.status == 503
     process.stop()

@@ -20,7 +20,7 @@ from martlet.cli.servers import broker, lookup
 from martlet.options import BrokerOptions, LogOptions, LookupOptions
 from martlet.testing import Broker
 
-HERE = Path(__file__).parents[2]
+HERE = Path(__file__).parents[3]
 DEPLOY = HERE / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
 KINDS: dict[str, tuple[str, type[LogOptions]]] = {
