@@ -385,6 +385,20 @@ def _text(node: ast.expr | None) -> str:
 # ---------------------------------------------------------------- metrics
 
 
+_PRIMARY = {
+    "replica": "a",
+    "replica_set": "martlet",
+    "role": "primary",
+    "epoch": 1,
+    "end_position": 0,
+    "confirmed_position": 0,
+    "is_whole": True,
+    "metadata_store": {"is_reachable": True, "silent_ms": 0},
+    "replicas": {"b": {"lag_bytes": 0, "lag_ms": 0}},
+}
+"""What a primary with a standby reports."""
+
+
 class ServedMetric(NamedTuple):
     """A metric that ``GET /metrics`` serves."""
 
@@ -397,16 +411,7 @@ class ServedMetric(NamedTuple):
 @cache
 def served_metrics() -> tuple[ServedMetric, ...]:
     """The metrics of a broker with a topic and a channel, and of a replica with a standby."""
-    standby = {"lag_bytes": 0, "lag_ms": 0}
-    replica = metrics_of(
-        {
-            **{"replica": "a", "replica_set": "broker-0", "role": "primary", "epoch": 1},
-            **{"end_position": 0, "confirmed_position": 0, "is_whole": True},
-            "metadata_store": {"is_reachable": True, "silent_ms": 0},
-            "replicas": {"b": standby},
-        }
-    )
-    text = asyncio.run(_served_metrics()) + replica
+    text = asyncio.run(_served_metrics()) + metrics_of(_PRIMARY)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = defaultdict(set)
