@@ -45,6 +45,21 @@ def test_promtool_understands_rules_and_configuration() -> None:
 
 
 @NEEDS_PROMTOOL
+def test_promtool_understands_the_configuration_for_kubernetes(tmp_path: Path) -> None:
+    text = (FOLDER / "prometheus-kubernetes.yaml").read_text(encoding="utf-8")
+    # Debian's promtool does not know how to find pods: all but that is checked.
+    for old, new in (
+        ("kubernetes_sd_configs", "static_configs"),
+        ("- role: pod", "- targets: ['a:4151']"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "prometheus.yaml").write_text(text, encoding="utf-8")
+    shutil.copy(FOLDER / "alerts.yaml", tmp_path)
+    assert "SUCCESS" in promtool("check", "config", str(tmp_path / "prometheus.yaml"))
+
+
+@NEEDS_PROMTOOL
 def test_alerts_fire_when_they_should() -> None:
     promtool("test", "rules", "alerts.test.yaml")
 
