@@ -126,24 +126,27 @@ async def test_every_way_to_publish_carries_the_trace(telemetry: Telemetry) -> N
             await producer.send_many("t", [b"sent 1", b"sent 2"])
             producer.send_oneway("t", b"oneway")
             await producer.publish("t", b"later", defer_ms=1)
+            async with producer.transaction() as transaction:
+                await transaction.publish("t", b"added")
+                await transaction.publish_many("t", [b"bulk 1", b"bulk 2"])
         seen: list[bytes] = []
 
         def handle(message: Message) -> None:
             seen.append(message.body)
-            if len(seen) == 13:
+            if len(seen) == 16:
                 consumer.stop()
 
         async with Consumer("t", "c", broker.tcp_address, hooks=telemetry.hooks) as consumer:
             await asyncio.wait_for(consumer.run(handle), 20)
     published, processed = telemetry.named("publish t"), telemetry.named("process t")
     counts = [attribute(each, "messaging.batch.message_count") for each in published]
-    assert counts == [None, None, None, 2, 2, None, None, 2, None, None]
+    assert counts == [None, None, None, 2, 2, None, None, 2, None, None, None, 2]
     origin = dict(zip(seen, map(linked, processed), strict=True))
     calls = ["publish", "keyed", "submit", "many", "lazy", "send", "async", "sent", "oneway"]
-    calls.append("later")
+    calls += ["later", "added", "bulk"]
     for call, span in zip(calls, contexts(published), strict=True):
         of_call = [links for body, links in origin.items() if body.decode().split()[0] == call]
-        assert of_call == [[span]] * (2 if call in ("many", "lazy", "sent") else 1), call
+        assert of_call == [[span]] * (2 if call in ("many", "lazy", "sent", "bulk") else 1), call
 
 
 async def test_a_batch_links_to_each_publish_once(telemetry: Telemetry) -> None:

@@ -59,7 +59,7 @@ class _Step:
 
 
 class Publishing(_Step):
-    """A call of a producer that publishes or sends.
+    """A call of a producer or a transaction that publishes or sends.
 
     Attributes:
         topic: the topic's name.
@@ -76,10 +76,16 @@ class Publishing(_Step):
         super().__init__()
         self.topic = topic
         self.is_batch = message is None
-        self.message_count = 0 if message is None else 1
-        self.size_bytes = 0 if message is None else size_of(message)
+        self.message_count = self.size_bytes = 0
         self.headers: dict[str, str] = {}
         self.message_id: bytes | None = None
+        if message is not None:
+            self.count(message)
+
+    def count(self, *messages: Sendable) -> None:
+        """Add messages to a batch."""
+        self.message_count += len(messages)
+        self.size_bytes += sum(map(size_of, messages))
 
 
 class Handling(_Step):

@@ -16,8 +16,8 @@ and has a link to the span of its publish: also after a restart of the broker, a
 when it is redriven. A pull consumer's group is its consumer group.
 
 Messages taken by iterating or in batches are counted, but have no spans of their own, since nothing
-shows when their handling ends: `process_span` makes one of a block. Messages of transactions carry
-no context. Without an SDK nothing is added to messages.
+shows when their handling ends: `process_span` makes one of a block. Without an SDK nothing is added
+to messages.
 """
 
 from __future__ import annotations

@@ -466,8 +466,7 @@ class Producer(ProducerTransactions):
                 sent.append(pending)
                 size_bytes += pending.size_bytes
                 if call is not None:
-                    call.message_count += len(piece)
-                    call.size_bytes += sum(map(len, pending.bodies))
+                    call.count(*piece)
                 await asyncio.sleep(0)  # This piece is sent while the next is cut.
                 while size_bytes > self._limits.max_in_flight_bytes and len(sent) > 1:
                     size_bytes -= await wait_for_first()

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from martlet.client.hooks import Hooks
 from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.limits import Limits
 from martlet.client.transactions.bulk import BulkLoader
@@ -23,6 +24,7 @@ class ProducerTransactions(ABC):
     _pool: BrokerPool
     _limits: Limits
     _timeout_s: float
+    _hooks: Hooks | None
     _group: str
     _checking: CheckBackListener | None
 
@@ -70,6 +72,7 @@ class ProducerTransactions(ABC):
             check_after_s=check_after_s,
             max_body_bytes=self._limits.max_message_bytes,
             is_named=bool(id),
+            hooks=self._hooks,
         )
 
     def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
@@ -92,6 +95,7 @@ class ProducerTransactions(ABC):
             check_after_s=None,
             max_body_bytes=self._limits.max_message_bytes,
             is_joined=True,
+            hooks=self._hooks,
         )
 
     def staging(

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
@@ -31,9 +31,15 @@ from martlet.client.errors import (
     TransactionEnded,
     TransactionRefused,
 )
+from martlet.client.hooks import Hooks, Publishing
 from martlet.client.names import check_name
 from martlet.client.producer.message import Sendable, check_message
-from martlet.client.producer.options import MessageKeywords, SendOptions, options_of
+from martlet.client.producer.options import (
+    NO_HEADERS,
+    MessageKeywords,
+    SendOptions,
+    options_of,
+)
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
 
@@ -97,6 +103,7 @@ class Transaction:
         max_body_bytes: int,
         is_named: bool = False,
         is_joined: bool = False,
+        hooks: Hooks | None = None,
     ) -> None:
         if not transaction_id.isprintable():
             raise ValueError(
@@ -108,6 +115,7 @@ class Transaction:
         self._max_body_bytes = max_body_bytes
         self._is_named = is_named
         self._joined = is_joined
+        self._hooks = hooks
         self._begin: dict[str, Any] = {"group": group} if group else {}
         if check_after_s is not None:
             if check_after_s <= 0:
@@ -144,7 +152,12 @@ class Transaction:
             WrongBroker: messages with this order key go to another broker. NotSupported: the broker
             is no Martlet broker.
         """
-        await self._add(topic, message, _checked(options))
+        given = _checked(options)
+        if self._hooks is None:
+            await self._add(topic, message, given)
+            return
+        with self._hooks.observed(Publishing(topic, message)) as call:
+            await self._add(topic, message, given, call.headers)
 
     async def publish_many(
         self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
@@ -154,18 +167,40 @@ class Transaction:
         Raises as `publish`; some of them may be stored then.
         """
         given = _checked(options)
+        if self._hooks is None:
+            return await self._add_all(topic, messages, given, None)
+        with self._hooks.observed(Publishing(topic)) as call:
+            return await self._add_all(topic, messages, given, call)
+
+    async def _add_all(
+        self,
+        topic: str,
+        messages: Iterable[Sendable],
+        options: SendOptions,
+        call: Publishing | None,
+    ) -> int:
+        """Add messages, and count them for hooks."""
+        more_headers = NO_HEADERS if call is None else call.headers
         futures: list[asyncio.Future[None]] = []
         count = 0
         for message in messages:
-            futures.append(self._add(topic, message, given))
+            futures.append(self._add(topic, message, options, more_headers))
             count += 1
+            if call is not None:
+                call.count(message)
             if len(futures) >= 2 * _MAX_MESSAGES:
                 await _all(futures)
                 futures.clear()
         await _all(futures)
         return count
 
-    def _add(self, topic: str, message: Sendable, options: SendOptions) -> asyncio.Future[None]:
+    def _add(
+        self,
+        topic: str,
+        message: Sendable,
+        options: SendOptions,
+        more_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> asyncio.Future[None]:
         self._check_open()
         check_name(topic, "topic")
         if options.order_key:
@@ -174,7 +209,7 @@ class Transaction:
         adding = _Adding(
             (topic, options.text_key, options.queue),
             body,
-            options.pack_with(properties),
+            options.pack_with(properties, more_headers),
             options.deliver_at_ms,
             asyncio.get_running_loop().create_future(),
         )
