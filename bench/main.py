@@ -22,6 +22,7 @@ BENCHMARKS = {
     "features": "bench.features",
     "replicas": "bench.replicas",
     "trace": "bench.trace",
+    "keys": "bench.keys",
     "spark-archive": "bench.spark.archive",
     "spark-audit": "bench.spark.audit",
     "spark-read": "bench.spark.read",

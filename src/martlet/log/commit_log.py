@@ -124,6 +124,8 @@ class CommitLog(SegmentedLog):
         if self.failed is not None or self.position + len(record) > self._end:
             self.make_room(len(record), journal=False)
         position = self.position
+        if contents.properties_length:
+            self.has_properties = True
         seal(record, _BATCH, flags, position, self.epoch, contents)
         self._write(record)
         assert self._current.base <= position < self.position <= self._end
@@ -221,6 +223,7 @@ class CommitLog(SegmentedLog):
         positions = write_batches(top, parts, position, self.epoch, self._write_at)
         self._write(top)  # Last: only the header makes the bundle valid.
         self.position = position + length
+        self.has_properties = True
         assert not positions or position < positions[0] <= positions[-1] < self.position
         assert self.position <= self._end
         return positions
@@ -237,6 +240,8 @@ class CommitLog(SegmentedLog):
         position = self.position
         flags = (header.flags | RecordFlag.RELOCATED) & ~RecordFlag.BUNDLED
         seal_again(record, position=position, epoch=self.epoch, flags=flags)
+        if header.properties_length:
+            self.has_properties = True
         self._write(record)
         self._copied_to = self.position
         return position

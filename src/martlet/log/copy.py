@@ -33,7 +33,7 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import RecoveryReport, read_good, scan
 from martlet.log.segmented import SegmentedLog
-from martlet.log.storage import Segment, Storage
+from martlet.log.storage import Segment, Storage, key_index_name
 
 _PIECE_BYTES = 1 << 20
 
@@ -210,6 +210,7 @@ class CopiedLog(SegmentedLog):
         except OSError as error:
             self.flush_failed(error)
             raise
+        self.storage.remove(key_index_name(segment.base))
 
     def retire(self, segment: Segment) -> None:
         """Remove a segment that the primary has retired, the last one included."""
@@ -237,6 +238,7 @@ class CopiedLog(SegmentedLog):
         finally:
             self._bases = [segment.base for segment in self.segments]
             self._dirty = [segment for segment in self._dirty if segment in self.segments]
+            self.has_properties = True
         self.position = min(position, _end_of(self.segments[-1])) if self.segments else 0
         self.durable_position = min(self.durable_position, self.position)
         self.epochs.cut(self.position)
@@ -334,6 +336,8 @@ class CopiedLog(SegmentedLog):
                 return
             self.epochs.add(header.epoch, self.position, header.next_position)
             self.position = header.next_position
+            if header.properties_length or header.kind == RecordKind.BUNDLE:
+                self.has_properties = True
         self._whole_at = self.position + HEADER_BYTES
 
 

@@ -70,11 +70,16 @@ class Folder:
         if not (path / "log").is_dir():
             raise NoLog(f"{path} holds no log: there is no folder {path / 'log'}")
 
+    @property
+    def end(self) -> int:
+        """The log is read up to this position."""
+        cut_at = cut_position(self)
+        return self._end if cut_at is None else min(self._end, cut_at)
+
     def segments(self) -> list[Segment]:
         """Return the existing segments, by base position; empty files are left out."""
         found: list[Segment] = []
-        cut_at = cut_position(self)
-        end = self._end if cut_at is None else min(self._end, cut_at)
+        end = self.end
         for path in sorted((self.path / "log").glob("*.log")):
             try:
                 if path.stat().st_size and int(path.stem) < end:

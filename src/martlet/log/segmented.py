@@ -76,6 +76,8 @@ class SegmentedLog:
         """The reason why the log takes no writes until the next start; None while it takes them."""
         self.cut_count = 0
         """How often an end was cut off, so that other bytes may be there now."""
+        self.has_properties = bool(segments)
+        """Whether messages in the last segment may have properties."""
         self.retired_count = 0
         """The number of retired segments."""
         self.damaged: list[tuple[int, int]] = []
@@ -158,10 +160,12 @@ class SegmentedLog:
         if self.segments:
             last = self.segments[-1]
             assert last.base + last.capacity <= segment.base, "segments overlap"
+            self.storage.sealed(last, has_properties=self.has_properties)
         assert self.position <= segment.base and segment.base % 8 == 0
         self.segments.append(segment)
         self._bases.append(segment.base)
         self.position = segment.base
+        self.has_properties = False
 
     def _written(self, segment: Segment) -> None:
         """Record that a segment was written to."""

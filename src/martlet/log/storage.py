@@ -8,6 +8,7 @@
     DIR/cutting                    from which position on the log is being cut
     DIR/cut/<epoch>-<position>.log what was cut off
     DIR/log/<base position>.log    segments: preallocated, their size is their capacity
+    DIR/log/<base position>.keys   the index of a segment's keys (martlet.log.keys.index_file)
     DIR/log/<number>.spare         preallocated segments for reuse
     DIR/index/<topic>-<queue>.idx  index entries
 
@@ -34,6 +35,16 @@ _BESIDE_BYTES = 1 << 20
 """While fewer bytes are free, the last spare is reserved for the files beside the log: a checkpoint
 is smaller than this.
 """
+
+
+INDEX_SUFFIX = ".keys"
+NEW_INDEX_SUFFIX = ".keys.new"
+"""Of an index of keys that is being written."""
+
+
+def key_index_name(base: int) -> str:
+    """Return the name, in the storage, of the index of a segment's keys."""
+    return f"log/{base:020d}{INDEX_SUFFIX}"
 
 
 class StorageFull(OSError):
@@ -89,6 +100,9 @@ class Storage(Protocol):
 
     def create(self, base: int, capacity: int) -> Segment:
         """Create a segment, from a spare where one fits. Raises StorageFull."""
+
+    def sealed(self, segment: Segment, *, has_properties: bool) -> None:
+        """Note that a segment is full, and whether messages in it may have properties."""
 
     def reserve(self, capacity: int, count: int) -> None:
         """Keep at least `count` spares. Raises StorageFull."""
@@ -148,6 +162,7 @@ class DiskSegment:
 
     def __init__(self, path: Path, base: int, fd: int) -> None:
         self.path = path
+        self.key_index = path.with_suffix(INDEX_SUFFIX)
         self.base = base
         self.capacity = os.fstat(fd).st_size
         self._fd = fd
@@ -213,6 +228,10 @@ class DiskStorage:
         (folder / "index").mkdir(exist_ok=True)
         self._lock = self._take_lock(folder / "martlet.lock")
         self._opened: set[DiskSegment] = set()
+        self.on_sealed: Callable[[Path, bool], None] = lambda path, has_properties: None
+        """Called with the path of a segment that is full, and whether messages in it may have
+        properties.
+        """
         self._keep_free_bytes = keep_free_bytes
         self._max_bytes = max_bytes
         self._usual_spares = self._max_spares = spares
@@ -239,14 +258,25 @@ class DiskStorage:
         return fd
 
     def segments(self) -> list[Segment]:
-        """Open every segment; remove empty files, left by a crash during their creation."""
+        """Open every segment; remove files left by a crash: empty ones, and indexes of keys that
+        are incomplete or without their segment.
+        """
         found: list[Segment] = []
         for path in sorted(self._log.glob("*.log")):
             if path.stat().st_size == 0:
                 path.unlink()
                 continue
             found.append(self._open(path, int(path.stem)))
+        indexes = {each.key_index for each in self._opened}
+        for path in [*self._log.glob(f"*{INDEX_SUFFIX}"), *self._log.glob(f"*{NEW_INDEX_SUFFIX}")]:
+            if path not in indexes:
+                path.unlink()
         return found
+
+    def sealed(self, segment: Segment, *, has_properties: bool) -> None:
+        """Call `on_sealed`."""
+        assert isinstance(segment, DiskSegment)
+        self.on_sealed(segment.path, has_properties)
 
     def _open(self, path: Path, base: int) -> DiskSegment:
         segment = DiskSegment(path, base, os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -307,24 +337,28 @@ class DiskStorage:
         self._spare_number += 1
         return self._log / f"{self._spare_number}.spare"
 
-    def _allocate(self, path: Path, capacity: int) -> None:
+    def check_room(self, size_bytes: int, thing: str = "a segment") -> int:
+        """Check that there is room for a file. Returns the free bytes. Raises StorageFull."""
         free = self._free_bytes()
-        if free - capacity < self._keep_free_bytes:
+        no_room = f"no room for {thing} of {readable_size(size_bytes)} in {self.folder}"
+        if free - size_bytes < self._keep_free_bytes:
             raise StorageFull(
                 errno.ENOSPC,
-                f"no room for a segment of {readable_size(capacity)} in {self.folder}:"
-                f" {readable_size(free)} are free and {readable_size(self._keep_free_bytes)} must"
-                " stay free (--min-free-bytes)",
+                f"{no_room}: {readable_size(free)} are free and"
+                f" {readable_size(self._keep_free_bytes)} must stay free (--min-free-bytes)",
             )
         if self._max_bytes:
             used = self._used_bytes()
-            if used + capacity > self._max_bytes:
+            if used + size_bytes > self._max_bytes:
                 raise StorageFull(
                     errno.EDQUOT,
-                    f"no room for a segment of {readable_size(capacity)} in {self.folder}: its"
-                    f" files take {readable_size(used)} and may take"
+                    f"{no_room}: its files take {readable_size(used)} and may take"
                     f" {readable_size(self._max_bytes)} (--max-disk-bytes)",
                 )
+        return free
+
+    def _allocate(self, path: Path, capacity: int) -> None:
+        free = self.check_room(capacity)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(fd, 0, capacity)
@@ -354,6 +388,7 @@ class DiskStorage:
         """Keep the file as a spare unless there are enough, or its bytes are still read."""
         assert isinstance(segment, DiskSegment)
         self._opened.discard(segment)
+        segment.key_index.unlink(missing_ok=True)
         unseen = segment.close()
         with self._spares_lock:
             if unseen and len(self._spares) < self._max_spares:
@@ -367,6 +402,7 @@ class DiskStorage:
         """Unlink the file, fsync the folder."""
         assert isinstance(segment, DiskSegment)
         self._opened.discard(segment)
+        segment.key_index.unlink(missing_ok=True)
         segment.close()
         segment.path.unlink()
         self._sync_folder(self._log)

@@ -100,7 +100,7 @@ def build_server(options: BrokerOptions, log: logging.Logger | None = None) -> S
         listeners = Listeners(options, tls, log)
         undo.callback(listeners.close)
         folder = open_folder(Path(options.data_path or ".").absolute(), options, log)
-        undo.callback(folder.storage.close)
+        undo.callback(folder.close)
         _require_no_replica(folder)
         clock = Clock()
         broker = _restore(folder, clock, options, log)
@@ -354,7 +354,7 @@ def _methods(
 ) -> Methods:
     from martlet.server.rpc.methods import broker_methods
 
-    return broker_methods(broker, commits, options, folder.path, lambda: clients.is_stopping, log)
+    return broker_methods(broker, commits, options, folder, lambda: clients.is_stopping, log)
 
 
 def _routes(server: Server, replication: Replication | None) -> Routes:

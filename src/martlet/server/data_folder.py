@@ -13,6 +13,7 @@ from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
 from martlet.options import BrokerOptions
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.broker_identity import broker_identity
+from martlet.server.keys.indexer import KeyIndexer
 
 _FLAG = "--data-path"
 _OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")
@@ -42,11 +43,18 @@ class DataFolder:
         path: absolute.
         storage: its files.
         broker_id: the folder's name (`martlet.server.broker_identity`).
+        keys: builds the indexes of its messages' keys.
     """
 
     path: Path
     storage: DiskStorage
     broker_id: str
+    keys: KeyIndexer
+
+    def close(self) -> None:
+        """Release the folder."""
+        self.keys.close()
+        self.storage.close()
 
 
 def open_folder(
@@ -76,9 +84,8 @@ def open_folder(
         if is_new:
             log.info("LOG: the data folder %s is made; there was none", path)
         try:
-            return DataFolder(
-                path, storage, broker_identity(storage, broker_id or uuid.uuid4().hex)
-            )
+            identity = broker_identity(storage, broker_id or uuid.uuid4().hex)
+            return DataFolder(path, storage, identity, KeyIndexer(storage, log))
         except BaseException:
             storage.close()
             raise

@@ -96,7 +96,7 @@ class Server:
             await self.flusher.checkpoint()
         self.log.info("NSQ: stopping subsystems")
         self.flusher.close()
-        self.folder.storage.close()
+        self.folder.close()
 
     async def abandon(self) -> None:
         """Close all connections of clients and save nothing: with replicas, another broker has

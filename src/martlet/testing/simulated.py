@@ -356,6 +356,9 @@ class SimulatedStorage:
         self._retired.clear()
         return segment
 
+    def sealed(self, segment: Segment, *, has_properties: bool) -> None:
+        """Nothing: an index of keys is no part of the log."""
+
     def reserve(self, capacity: int, count: int) -> None:
         """See that `count` spares are at hand. Raises StorageFull."""
         self.check_alive()

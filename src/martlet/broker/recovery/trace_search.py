@@ -3,15 +3,14 @@
 ::
 
     the log   | batch: stored | ... | trail: delivered, requeued | trail: finished | ...
-                ^ by the id, its offset and the index, or by a key in the properties
+                ^ by the id, its offset and the index, or by the index of keys
                                     ^ from there on, the trails of its topic
 
 An id leads to an offset of a queue, and the queue's index to the batch. The id of a delayed message
-leads to its bucket; the forwarded message names that id in its properties. A key is searched in the
-properties of all batches, which takes time for each batch, and may be limited to messages stored
-since a time. The history of a message is in the trace records (`martlet.broker.tracing.recorder`)
-behind it: the search scans all headers, and reads the trace records of its topic. The journal has
-each channel's current position.
+leads to its bucket; the forwarded message names that id in its properties. A key is found by the
+index of keys (`martlet.log.keys.search`). The history of a message is in the trace records
+(`martlet.broker.tracing.recorder`) behind it: the search scans all headers, and reads the trace
+records of its topic. The journal has each channel's current position.
 
 The search only reads the data folder, with or without a running broker; nothing is locked. It ends
 at a time limit, and reports whether it was complete.
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from martlet.log import checkpoint_file as checkpoint
 from martlet.log.folder import Folder, ReadOnlySegment
 from martlet.log.header_scan import begun_at_ns, heads, segments_since
 from martlet.log.index import ENTRY, index_name
+from martlet.log.keys.search import KeyQuery, KeySearch
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     BadRecord,
@@ -48,7 +48,10 @@ from martlet.log.record import (
 from martlet.log.storage import Segment, Storage
 from martlet.names import is_system
 from martlet.properties.block import Block
-from martlet.properties.model import NONE, BadProperties, Properties
+from martlet.properties.model import NONE, Properties
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ID_DIGITS = 16
 _NO_INDEX = IndexRecord(0, 0, 0)
@@ -76,6 +79,8 @@ class Search:
         self._is_over = is_over
         self._topic = topic
         self._complete = True
+        self.not_indexed: list[Path] = []
+        """The segments that were read since they have no index of keys that fits."""
         self._indexes: Mapping[int, IndexRecord] = {}
         self._segments = folder.segments()
         self._journal = self._read_journal()
@@ -109,28 +114,22 @@ class Search:
         return self._completed(traces)
 
     def by_key(self, key: str, since_ns: int = 0, max_count: int = 20) -> TraceResult:
-        """Return the messages with a key, stored since a time, delayed ones included. Raises
+        """Return the newest messages with a key, stored since a time, delayed ones included. Raises
         TraceNotFound.
         """
         wanted = {topic.record.id: topic for topic in self._topics()}
         buckets = {bucket.record.id: (bucket, topic) for bucket, topic in self._buckets()}
         wanted |= {number: bucket for number, (bucket, _) in buckets.items()}
-        encoded_key = key.encode()
         traces: dict[tuple[int, int], Trace] = {}
-        segments = segments_since(self._segments, since_ns)
-        for header, segment in self._heads(segments, RecordKind.BATCH):
-            length = header.properties_length
-            if not length or header.topic not in wanted or header.stored_at_ns < since_ns:
-                continue
-            at = header.position - segment.base + header.properties_at
-            if encoded_key not in bytes(segment.view[at : at + length]):
-                continue
-            topic = wanted[header.topic]
-            for trace in self._with_key(topic, header, segment, key):
-                offset = trace.offset
-                if header.topic in buckets:
-                    self._add_delayed(trace, *buckets[header.topic])
-                traces[header.topic, offset] = trace
+        query = KeyQuery(key, wanted.keys(), since_ns, has_notes=True)
+        search = KeySearch(self._folder.path, query, self._folder.end, self._ask)
+        self.not_indexed = search.not_indexed
+        for match in search.find():
+            number, offset = match.header.topic, match.offset
+            trace = _trace(wanted[number], match.header, offset, match.body_bytes, match.entry)
+            if number in buckets:
+                self._add_delayed(trace, *buckets[number])
+            traces.setdefault((number, offset), trace)
             if len(traces) > max_count:
                 self._complete = False
                 break
@@ -146,7 +145,7 @@ class Search:
         # Leave out a delayed message if the forwarded one, which names its id, was found.
         new = {value for trace in traces.values() for value in trace.properties.system.values()}
         some = [one for one in traces.values() if not one.delayed or one.id not in new]
-        return self._completed(some[:max_count])
+        return self._completed(some[max_count - 1 :: -1])
 
     # the journal
 
@@ -200,7 +199,7 @@ class Search:
                 continue
             number = bucket.record.id
             found = self._by_index(bucket, offset) or self._by_scan(number, offset)
-            trace = self._trace(bucket, *found, offset) if found is not None else None
+            trace = self._read(bucket, *found, offset) if found is not None else None
             if trace is not None:
                 self._add_delayed(trace, bucket, topic)
                 return trace
@@ -220,7 +219,7 @@ class Search:
         if found is None:
             raise TraceNotFound(self._gone(topic, offset))
         header, segment = found
-        trace = self._trace(topic, header, segment, offset)
+        trace = self._read(topic, header, segment, offset)
         if trace is None:
             raise TraceNotFound(self._gone(topic, offset))
         return trace
@@ -274,26 +273,8 @@ class Search:
             )
         return f"that is offset {offset} of {where}, and the message has gone: {known}"
 
-    def _with_key(
-        self, topic: RecoveredTopic, header: Header, segment: Segment, key: str
-    ) -> Iterator[Trace]:
-        record = _verified(header, segment)
-        if record is None:
-            return
-        block = Block(properties(header, record))
-        for place, number in enumerate(block.numbers.tolist()):
-            try:
-                found = Properties.unpack(block.entry(place))
-            except BadProperties:
-                continue
-            if key in (*found.keys, found.order_key, *found.system.values()):
-                trace = self._trace(topic, header, segment, header.first_offset + number)
-                if trace is not None:
-                    yield trace
-
-    def _trace(
-        self, topic: RecoveredTopic, header: Header, segment: Segment, offset: int
-    ) -> Trace | None:
+    @staticmethod
+    def _read(topic: RecoveredTopic, header: Header, segment: Segment, offset: int) -> Trace | None:
         """Return a message without its history; None where it does not verify."""
         record = _verified(header, segment)
         if record is None:
@@ -302,18 +283,7 @@ class Search:
         ends = frame_ends(header, record)
         length = int(ends[number]) - (int(ends[number - 1]) if number else 0)
         entry = Block(properties(header, record)).of(number) if header.properties_length else b""
-        queue = topic.record
-        return Trace(
-            f"{(queue.id_base + offset) & ID_MASK:016x}",
-            queue.name,
-            queue.queue,
-            offset,
-            header.stored_at_ns,
-            max(0, header.deliver_at_ns),
-            length - FRAME_HEADER_BYTES,
-            Properties.unpack(entry) if entry else NONE,
-            standing=list(_standing(topic, offset)),
-        )
+        return _trace(topic, header, offset, length - FRAME_HEADER_BYTES, entry)
 
     # history
 
@@ -363,6 +333,24 @@ class Search:
         if self._is_over():
             self._complete = False
         return not self._complete
+
+
+def _trace(
+    topic: RecoveredTopic, header: Header, offset: int, body_bytes: int, entry: bytes
+) -> Trace:
+    """Return a message without its history."""
+    queue = topic.record
+    return Trace(
+        f"{(queue.id_base + offset) & ID_MASK:016x}",
+        queue.name,
+        queue.queue,
+        offset,
+        header.stored_at_ns,
+        max(0, header.deliver_at_ns),
+        body_bytes,
+        Properties.unpack(entry) if entry else NONE,
+        standing=list(_standing(topic, offset)),
+    )
 
 
 def _holds(header: Header, topic: int, offset: int) -> bool:

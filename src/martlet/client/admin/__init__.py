@@ -49,7 +49,7 @@ from martlet.client.admin.groups import (
     ResetPosition,
     ResetQueue,
 )
-from martlet.client.admin.messages import LogMessage, LogRead, MessageAdmin, OffsetFound
+from martlet.client.admin.messages import KeyMatches, LogMessage, LogRead, MessageAdmin, OffsetFound
 from martlet.client.admin.nodes import (
     Node,
     NodeAdmin,
@@ -119,6 +119,7 @@ __all__ = [
     "GroupQueueDescription",
     "GroupReset",
     "GroupSummary",
+    "KeyMatches",
     "LogMessage",
     "LogQueue",
     "LogRead",

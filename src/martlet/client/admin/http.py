@@ -245,12 +245,12 @@ class AdminHttp:
         return _converted(url, path, convert, answer)
 
     async def call_with_bytes(
-        self, url: str, name: str, fields: Mapping[str, Any]
+        self, url: str, name: str, fields: Mapping[str, Any], *, timeout_s: float = 0
     ) -> tuple[Mapping[str, Any], bytes]:
         """Make a call that is answered with bytes; return the answer's fields, and those. Raises
         AdminError.
         """
-        answer = await self._ask("POST", url, CALL_PATH + name, {}, fields)
+        answer = await self._ask("POST", url, CALL_PATH + name, {}, fields, timeout_s=timeout_s)
         if isinstance(answer, tuple):
             return answer
         return _converted(url, CALL_PATH + name, dict, answer), b""

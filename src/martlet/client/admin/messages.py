@@ -5,13 +5,13 @@
     id = id base of the queue + offset        modulo 2**64
 
 A read stops at a limit of messages and one of bytes, and answers where the next one begins. It
-consumes nothing. Messages that are for one channel alone are left out, as those that were redriven
-and those that a channel delivers later; `ChannelAdmin.peek` shows them.
+consumes nothing. Messages that are for one channel alone are left out of reads, as those that were
+redriven and those that a channel delivers later; `ChannelAdmin.peek` shows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,9 @@ from martlet.client.admin.topics import LogQueue, TopicDescription
 from martlet.client.transport.property_frames import cut_messages
 from martlet.properties.model import Properties
 from martlet.protocol.nsq.frames import BadFrame
+
+_GRACE_S = 5
+"""The time for the answer beyond the search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,19 @@ class LogRead:
     def is_end(self) -> bool:
         """Whether the queue has no more."""
         return self.next_offset >= self.end_offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyMatches:
+    """The messages with a key that one request has found.
+
+    Attributes:
+        messages: newest first.
+        next: where the search goes on; empty once all messages were searched.
+    """
+
+    messages: tuple[LogMessage, ...]
+    next: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +159,60 @@ class MessageAdmin(Noun):
 
         return await http.each(await http.brokers(topic), read_at)
 
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        since_ns: int = 0,
+        until_ns: int | None = None,
+        limit: int = 20,
+        max_bytes: int = 1 << 20,
+        after: Mapping[str, str] | None = None,
+        time_limit_ms: int = 10_000,
+    ) -> Answers[KeyMatches]:
+        """Find the messages with a key or an order key, newest first.
+
+        A request ends early at a limit; an answer may have no messages and still a `next`. A
+        message that the broker moves within its log between two requests may be missed.
+
+        Args:
+            topic: their topic.
+            key: the key.
+            since_ns, until_ns: when they were published, the second exclusive, in nanoseconds since
+                1970.
+            limit: maximum messages of each broker, up to 1,000.
+            max_bytes: maximum size, up to 8 MiB; one message is returned, however large.
+            after: the `next` of brokers' last answers, by URL: only those are asked, and of them
+                only those that have one.
+            time_limit_ms: the time limit of the search at a broker, whatever ``request_timeout_s``
+                is.
+        """
+        fields = {
+            **place(topic),
+            "key": key,
+            "since_ns": since_ns,
+            **({} if until_ns is None else {"until_ns": until_ns}),
+            "limit": limit,
+            "max_bytes": max_bytes,
+            "time_limit_ms": time_limit_ms,
+        }
+        http = self._http
+        timeout_s = time_limit_ms / 1000 + _GRACE_S
+
+        async def find_at(url: str) -> KeyMatches:
+            asked = {**fields, "after": after[url]} if after else fields
+            answer, data = await http.call_with_bytes(url, "topic.find", asked, timeout_s=timeout_s)
+            found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
+            try:
+                return KeyMatches(messages=_messages(data, found.queues), next=str(answer["next"]))
+            except (*UNREADABLE, BadFrame) as error:
+                raise _unintelligible(url, "topic.find", error) from None
+
+        if after is None:
+            return await http.each(await http.brokers(topic), find_at)
+        return await http.each([url for url, following in after.items() if following], find_at)
+
     async def find(self, topic: str, message_id: str | bytes) -> Answers[LogMessage]:
         """Return the message with an id. A broker that does not have it has an `AdminNotFound`.
 
@@ -176,27 +246,37 @@ def _read(url: str, queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> 
     try:
         return _decoded(queue, answer, data)
     except (*UNREADABLE, BadFrame) as error:
-        raise AdminError(url, f"an unintelligible answer to topic.fetch: {error!r}") from None
+        raise _unintelligible(url, "topic.fetch", error) from None
 
 
-def _decoded(queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> LogRead:
+def _unintelligible(url: str, name: str, error: Exception) -> AdminError:
+    return AdminError(url, f"an unintelligible answer to {name}: {error!r}")
+
+
+def _messages(data: bytes, queues: Sequence[LogQueue]) -> tuple[LogMessage, ...]:
+    """Decode messages of some queues of a topic, whose ids are far apart."""
     run = cut_messages(data)
     messages = []
     for number, (stored_at_ns, _, found_id, body) in enumerate(run.fields() if run else ()):
         assert run is not None
-        packed = run.properties.get(number)
+        packed, text = run.properties.get(number), found_id.decode("ascii")
+        queue = min(queues, key=lambda each: each.distance_of(text))
         messages.append(
             LogMessage(
-                id=found_id.decode("ascii"),
+                id=text,
                 queue=queue.queue,
-                offset=queue.distance_of(found_id.decode("ascii")),
+                offset=queue.distance_of(text),
                 stored_at_ns=stored_at_ns,
                 body=body,
                 properties=Properties.unpack(packed).to_json() if packed else {},
             )
         )
+    return tuple(messages)
+
+
+def _decoded(queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> LogRead:
     return LogRead(
-        messages=tuple(messages),
+        messages=_messages(data, [queue]),
         next_offset=int(answer["next_offset"]),
         start_offset=int(answer["start_offset"]),
         end_offset=int(answer["end_offset"]),

@@ -106,6 +106,7 @@ class MessageAdmin(_SyncNoun):
 
     offset_at = _awaited(messages.MessageAdmin.offset_at)
     read = _awaited(messages.MessageAdmin.read)
+    by_key = _awaited(messages.MessageAdmin.by_key)
     find = _awaited(messages.MessageAdmin.find)
 
 

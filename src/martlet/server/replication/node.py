@@ -267,7 +267,7 @@ class ReplicaNode:
         if hasattr(self, "replica") and self._ended.done() and self._ended.exception() is None:
             await self._loop.run_in_executor(None, self._note_clean_stop)
         if hasattr(self, "folder"):
-            self.folder.storage.close()
+            self.folder.close()
 
     def _note_clean_stop(self) -> None:
         """Flush the log, and note that the next start finds all of it whatever happens to the

@@ -11,6 +11,7 @@ from martlet.server.rpc.dead_letters import DeadLetterCalls
 from martlet.server.rpc.delayed import DelayCalls
 from martlet.server.rpc.external_readers import FollowCalls
 from martlet.server.rpc.fetch import FetchCalls
+from martlet.server.rpc.find import FindCalls
 from martlet.server.rpc.group_failures import GroupFailureCalls
 from martlet.server.rpc.groups import GroupCalls
 from martlet.server.rpc.messages import MessageCalls
@@ -21,10 +22,10 @@ from martlet.server.rpc.transactions import TransactionCalls
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
-    from pathlib import Path
 
     from martlet.broker.broker import BrokerCore
     from martlet.options import BrokerOptions
+    from martlet.server.data_folder import DataFolder
     from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Methods
 
@@ -33,7 +34,7 @@ def broker_methods(
     broker: BrokerCore,
     commits: GroupCommit,
     options: BrokerOptions,
-    data_path: Path,
+    folder: DataFolder,
     is_stopping: Callable[[], bool],
     log: logging.Logger,
 ) -> Methods:
@@ -42,11 +43,12 @@ def broker_methods(
         **DeadLetterCalls(broker, commits).methods(),
         **DelayCalls(broker, commits).methods(),
         **FetchCalls(broker).methods(),
+        **FindCalls(broker, folder).methods(),
         **FollowCalls(broker, commits).methods(),
         **GroupFailureCalls(broker, commits).methods(),
         **GroupCalls(broker, commits, options, is_stopping, log).methods(),
         **MessageCalls(options.max_req_timeout_ns).methods(),
         **TopicCalls(broker, commits, log).methods(),
         **TransactionCalls(broker.transactions, commits).methods(),
-        **TraceCalls(broker, data_path).methods(),
+        **TraceCalls(broker, folder).methods(),
     }

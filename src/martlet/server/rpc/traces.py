@@ -16,10 +16,9 @@ from martlet.broker.errors import WritesRefused
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from martlet.broker.broker import BrokerCore
     from martlet.broker.tracing.model import TraceResult
+    from martlet.server.data_folder import DataFolder
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
@@ -31,9 +30,9 @@ MAX_TRACES = 1000
 class TraceCalls:
     """The call over a broker's traces."""
 
-    def __init__(self, broker: BrokerCore, data_path: Path) -> None:
+    def __init__(self, broker: BrokerCore, folder: DataFolder) -> None:
         self._broker = broker
-        self._data_path = data_path
+        self._folder = folder
         self._searching = asyncio.Lock()
 
     def methods(self) -> Methods:
@@ -83,13 +82,18 @@ class TraceCalls:
         from martlet.log.folder import Folder
 
         try:
-            folder = Folder(self._data_path, end)
+            folder = Folder(self._folder.path, end)
             search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
-            return (
-                search.by_id(message_id) if message_id else search.by_key(key, since_ns, max_count)
-            )
         except TraceNotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
+        try:
+            if message_id:
+                return search.by_id(message_id)
+            return search.by_key(key, since_ns, max_count)
+        except TraceNotFound as error:
+            raise CallError("NOT_FOUND", str(error)) from None
+        finally:
+            self._folder.keys.missed(search.not_indexed)
 
     @staticmethod
     def _allowed(caller: Caller, found: TraceResult) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,8 @@ from tests.unit.broker.core import SEGMENT_BYTES, Core
 
 from martlet.broker.recovery.restore import BrokerRecovery
 from martlet.log.copy import CopiedLog, open_copy
-from martlet.log.storage import DiskStorage
-from martlet.server.data_folder import DataFolder
+from martlet.options import BrokerOptions
+from martlet.server.data_folder import open_folder
 from martlet.server.http.log_api import LogApi
 from martlet.server.http.request import Routes
 from martlet.server.http.server import HttpServer
@@ -37,9 +38,8 @@ class Pair:
         self.dice = Random(1)
         self.core = Core()
         self.core.broker.await_confirmation(self.core.broker.log.position)
-        self._folders = [
-            DataFolder(folder / name, DiskStorage(folder / name), "id") for name in "ab"
-        ]
+        log = logging.getLogger("test")
+        self._folders = [open_folder(folder / name, BrokerOptions(), log, "id") for name in "ab"]
         self.copy: CopiedLog = open_copy(self._folders[1].storage)[0]
         self.recovery: BrokerRecovery | None = None
         self.confirmed_position = 0
@@ -113,7 +113,7 @@ class Pair:
 
     def close(self) -> None:
         for folder in self._folders:
-            folder.storage.close()
+            folder.close()
 
 
 class HttpReader:
