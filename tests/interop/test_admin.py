@@ -179,6 +179,57 @@ def test_messages_are_read_from_the_log_by_offset_time_and_id(cluster: Cluster, 
         read(0, 7)
 
 
+def test_messages_are_found_by_key_newest_first_and_in_pages(cluster: Cluster, face: Face) -> None:
+    topic, url = f"keyed-{face.name}", cluster.urls[0]
+
+    def ask(call: Callable[[Any], Any]) -> Any:
+        return face.ask(call, cluster.brokers[0]).values[url]
+
+    def publish(body: bytes, **options: Any) -> None:
+        ask(lambda admin: admin.topics.publish(topic, body, **options))
+
+    def find(message_id: str) -> Any:
+        return ask(lambda admin: admin.messages.find(topic, message_id))
+
+    def by_key(key: str, **options: Any) -> Any:
+        return ask(lambda admin: admin.messages.by_key(topic, key, **options))
+
+    ask(lambda admin: admin.topics.create(topic, 2))
+    for number in range(6):
+        publish(b"%d" % number, keys=["all", f"key-{number % 3}", "ü"])
+    publish(b"ordered", order_key="all")
+    publish(b"plain")
+    every = by_key("all")
+    assert [each.body for each in every.messages] == [b"ordered", *b"5 4 3 2 1 0".split()]
+    assert every.next == ""
+    for message in every.messages[1:]:
+        assert message.properties["keys"] == ["all", f"key-{int(message.body) % 3}", "ü"]
+        assert find(message.id) == message
+    assert [each.body for each in by_key("key-1").messages] == [b"4", b"1"]
+    assert len(by_key("ü").messages) == 6
+    since, until = every.messages[3].stored_at_ns, every.messages[1].stored_at_ns
+    some = by_key("all", since_ns=since, until_ns=until)
+    assert [each.body for each in some.messages] == [b"4", b"3"]
+    assert by_key("key").messages == by_key("key-9").messages == ()
+    paged: list[Any] = []
+    after = None
+    while True:
+        page = by_key("all", after=after, **({"limit": 2} if len(paged) < 4 else {"max_bytes": 1}))
+        paged += page.messages
+        if not page.next:
+            break
+        after = {url: page.next}
+    assert paged == [*every.messages]
+    with pytest.raises(AdminError, match="'after' is no 'next' of an answer: 'x'"):
+        by_key("all", after={url: "x"})
+    with pytest.raises(AdminError, match="'key' is empty"):
+        by_key("")
+    ask(lambda admin: admin.topics.empty(topic))
+    ask(lambda admin: admin.topics.delete(topic))
+    with pytest.raises(AdminNotFound):
+        by_key("all")
+
+
 def test_messages_are_peeked_at_in_all_queues_and_in_pages(cluster: Cluster, face: Face) -> None:
     topic = f"peek-{face.name}"
     face.ask(lambda admin: admin.topics.create(topic, 2), *cluster.brokers)

@@ -235,10 +235,19 @@ class DiskStorage:
         self._keep_free_bytes = keep_free_bytes
         self._max_bytes = max_bytes
         self._usual_spares = self._max_spares = spares
+        self._remove_indexes()
         # Files beside the log are written in another thread, and may take a spare's room.
         self._spares_lock = threading.Lock()
         self._spares = sorted(self._log.glob("*.spare"))
         self._spare_number = max((int(p.stem) for p in self._spares), default=0)
+
+    def _remove_indexes(self) -> None:
+        """Remove indexes of keys that a crash has left incomplete, or without their segment."""
+        for path in self._log.glob(f"*{NEW_INDEX_SUFFIX}"):
+            path.unlink()
+        for path in self._log.glob(f"*{INDEX_SUFFIX}"):
+            if not path.with_suffix(".log").exists():
+                path.unlink()
 
     def _take_lock(self, path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -258,19 +267,13 @@ class DiskStorage:
         return fd
 
     def segments(self) -> list[Segment]:
-        """Open every segment; remove files left by a crash: empty ones, and indexes of keys that
-        are incomplete or without their segment.
-        """
+        """Open every segment; remove empty files, left by a crash during their creation."""
         found: list[Segment] = []
         for path in sorted(self._log.glob("*.log")):
             if path.stat().st_size == 0:
                 path.unlink()
                 continue
             found.append(self._open(path, int(path.stem)))
-        indexes = {each.key_index for each in self._opened}
-        for path in [*self._log.glob(f"*{INDEX_SUFFIX}"), *self._log.glob(f"*{NEW_INDEX_SUFFIX}")]:
-            if path not in indexes:
-                path.unlink()
         return found
 
     def sealed(self, segment: Segment, *, has_properties: bool) -> None:

@@ -216,9 +216,15 @@ def test_a_start_removes_incomplete_indexes_and_those_without_a_segment(tmp_path
     lost.write_bytes(index_path(path).read_bytes())
     log.close()
     storage = DiskStorage(tmp_path)
-    storage.segments()
     assert sorted(tmp_path.glob("log/*.keys*")) == [index_path(path), index_path(other)]
     storage.close()
+
+
+def test_opening_the_segments_again_leaves_an_index_that_is_being_built(log: KeyedLog) -> None:
+    # As a standby does, which has an indexer at work.
+    path = log.full[0]
+    build_index(path, check_room=lambda _: log.storage.segments())
+    assert index_path(path).exists()
 
 
 def test_an_index_goes_with_its_segment(log: KeyedLog) -> None:
