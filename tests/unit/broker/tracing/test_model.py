@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.broker.core import SECOND_NS, Client, Core
+from tests.unit.broker.core import SECOND_NS
+from tests.unit.broker.disk_core import DiskCore
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.groups.fetch import Fetch
 from martlet.broker.groups.member import GroupConsumer
 from martlet.broker.groups.membership import AllocatedTopic
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
-from martlet.broker.recovery.restore import restore
 from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.broker.topic.follow import follow
 from martlet.broker.topic.offset_reset import begin_group, reset_group
@@ -23,45 +22,8 @@ from martlet.broker.tracing.model import Trace, TraceResult, fields_of
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.cli.admin.trace import text as text_of
 from martlet.log.folder import Folder
-from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
 from martlet.testing import SimulatedClock
-
-SEGMENT_BYTES = 1 << 16
-
-
-class DiskCore(Core):
-    """A core on a real folder, which others can look at."""
-
-    def __init__(self, path: Path, **options: object) -> None:
-        self.path = path
-        super().__init__(segment_bytes=SEGMENT_BYTES, traces=True, **options)
-
-    def _open(self) -> None:
-        self.disk = DiskStorage(self.path)
-        self.broker, self.restored = restore(
-            self.disk, self.clock, Random(5), segment_bytes=self.segment_bytes, **self.options
-        )
-        self.broker.run()
-
-    def restart(self) -> None:
-        """As after a kill -9."""
-        self.disk.close()
-        self._open()
-
-    def search(self, topic: str = "") -> Search:
-        self.broker.write_journal()
-        return Search(Folder(self.path), topic=topic)
-
-    def keyed(self, topic: str, body: bytes, key: str) -> None:
-        self.broker.topic(topic).stage([body], 0, [(0, Properties(keys=(key,)).pack())])
-        self.broker.commit()
-
-    def consumed(self, topic: str, channel: str = "c") -> Client:
-        """A consumer that has finished all there is."""
-        client = self.client(topic, channel).ready(1 << 20)
-        client.finish()
-        return client
 
 
 @pytest.fixture
