@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -25,12 +26,15 @@ from martlet.admin.pages.reading import (
     LogReader,
     MessageFilter,
     ReadStart,
+    look_for_key,
 )
 from martlet.admin.site import SITE
 from martlet.client.admin import AdminError, AdminNotFound, PeekedMessage
 
 STATES = ("waiting", "in_flight", "deferred", "due")
 """The states of a channel's unfinished messages."""
+_INDEXED = ("last", "time")
+"""From where brokers search for a key themselves."""
 _FIELDS = ("topic", "channel", "state", "broker", "queue", "from", "offset", "time", "key",
            "header", "text", "as")  # fmt: skip
 _ID = re.compile(r"[0-9a-fA-F]{16}")
@@ -81,8 +85,9 @@ async def _looked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
                              _form(asked), LISTED_BYTES))
             for each in look.found
         ],
+        "after": json.dumps(dict(look.after)) if look.after else "",
         "next": look.next and "|".join(map(str, look.next)),
-        "several": len(look.queues) > 1,
+        "several": len(look.queues) != 1,
         "earlier": _earlier(asked, look),
     }  # fmt: skip
 
@@ -105,7 +110,25 @@ async def _look(request: web.Request, asked: Asked) -> LogLook:
         queue=asked.number("queue") if asked.text("queue") else None,
         on=_on(asked),
     )
+    if wanted.key and kind in _INDEXED and start.queue is None:
+        return await look_for_key(asked.site.admin, start, wanted, _after(asked))
     return await LogReader(asked.site.admin, start, wanted).read()
+
+
+def _after(asked: Asked) -> Mapping[str, str]:
+    """Return where an earlier search by key ended, by broker."""
+    text = asked.text("after")
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not (isinstance(found, dict) and found.keys() <= set(asked.view.brokers)):
+        raise ActionRefused("the search does not continue there: begin again without 'after'")
+    if not all(isinstance(each, str) for each in found.values()):
+        raise ActionRefused("the search does not continue there: begin again without 'after'")
+    return found
 
 
 def _on(asked: Asked) -> tuple[str, int, int] | None:

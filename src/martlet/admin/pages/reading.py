@@ -7,13 +7,13 @@
     broker 2, queue 0   |
 
 Queues are read one after the other, one batch at a time, until enough is found or a limit is
-reached. What a filter leaves out is read, too.
+reached. What a filter leaves out is read, too. Only a key needs no reading: see `look_for_key`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from martlet.admin.actions import ActionRefused
@@ -25,6 +25,7 @@ MAX_LOOKED_BYTES = 32 << 20
 MAX_S = 5.0
 _READ_MESSAGES = 1000
 _READ_BYTES = 1 << 20
+_MAX_KEY_BYTES = 8 << 20
 STARTS = ("last", "first", "offset", "time")
 """Where reading begins: at the newest messages, the oldest, an offset or a time."""
 
@@ -49,7 +50,7 @@ class MessageFilter:
     def matches(self, message: LogMessage) -> bool:
         """Whether a message is meant."""
         found = message.properties
-        if self.key and self.key not in found.get("keys", ()):
+        if self.key and self.key not in (*found.get("keys", ()), found.get("order_key")):
             return False
         if self.text and self.text.encode() not in message.body:
             return False
@@ -101,6 +102,7 @@ class LogLook:
         took_s: how long it took.
         stopped: the limit that ended it; empty at the end of the log.
         next: where to continue; None at the end.
+        after: where a search by key continues, by broker; empty at the end.
         errors: why queues could not be read.
         notes: what a user should know of the beginning.
     """
@@ -112,6 +114,7 @@ class LogLook:
     took_s: float = 0.0
     stopped: str = ""
     next: tuple[str, int, int] | None = None
+    after: Mapping[str, str] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -124,6 +127,39 @@ class LogLook:
         if self.looked_bytes >= MAX_LOOKED_BYTES:
             return f"{MAX_LOOKED_BYTES >> 20} MiB looked at"
         return f"{MAX_S:.0f} s over" if self.took_s >= MAX_S else ""
+
+
+async def look_for_key(
+    admin: Admin, start: ReadStart, wanted: MessageFilter, after: Mapping[str, str]
+) -> LogLook:
+    """Search by key, newest first: brokers have an index of keys. Raises AdminError.
+
+    Args:
+        admin: the way to the brokers.
+        start: its topic, broker and time; the queue, and other places, are not looked at.
+        wanted: which of the messages with the key.
+        after: where an earlier search ended; empty to begin.
+    """
+    began_s = time.monotonic()
+    answers = await (admin.at(start.broker) if start.broker else admin).messages.by_key(
+        start.topic,
+        wanted.key,
+        since_ns=start.time_ms * 1_000_000,
+        limit=MAX_FOUND,
+        max_bytes=_MAX_KEY_BYTES,
+        after=after or None,
+        time_limit_ms=round(MAX_S * 1000),
+    )
+    look = LogLook(errors=list(map(str, answers.failures.values())))
+    for url, found in answers.values.items():
+        look.looked += len(found.messages)
+        look.looked_bytes += sum(len(each.body) for each in found.messages)
+        look.found += [FoundMessage(url, each) for each in found.messages if wanted.matches(each)]
+    look.found.sort(key=lambda each: each.message.stored_at_ns, reverse=True)
+    look.after = {url: found.next for url, found in answers.values.items() if found.next}
+    look.stopped = f"{MAX_FOUND} of a broker, or {MAX_S:.0f} s" if look.after else ""
+    look.took_s = time.monotonic() - began_s
+    return look
 
 
 class LogReader:

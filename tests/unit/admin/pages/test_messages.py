@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.admin_page import Page, page_of
@@ -123,6 +124,7 @@ async def test_a_search_ends_at_its_limits_and_says_where_to_go_on(
         assert "looked at 31" in text_of(html)
         assert "to the end" in text_of(html)
     assert "No message among those looked at" in await page.get(f"{search}&header=colour%3Dblue")
+    assert "a needle" not in await page.get("/messages?topic=orders&key=k1&text=hay")
     monkeypatch.setattr(reading, "MAX_LOOKED", 20)
     html = await page.get(f"{search}&text=needle")
     assert "0 messages; looked at 20" in text_of(html)
@@ -132,6 +134,25 @@ async def test_a_search_ends_at_its_limits_and_says_where_to_go_on(
     monkeypatch.setattr(reading, "MAX_LOOKED_BYTES", 1)
     monkeypatch.setattr(reading, "_READ_BYTES", 1)
     assert "looked at 1 of 7 B" in text_of(await page.get(f"{search}&text=needle"))
+
+
+async def test_a_search_by_key_needs_no_reading_and_continues(
+    page: Page, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_LOOKED", 1)
+    monkeypatch.setattr(reading, "MAX_FOUND", 3)
+    await send(broker, *(out(b"%d" % n, keys=["even" if n % 2 == 0 else "odd"]) for n in range(10)))
+    first = await page.get("/messages?topic=orders&key=even")
+    assert re.findall(r">(\d)</pre>", first) == ["8", "6", "4"]
+    assert "3 messages; looked at 3 of 3 B" in text_of(first)
+    second = await page.get(next_of(first))
+    assert re.findall(r">(\d)</pre>", second) == ["2", "0"]
+    assert "to the end" in text_of(second)
+    later = f"&from=time&time={time.time() + 60:.3f}"
+    assert "No message among" in await page.get(f"/messages?topic=orders&key=even{later}")
+    for after in ("x", "[]", '{"http://evil": "1"}', '{"http://h:1": 2}'):
+        html = await page.get(f"/messages?topic=orders&key=even&after={quote(after)}", 400)
+        assert "does not continue there" in html
 
 
 async def test_all_queues_of_all_brokers_are_read(broker: Broker) -> None:
