@@ -19,7 +19,7 @@ from martlet.testing import Broker
 @pytest.fixture
 async def reader() -> AsyncIterator[Reader]:
     async with (
-        Broker(max_bytes_per_file=65536, journal_interval_ns=10**7) as broker,
+        Broker(max_bytes_per_file=65536, journal_interval_ns=10**7, keep_emptied_ns=0) as broker,
         aiohttp.ClientSession() as session,
     ):
         yield Reader(broker, session)
