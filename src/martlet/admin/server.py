@@ -15,6 +15,7 @@ from martlet.admin.actions import ActionRefused
 from martlet.admin.audit import AuditLog
 from martlet.admin.collector import Collector
 from martlet.admin.guard import Guard, Handler, set_headers
+from martlet.admin.nsqadmin import api
 from martlet.admin.pages import PAGES
 from martlet.admin.site import SITE, PageNotFound, Site
 from martlet.admin.users import Users
@@ -113,7 +114,12 @@ class AdminServer:
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await guard.refuse_strangers(request, handler)
+            try:
+                return await guard.refuse_strangers(request, handler)
+            except web.HTTPForbidden as error:
+                if not _is_api(request, self.options):
+                    raise
+                return api.failure(403, f"FORBIDDEN: {(error.text or '').strip()}")
 
         app = web.Application(
             middlewares=[guarded, _show_problems], client_max_size=_MAX_FORM_BYTES
@@ -124,6 +130,8 @@ class AdminServer:
         prefix = self.options.prefix
         for path, handler in [*_PAGES.items(), *PAGES.items()]:
             app.router.add_get(prefix + path, handler)
+        for method, path, handler in api.routes():
+            app.router.add_route(method, prefix + path, handler)
         app.router.add_post(f"{prefix}/act", forms.act)
         app.router.add_get(f"{prefix}/ping", _ping)
         app.router.add_get(f"{prefix}/static/{{name:.+}}", static_files.handler(STATIC))
@@ -132,6 +140,10 @@ class AdminServer:
 
 def _knows_users(options: AdminOptions) -> bool:
     return bool(options.htpasswd_file or options.admin_users or options.allow_anonymous_admin)
+
+
+def _is_api(request: web.Request, options: AdminOptions) -> bool:
+    return request.path.startswith((f"{options.prefix}/api/", f"{options.prefix}/config/"))
 
 
 async def _ping(_: web.Request) -> web.Response:
@@ -153,8 +165,8 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
         if isinstance(error, AdminNotFound) and request.method == "GET":
             status, title = 404, "Not found"
     except web.HTTPError as error:
-        if request.path.startswith(f"{site.options.prefix}/api/"):
-            raise
+        if _is_api(request, site.options):
+            return api.failure(error.status)
         status, title, text = error.status, error.reason, error.text or error.reason
     return site.page(
         request, "problem.html", {"title": title, "text": text, "back": ""}, status=status

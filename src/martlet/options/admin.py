@@ -29,11 +29,13 @@ class AdminOptions(LogOptions):
         (),
         "<addr>:<port> of a lookup daemon's HTTP; may be given several times",
         name="lookupd-http-address",
+        config_key="nsqlookupd_http_addresses",
     )
     nsqd_http_addresses: tuple[str, ...] = option(
         (),
         "<addr>:<port> of a broker's HTTP; may be given several times",
         name="nsqd-http-address",
+        config_key="nsqd_http_addresses",
     )
     operator_token_file: str = operator_token_file()
     http_client_connect_timeout_ns: int = connect_timeout()
@@ -56,6 +58,7 @@ class AdminOptions(LogOptions):
         "a user who may act; may be given several times; without any, everyone who may see the page"
         " may act",
         name="admin-user",
+        config_key="admin_users",
     )
     reader_users: tuple[str, ...] = option(
         (),

@@ -77,6 +77,11 @@ class Admin:
         (applied,) = apply_options(Admin, options, settings or AdminSettings())
         self._use(AdminHttp(brokers, daemons, applied))
 
+    @property
+    def http(self) -> AdminHttp:
+        """The way to the servers, for requests that have no method here."""
+        return self._http
+
     def _use(self, http: AdminHttp) -> None:
         self._http = http
         self.topics = TopicAdmin(http)

@@ -74,6 +74,21 @@ class AdminHttp:
         if session is not None:
             await session.close()
 
+    @property
+    def named_brokers(self) -> Sequence[str]:
+        """The URLs of the brokers; empty where lookup daemons are asked for them."""
+        return self._brokers
+
+    def ask_daemons(self, daemons: Sequence[str]) -> None:
+        """Ask these lookup daemons for brokers, from now on. Raises ValueError: one is no address.
+
+        Args:
+            daemons: their HTTP addresses.
+        """
+        scheme = "http" if self._tls is None else "https"
+        self.daemons[:] = dict.fromkeys(_url(address, scheme) for address in daemons)
+        self._brokers.clear()
+
     def at(self, broker: str) -> AdminHttp:
         """Return one that asks a broker alone, over the same connections."""
         one = object.__new__(type(self))

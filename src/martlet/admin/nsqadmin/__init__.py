@@ -1,0 +1,1 @@
+"""nsqadmin's HTTP API, which is answered beside the pages."""

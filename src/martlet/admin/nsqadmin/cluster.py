@@ -1,0 +1,436 @@
+"""What nsqadmin asks of lookup daemons and brokers, and how it adds their answers up.
+
+nsqadmin asks afresh for each request, and takes what answers: errors of some servers are a warning,
+those of all an error. Its sums have shapes of their own, which clients have come to know:
+
+- A topic's sum holds the channels of the first broker that has them, and adds those of the others
+  to these same objects; so the first broker's own entry shows the sums, too.
+- Percentiles of several brokers are averaged, weighted by their counts.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from martlet.client.admin import AdminError
+from martlet.client.admin.http import AdminHttp
+
+T = TypeVar("T")
+Stats = dict[str, Any]
+"""The counts of a topic, a channel or a client, as in ``/stats``."""
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_COUNTS = ("depth", "memory_depth", "backend_depth", "message_count")
+_CHANNEL_COUNTS = (
+    *("depth", "memory_depth", "backend_depth", "in_flight_count", "deferred_count"),
+    *("requeue_count", "timeout_count", "message_count", "client_count"),
+)
+_CLIENT_FIELDS: Mapping[str, object] = {
+    **dict.fromkeys(("node", "remote_address", "version", "client_id", "hostname"), ""),
+    **dict.fromkeys(("user_agent", "auth_identity", "auth_identity_url"), ""),
+    **dict.fromkeys(("tls_cipher_suite", "tls_version", "tls_negotiated_protocol"), ""),
+    **dict.fromkeys(("connect_ts", "connected", "in_flight_count", "ready_count"), 0),
+    **dict.fromkeys(("finish_count", "requeue_count", "message_count", "sample_rate"), 0),
+    **dict.fromkeys(("deflate", "snappy", "authed", "tls"), False),
+    "tls_negotiated_protocol_is_mutual": False,
+}
+
+
+class UpstreamFailed(Exception):
+    """No server answered."""
+
+
+class KnownProducer(NamedTuple):
+    """A broker, as nsqadmin describes it.
+
+    Attributes:
+        url: where it is asked.
+        fields: its description.
+    """
+
+    url: str
+    fields: dict[str, Any]
+
+    @property
+    def node(self) -> str:
+        """Its HTTP address."""
+        return self.url.partition("://")[2]
+
+
+class NsqadminCluster:
+    """The servers, and the errors of one request.
+
+    Args:
+        http: asks them.
+        brokers: the URLs of brokers; empty with lookup daemons.
+
+    Attributes:
+        errors: of servers that failed while others answered.
+    """
+
+    def __init__(self, http: AdminHttp, brokers: Sequence[str]) -> None:
+        self._http = http
+        self._brokers = brokers
+        self.errors: list[str] = []
+
+    @property
+    def warning(self) -> str:
+        """The field ``message`` of an answer."""
+        return f"WARNING: {'; '.join(self.errors)}" if self.errors else ""
+
+    # brokers and topics
+
+    async def topics(self) -> list[str] | None:
+        """Return the names of all topics; None for no topic."""
+        if self._http.daemons:
+            lists = await self._daemons(lambda url: self._get(url, "/topics", "topics"))
+        else:
+            lists = [
+                [topic["topic_name"] for topic in topics]
+                for topics in await self._each(
+                    self._brokers,
+                    lambda url: self._get(url, "/stats", "topics", format="json"),
+                    "nsqd",
+                )
+            ]
+        return sorted({name for names in lists for name in names}) or None
+
+    async def inactive_topics(self) -> dict[str, list[str] | None]:
+        """Return the channels of topics that no broker has."""
+        found: dict[str, list[str] | None] = {}
+        for topic in (await self.topics()) or []:
+            if not self._http.daemons:
+                continue
+            quiet = NsqadminCluster(self._http, self._brokers)  # It says nothing of these errors.
+            try:
+                if await quiet.producers_of(topic):
+                    continue
+            except UpstreamFailed:
+                pass
+            try:
+                lists = await quiet._daemons(partial(quiet._channels, topic=topic))
+            except UpstreamFailed:
+                lists = []
+            found[topic] = sorted({name for names in lists for name in names}) or None
+        return found
+
+    async def _channels(self, url: str, topic: str) -> list[str]:
+        found: list[str] = await self._get(url, "/channels", "channels", topic=topic)
+        return found
+
+    async def producers(self) -> list[KnownProducer]:
+        """Return all brokers, by host name."""
+        if not self._http.daemons:
+            return await self._each(self._brokers, self._described, "nsqd")
+        found: dict[tuple[str, int], KnownProducer] = {}
+
+        async def ask(url: str) -> tuple[str, list[Any]]:
+            return url, await self._get(url, "/nodes", "producers")
+
+        for url, known in await self._daemons(ask):
+            for each in known:
+                key = each["broadcast_address"], each["tcp_port"]
+                producer = found.setdefault(key, _of_daemon(each))
+                remote = f"{url.partition('://')[2]}/{each.get('remote_address') or 'N/A'}"
+                producer.fields["remote_addresses"] = [
+                    *(producer.fields["remote_addresses"] or ()),
+                    remote,
+                ]
+        newest = max((_version(each.fields["version"]) for each in found.values()), default=None)
+        for each in found.values():
+            each.fields["out_of_date"] = _version(each.fields["version"]) != newest
+        return sorted(found.values(), key=lambda each: str(each.fields["hostname"]))
+
+    async def producers_of(self, topic: str) -> list[KnownProducer]:
+        """Return the brokers that have a topic."""
+        if self._http.daemons:
+            lists = await self._daemons(
+                lambda url: self._get(url, "/lookup", "producers", topic=topic)
+            )
+            found = [_of_daemon(each) for known in lists for each in known]
+            return list({each.url: each for each in reversed(found)}.values())[::-1]
+
+        async def ask(url: str) -> list[KnownProducer]:
+            args = {"format": "json", "topic": topic, "include_clients": "false"}
+            topics = await self._get(url, "/stats", "topics", **args)
+            if topic not in [each["topic_name"] for each in topics]:
+                return []
+            return [await self._described(url)]
+
+        return [each for found in await self._each(self._brokers, ask, "nsqd") for each in found]
+
+    async def _described(self, url: str) -> KnownProducer:
+        info = await self._get(url, "/info")
+        topics = await self._get(url, "/stats", "topics", format="json", include_clients="false")
+        names = [{"topic": each["topic_name"], "tombstoned": False} for each in topics]
+        host, _, port = url.partition("://")[2].rpartition(":")
+        return KnownProducer(
+            url,
+            {
+                "remote_addresses": None,
+                "remote_address": "",
+                "hostname": info.get("hostname") or host,
+                "broadcast_address": info.get("broadcast_address") or host,
+                "tcp_port": info.get("tcp_port", 0),
+                "http_port": info.get("http_port") or int(port),
+                "version": info.get("version", ""),
+                "topics": names or None,
+                "out_of_date": False,
+            },
+        )
+
+    # counts
+
+    async def stats(
+        self,
+        producers: Sequence[KnownProducer],
+        topic: str = "",
+        channel: str = "",
+        *,
+        clients: bool,
+    ) -> tuple[list[Stats], dict[str, Stats]]:
+        """Return the topics of each broker, and the sums of channels.
+
+        Args:
+            producers: the brokers.
+            topic, channel: only these; the sums are then by the channel's name, else by
+                ``topic:channel``.
+            clients: whether to list clients.
+        """
+        args = {"format": "json"}
+        args |= {name: text for name, text in (("topic", topic), ("channel", channel)) if text}
+        if not clients:
+            args["include_clients"] = "false"
+        hosts = {each.url: each for each in producers}
+
+        async def ask(url: str) -> tuple[KnownProducer, list[Any]]:
+            return hosts[url], await self._get(url, "/stats", "topics", **args)
+
+        topics: list[Stats] = []
+        sums: dict[str, Stats] = {}
+        for producer, found in await self._each(list(hosts), ask, "nsqd"):
+            for each in found:
+                if topic and each["topic_name"] != topic:
+                    continue
+                topics.append(_topic_at(producer, each))
+                for counts in topics[-1]["channels"] or ():
+                    name = counts["channel_name"]
+                    key = name if topic else f"{counts['topic_name']}:{name}"
+                    if key not in sums:
+                        sums[key] = new_channel(producer.node, counts["topic_name"], name)
+                    add_channel(sums[key], counts)
+        return sorted(topics, key=lambda each: str(each["hostname"])), sums
+
+    # changes
+
+    async def post(self, urls: Sequence[str], path: str, **args: str) -> None:
+        """Send a change to servers, one after the other; errors are warnings."""
+        for url in urls:
+            try:
+                await self._http.post(url, path, args)
+            except AdminError as error:
+                self.errors.append(str(error))
+
+    # servers
+
+    async def _get(self, url: str, path: str, name: str = "", **args: str) -> Any:
+        answer: Any = await self._http.get(url, path, args)
+        try:
+            found = answer.get("data", answer)  # Old versions wrap it.
+            return (found[name] or []) if name else found
+        except (AttributeError, KeyError, TypeError) as error:
+            raise AdminError(url, f"an unintelligible answer to {path}: {error!r}") from None
+
+    async def _daemons(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
+        return await self._each(self._http.daemons, ask, "nsqlookupd")
+
+    async def _each(
+        self, urls: Sequence[str], ask: Callable[[str], Awaitable[T]], kind: str
+    ) -> list[T]:
+        """Ask servers at once; return their answers. Raises UpstreamFailed: none answered."""
+        try:
+            answers = await self._http.each(urls, ask)
+        except AdminError as error:
+            texts = [str(each) for each in error.errors.values()] or [str(error)]
+            raise UpstreamFailed(f"failed to query any {kind}: " + "\n".join(texts)) from None
+        if not answers.values:
+            raise UpstreamFailed(f"failed to query any {kind}: ")
+        self.errors += [str(error) for error in answers.errors.values()]
+        return list(answers.values.values())
+
+
+def _of_daemon(each: Mapping[str, Any]) -> KnownProducer:
+    names, gone = each.get("topics") or (), each.get("tombstones") or ()
+    topics = [
+        {"topic": name, "tombstoned": bool(is_gone)}
+        for name, is_gone in sorted(zip(names, gone, strict=False))
+    ]
+    host = each["broadcast_address"]
+    shown = f"[{host}]" if ":" in host else host
+    return KnownProducer(
+        f"http://{shown}:{each['http_port']}",
+        {
+            "remote_addresses": None,
+            "remote_address": each.get("remote_address", ""),
+            "hostname": each.get("hostname", ""),
+            "broadcast_address": host,
+            "tcp_port": each["tcp_port"],
+            "http_port": each["http_port"],
+            "version": each.get("version", ""),
+            "topics": topics or None,
+            "out_of_date": False,
+        },
+    )
+
+
+def _version(text: str) -> tuple[int, int, int, bool, str]:
+    """Return a version that can be compared; 0.0.0 for none."""
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        return 0, 0, 0, True, ""
+    return int(found[1]), int(found[2]), int(found[3]), not found[4], found[4] or ""
+
+
+def _topic_at(producer: KnownProducer, found: Mapping[str, Any]) -> Stats:
+    """Return the counts of a topic at one broker, with those of its channels."""
+    topic = new_topic(str(found["topic_name"]))
+    topic |= {name: found.get(name, 0) for name in _COUNTS}
+    topic |= {
+        "node": producer.node,
+        "hostname": producer.fields["hostname"],
+        "memory_depth": topic["depth"] - topic["backend_depth"],
+        "paused": bool(found.get("paused")),
+        "e2e_processing_latency": _latency(found.get("e2e_processing_latency")),
+    }
+    topic["channels"] = [
+        _channel_at(producer, topic["topic_name"], each) for each in found.get("channels") or ()
+    ]
+    return topic
+
+
+def _channel_at(producer: KnownProducer, topic: str, found: Mapping[str, Any]) -> Stats:
+    channel = new_channel(producer.node, topic, str(found["channel_name"]))
+    channel |= {name: found.get(name, 0) for name in _CHANNEL_COUNTS}
+    channel |= {
+        "hostname": producer.fields["hostname"],
+        "memory_depth": channel["depth"] - channel["backend_depth"],
+        "paused": bool(found.get("paused")),
+        "e2e_processing_latency": _latency(found.get("e2e_processing_latency")),
+    }
+    now_s = int(time.time())
+    channel["clients"] = found.get("clients") and [
+        {
+            **{name: each.get(name, usual) for name, usual in _CLIENT_FIELDS.items()},
+            "node": producer.node,
+            "connected": (now_s - each.get("connect_ts", 0)) * 10**9,
+        }
+        for each in found["clients"]
+    ]
+    return channel
+
+
+def new_topic(name: str) -> Stats:
+    """Return the sum of no broker."""
+    return {
+        "node": "",
+        "hostname": "",
+        "topic_name": name,
+        **dict.fromkeys(_COUNTS, 0),
+        "nodes": None,
+        "channels": None,
+        "paused": False,
+        "e2e_processing_latency": None,
+    }
+
+
+def new_channel(node: str, topic: str, name: str) -> Stats:
+    """Return the sum of no broker."""
+    return {
+        "node": node,
+        "hostname": "",
+        "topic_name": topic,
+        "channel_name": name,
+        **dict.fromkeys(_CHANNEL_COUNTS, 0),
+        "nodes": None,
+        "clients": None,
+        "paused": False,
+        "e2e_processing_latency": None,
+    }
+
+
+def add_topic(to: Stats, one: Stats) -> None:
+    """Add a broker's counts of a topic to a sum."""
+    to["node"] = "*"
+    _add(to, one, _COUNTS)
+    channels = {each["channel_name"]: each for each in to["channels"] or ()}
+    for each in one["channels"] or ():
+        known = channels.get(each["channel_name"])
+        if known is not None:
+            add_channel(known, each)
+        else:
+            to["channels"] = [*(to["channels"] or ()), each]
+    _add_latency(to, one, "")
+
+
+def add_channel(to: Stats, one: Stats) -> None:
+    """Add a broker's counts of a channel to a sum."""
+    to["node"] = "*"
+    _add(to, one, _CHANNEL_COUNTS)
+    _add_latency(to, one, to["channel_name"])
+    clients = [*(to["clients"] or ()), *(one["clients"] or ())]
+    to["clients"] = sorted(clients, key=lambda each: str(each["hostname"])) or None
+
+
+def _add(to: Stats, one: Stats, counts: Sequence[str]) -> None:
+    for name in counts:
+        to[name] += one[name]
+    to["paused"] = to["paused"] or one["paused"]
+    nodes = [*(to["nodes"] or ()), one]
+    to["nodes"] = sorted(nodes, key=lambda each: str(each["hostname"]))
+
+
+def _latency(found: Mapping[str, Any] | None) -> Stats:
+    """Return the percentiles of one broker."""
+    found = found or {}
+    count = found.get("count", 0)
+    percentiles = found.get("percentiles")
+    return {
+        "count": count,
+        "percentiles": percentiles
+        and [
+            {**each, "min": value, "max": value, "average": value, "count": count}
+            for each in percentiles
+            for value in (each.get("value", 0),)
+        ],
+        "topic": "",
+        "channel": "",
+        "host": "",
+    }
+
+
+def _add_latency(to: Stats, one: Stats, channel: str) -> None:
+    total = to["e2e_processing_latency"]
+    if total is None:
+        total = {"count": 0, "percentiles": None, "topic": to["topic_name"], "channel": channel}
+        to["e2e_processing_latency"] = total
+    other = one["e2e_processing_latency"]
+    total["host"] = "*"
+    total["count"] += other["count"]
+    known = {each["quantile"]: each for each in total["percentiles"] or ()}
+    for each in other["percentiles"] or ():
+        into = known.setdefault(
+            each["quantile"],
+            {"quantile": each["quantile"], "max": 0, "min": 0, "count": 0, "average": 0},
+        )
+        into["max"] = max(each["max"], into["max"])
+        into["min"] = min(each["max"], into["max"])
+        into["count"] += each["count"]
+        if into["count"] == 0:
+            into["average"] = 0
+        else:
+            delta = each["average"] - into["average"]
+            into["average"] += delta * each["count"] / into["count"]
+    total["percentiles"] = list(known.values()) or None
