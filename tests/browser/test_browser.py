@@ -169,6 +169,7 @@ async def test_the_keyboard_is_enough(browser: Any, page: Page) -> None:
         await tab.keyboard.type("gt")
         await tab.wait_for_url("**/topics")
         await tab.keyboard.press("/")
+        await playwright.expect(tab.get_by_label("Filter")).to_be_focused()
         await tab.keyboard.type("ord")
         await tab.wait_for_url("**/topics?q=ord**")
         assert await tab.evaluate("document.activeElement.value") == "ord"
@@ -184,6 +185,7 @@ async def test_the_keyboard_is_enough(browser: Any, page: Page) -> None:
         await _tab_to(tab, "Delete")
         await tab.keyboard.press("Enter")
         await tab.wait_for_url("**/confirm**")
+        await playwright.expect(tab.locator("input[name=typed]")).to_be_focused()
         await tab.keyboard.type("wrong")
         await tab.keyboard.press("Enter")
         await tab.get_by_text("to confirm, and not 'wrong'").wait_for()
