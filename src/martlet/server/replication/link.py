@@ -74,6 +74,9 @@ class ReplicaLink(asyncio.Protocol):
         self._handshake = (
             SecretHandshake(trust.secret, is_acceptor=is_acceptor) if trust.secret else None
         )
+        self._may_differ = "--replica-secret-file"
+        if trust.client_tls is not None:
+            self._may_differ += " or --replica-tls-ca-file"
         self._is_acceptor = is_acceptor
         self._deadline: asyncio.TimerHandle | None = None
         self._is_first = True
@@ -167,8 +170,8 @@ class ReplicaLink(asyncio.Protocol):
                 reason
                 if isinstance(reason, OSError)
                 else ConnectionResetError(
-                    "the other replica closed the connection: it may have another"
-                    " --replica-secret-file"
+                    f"the other replica closed the connection: it may have another"
+                    f" {self._may_differ}"
                 )
             )
             self.ready.exception()  # It need not be awaited.

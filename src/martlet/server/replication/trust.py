@@ -52,11 +52,10 @@ class LinkTrust:
             secret = _read_secret(options.replica_secret_file)
         if not options.replica_tls_cert:
             return cls(secret)
-        return cls(
-            secret,
-            _context(options, ssl.Purpose.CLIENT_AUTH),
-            _context(options, ssl.Purpose.SERVER_AUTH),
-        )
+        server_tls = _context(options, ssl.Purpose.CLIENT_AUTH)
+        client_tls = _context(options, ssl.Purpose.SERVER_AUTH)
+        _require_accepted(options, server_tls, client_tls)
+        return cls(secret, server_tls, client_tls)
 
 
 def _read_secret(path: str) -> bytes:
@@ -85,6 +84,34 @@ def _context(options: BrokerOptions, purpose: ssl.Purpose) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _require_accepted(
+    options: BrokerOptions, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
+) -> None:
+    """Shake hands with oneself, as another replica would: standbys connect to the primary, so that
+    a wrong name would be noticed at a failover only. Raises OSError.
+    """
+    host = options.replica_address.rpartition(":")[0].strip("[]")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_tls.wrap_bio(to_client, to_server, server_hostname=host)
+    server = server_tls.wrap_bio(to_server, to_client, server_side=True)
+    ends = [client, server]
+    try:
+        while ends:
+            try:
+                ends[0].do_handshake()
+                ends.pop(0)
+            except ssl.SSLWantReadError:
+                ends.reverse()
+    except ssl.SSLError as error:
+        reason = str(getattr(error, "verify_message", "") or error).rstrip(".")
+        raise OSError(
+            f"--replica-tls-cert={options.replica_tls_cert}: other replicas would refuse it:"
+            f" {reason}. It must name {host}, the host of --replica-address, as a subject"
+            f" alternative name, and be signed by --replica-tls-ca-file="
+            f"{options.replica_tls_ca_file}"
+        ) from error
 
 
 class SecretHandshake:

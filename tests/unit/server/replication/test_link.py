@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -101,3 +103,29 @@ def test_frames_arrive_in_order_when_the_socket_is_full(
     ]
     found = run(exchange(sent, trust(tmp_path, tls=tls)))
     assert found == sent
+
+
+def test_a_stranger_s_certificate_is_named_as_a_reason(tmp_path: Path) -> None:
+    known = replace(trust(tmp_path, tls=True), secret=b"the secret of all replicas")
+    assert known.client_tls is not None
+    stranger = ssl.create_default_context(cafile=tmp_path / "authority.pem")
+    stranger.load_cert_chain(tmp_path / "stranger.pem", tmp_path / "stranger.key")
+
+    async def meet() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: ReplicaLink(Owner(), known, log), "127.0.0.1", 0, ssl=known.server_tls
+        )
+        port = server.sockets[0].getsockname()[1]
+        other = replace(known, client_tls=stranger)
+        with pytest.raises(OSError, match="another --replica-secret-file or --replica-tls-ca-file"):
+            await connect(
+                f"127.0.0.1:{port}",
+                other,
+                lambda: ReplicaLink(Owner(), other, log, is_acceptor=False),
+            )
+        server.close()
+        await server.wait_closed()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(meet())

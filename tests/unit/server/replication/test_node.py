@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -340,16 +341,15 @@ async def test_replicas_show_each_other_certificates(tmp_path: Path) -> None:
     }
     async with running(tmp_path, **tls) as node:
         address = node.options.replica_address
-        strange = node.options.replace(
-            replica_tls_cert=str(made.stranger), replica_tls_key=str(made.stranger_key)
-        )
+        strange = ssl.create_default_context(cafile=made.authority)
+        strange.load_cert_chain(made.stranger, made.stranger_key)
 
         def link(trust: LinkTrust) -> ReplicaLink:
             return ReplicaLink(node, trust, log, is_acceptor=False)
 
         right = LinkTrust.load(node.options)
         (await connect(address, right, lambda: link(right))).close()
-        for trust in (LinkTrust(), LinkTrust.load(strange)):
+        for trust in (LinkTrust(), LinkTrust(client_tls=strange)):
             stranger = await connect(address, trust, lambda trust=trust: link(trust))  # type: ignore[misc]
             stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
             async with asyncio.timeout(10):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from martlet.server.replication.trust import MAGIC, NotTrusted, SecretHandshake
+import pytest
+from tests.interop.certificates import Certificates
+
+from martlet.options import BrokerOptions
+from martlet.server.replication.trust import MAGIC, LinkTrust, NotTrusted, SecretHandshake
 
 SECRET = b"the secret that all replicas share"
 
@@ -71,3 +75,29 @@ def test_what_is_no_handshake_is_refused_at_its_first_bytes(data: bytes) -> None
     acceptor, _ = ends()
     with pytest.raises(NotTrusted, match="give --replica-secret-file at all replicas"):
         acceptor.feed(data)
+
+
+def load(made: Certificates, host: str, authority: Path | None = None) -> LinkTrust:
+    return LinkTrust.load(
+        BrokerOptions(
+            replica_name="a",
+            replica_address=f"{host}:4153",
+            metadata="etcd:127.0.0.1:2379",
+            replica_tls_cert=str(made.certificate),
+            replica_tls_key=str(made.key),
+            replica_tls_ca_file=str(authority or made.authority),
+        )
+    )
+
+
+def test_a_certificate_that_others_would_refuse_at_a_failover_is_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    made = Certificates(tmp_path)
+    assert load(made, "localhost").client_tls is not None
+    assert load(made, "127.0.0.1").server_tls is not None
+    for host in ("10.0.0.1", "broker-1.example"):
+        with pytest.raises(OSError, match=f"It must name {host}, the host of --replica-address"):
+            load(made, host)
+    with pytest.raises(OSError, match="signed by --replica-tls-ca-file"):
+        load(made, "localhost", made.stranger)
