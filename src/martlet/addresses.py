@@ -44,3 +44,12 @@ def is_loopback(address: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_wildcard(address: str) -> bool:
+    """Return whether an ``<addr>:<port>`` stands for all addresses of a machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False

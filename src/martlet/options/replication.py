@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.addresses import Address, is_loopback
+from martlet.addresses import Address, is_loopback, is_wildcard
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.names import is_valid_name
 from martlet.options.flag import OptionError, option
@@ -160,3 +160,8 @@ def require_replica_address(flag: str, address: str) -> None:
         Address.parse(address)
     except ValueError as error:
         raise OptionError(f"--{flag}: {error}") from None
+    if is_wildcard(address):
+        raise OptionError(
+            f"--{flag}: {address} is every address of a machine, and the other replicas connect to"
+            " this one: give the address that reaches it, like 10.0.0.1:4153"
+        )
