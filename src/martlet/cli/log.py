@@ -43,7 +43,7 @@ from martlet.broker.tracing.recorder import TraceChunk
 from martlet.durations import readable_size
 from martlet.log import checkpoint_file
 from martlet.log.atomic_batches import entry_of
-from martlet.log.folder import Folder, NoLog
+from martlet.log.folder import CutFile, Folder, NoLog
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     Header,
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit code of the process."""
     given = _parser().parse_args(argv)
     try:
-        folder = Folder(Path(given.folder))
+        folder = given.open(Path(given.folder))
         code: int = given.run(folder, given)
         sys.stdout.flush()
     except NoLog as error:
@@ -90,9 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("verify", help="read everything and check its integrity")
     add.add_argument("folder", metavar="DIR", help="the broker's --data-path")
     add.add_argument("--json", action="store_true", help="for programs")
-    add.set_defaults(run=_verify)
+    add.set_defaults(run=_verify, open=Folder)
     add = commands.add_parser("dump", help="print the records, or the messages of a topic")
-    add.add_argument("folder", metavar="DIR", help="the broker's --data-path")
+    add.add_argument(
+        "folder",
+        metavar="DIR",
+        help="the broker's --data-path; or one of the files that a failover has left in its folder"
+        " cut",
+    )
     add.add_argument("--topic", metavar="NAME", help="the messages of this topic, not the records")
     add.add_argument(
         "--from",
@@ -108,8 +113,12 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument(
         "--json", action="store_true", help="a JSON object a line, with complete bodies"
     )
-    add.set_defaults(run=_dump)
+    add.set_defaults(run=_dump, open=_to_dump)
     return parser
+
+
+def _to_dump(path: Path) -> Folder:
+    return CutFile(path) if path.is_file() else Folder(path)
 
 
 def _natural_number(text: str) -> int:
@@ -240,7 +249,9 @@ def _report(found: Verification, names: TopicNames) -> Iterator[str]:
 
 def _dump(folder: Folder, given: argparse.Namespace) -> int:
     report = RecoveryReport()
-    names = TopicNames(folder)
+    # What was cut off may have messages of a topic that the log before it names.
+    is_cut = isinstance(folder, CutFile)
+    names = _all_names(Folder(folder.path)) if is_cut else TopicNames(folder)
     if given.topic is None:
         rows = _records(folder, given.start, names, report)
     else:

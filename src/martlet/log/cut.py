@@ -30,6 +30,8 @@ from martlet.log.storage import Segment, Storage
 NAME = "cutting"
 """The note with the positions from and up to which the log is being cut, in digits; or blank."""
 FOLDER = "cut"
+KEPT_FILE = r"\d{10}-\d{20}\.log"
+"""The pattern of the names of kept files."""
 MAX_KEPT_FILES = 64
 """Files kept of all cuts; the oldest go first."""
 MAX_KEPT_BYTES = 1 << 30

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from pathlib import Path
 
-from martlet.log.cut import cut_position
+from martlet.log.cut import FOLDER, KEPT_FILE, cut_position
 from martlet.log.storage import Segment
 
 _NO_END = 1 << 64
@@ -27,7 +28,7 @@ class ReadOnlySegment:
 
     def __init__(self, path: Path, end: int = _NO_END) -> None:
         self.path = path
-        self.base = int(path.stem)
+        self.base = int(path.stem.rpartition("-")[2])
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             self.capacity = min(status.st_size, end - self.base)
@@ -120,3 +121,25 @@ class Folder:
             for fields in map(str.split, locks.splitlines())
             if len(fields) > 5
         )
+
+
+class CutFile(Folder):
+    """What a failover cut off the log of a data folder: a file that `martlet.log.cut` has kept. Its
+    small files are the data folder's.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        NoLog: it is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not re.fullmatch(KEPT_FILE, path.name) or not path.stat().st_size:
+            raise NoLog(f"{path} is no file that a failover cut off: name one of DATA/{FOLDER}")
+        super().__init__(path.absolute().parent.parent)
+        self._file = path
+
+    def segments(self) -> list[Segment]:
+        """Return what was cut off, as one segment."""
+        return [ReadOnlySegment(self._file)]

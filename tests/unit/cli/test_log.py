@@ -15,6 +15,7 @@ from martlet.broker.broker import BrokerCore as Core
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.cli.log import main
+from martlet.log.cut import cut_off
 from martlet.log.folder import Folder
 from martlet.log.index import ENTRY
 from martlet.log.record import Header, RecordKind, seal_again
@@ -328,6 +329,31 @@ def test_dumps_the_messages_of_a_topic(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[3].endswith("x...")
     assert main(["dump", str(tmp_path), "--topic=none"]) == 2
     assert "the log knows no topic 'none'" in capsys.readouterr().err
+
+
+def test_dumps_what_a_failover_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = Writer(tmp_path)
+    writer.publish("t", b"kept")
+    start = records(tmp_path)[-1][0].next_position
+    writer.publish("t", b"cut off")
+    writer.publish("later", b"cut off, too")
+    end = records(tmp_path)[-1][0].next_position
+    tail = cut_off(writer.storage, writer.core.log.segments, start, end, epoch=2)
+    writer.close()
+    [kept] = tail.kept
+    assert main(["dump", str(tmp_path), "--topic=t", "--json"]) == 0
+    assert [json.loads(x)["body"] for x in capsys.readouterr().out.splitlines()] == ["kept"]
+    for topic, body in (("t", "cut off"), ("later", "cut off, too")):
+        assert main(["dump", str(tmp_path / kept), f"--topic={topic}", "--json"]) == 0
+        assert [json.loads(x)["body"] for x in capsys.readouterr().out.splitlines()] == [body]
+    assert main(["dump", str(tmp_path / kept), "--limit=1"]) == 0
+    assert f"position={start} " in capsys.readouterr().out
+
+
+def test_dumps_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoint").write_bytes(b"x")
+    assert main(["dump", str(tmp_path / "checkpoint")]) == 2
+    assert "is no file that a failover cut off: name one of DATA/cut" in capsys.readouterr().err
 
 
 async def test_a_folder_in_use_is_read_while_it_changes() -> None:
