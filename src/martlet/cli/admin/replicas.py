@@ -121,7 +121,10 @@ async def _open(options: ReplicasOptions) -> MetadataStore:
     """Open the store, for the named replica set or the only one. Raises OSError."""
     kind, _, path = options.metadata.partition(":")
     if kind == "sqlite" and not Path(path).exists():
-        raise OSError(f"--metadata={options.metadata}: there is no such file")
+        raise OSError(
+            f"--metadata={options.metadata}: there is no such file: give the path that the replicas"
+            " have, as `martlet up` prints it"
+        )
     try:
         if options.replica_set:
             return open_store(options.metadata, options.replica_set)
@@ -209,9 +212,10 @@ def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> li
             f" is {', '.join(sorted(after.in_sync)) or 'none'}"
         )
     elif spare == 0 and count > 1:
+        which = "one of them" if len(after.in_sync) > 1 else "this one"
         lines.append(
             f"warning: until another replica than {', '.join(sorted(after.in_sync))} is in sync,"
-            " the loss of one of them makes the broker refuse messages"
+            f" the loss of {which} makes the broker refuse messages"
         )
     return lines
 

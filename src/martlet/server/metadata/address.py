@@ -37,4 +37,4 @@ def open_store(address: str, name: str) -> MetadataStore:
 
 def _is_endpoint(text: str) -> bool:
     host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
+    return bool(host) and "/" not in host and port.isdecimal() and 0 < int(port) < 1 << 16

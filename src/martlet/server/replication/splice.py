@@ -143,7 +143,7 @@ async def open_splice(
     """
     address = finder.primary_address()
     if address is None:
-        raise ConnectionError("there is no primary")
+        raise ConnectionError("this replica knows no primary: see `martlet replicas show`")
     owner = _Splice()
     async with finder.splicing:
         link = await connect(

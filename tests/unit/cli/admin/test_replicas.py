@@ -88,6 +88,16 @@ REFUSES = "warning: the loss of any one replica makes the broker refuse messages
         ),
         (
             2,
+            1,
+            "a",
+            [
+                "set; 3 replicas, 2 copies, at least 2 -> 1 in sync",
+                "warning: until another replica than a is in sync, the loss of this one makes the"
+                " broker refuse messages",
+            ],
+        ),
+        (
+            2,
             2,
             "a",
             [
@@ -177,7 +187,7 @@ def test_the_only_set_of_a_store_needs_no_name(
 @pytest.mark.parametrize(
     ("metadata", "why"),
     [
-        ("sqlite:missing.db", "there is no such file"),
+        ("sqlite:missing.db", "there is no such file: give the path that the replicas"),
         ("zookeeper:10.0.0.1:2181", "is no metadata store: it is etcd:HOST:PORT"),
         ("etcd:127.0.0.1:1", "etcd did not answer"),
     ],

@@ -18,7 +18,10 @@ def test_the_kind_names_the_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", "sqlite", "sqlite:", "etcd:", "etcd:host", "etcd:host:0", "etcd:h:1,", "zk:host:2181"],
+    [
+        *("", "sqlite", "sqlite:", "etcd:", "etcd:host", "etcd:host:0", "etcd:h:1,"),
+        *("etcd:https://h:2379", "zk:host:2181"),
+    ],
 )
 def test_what_is_no_address_is_refused_with_examples(address: str) -> None:
     with pytest.raises(BadStoreAddress, match="etcd:HOST:PORT,HOST:PORT for replicas on several"):
