@@ -36,7 +36,7 @@ _FOR_JAVA = re.compile(r'(checkpointLocation", |\.start\(|from_archive=)"([^"/]+
 _NSQD = re.compile(r"[$(] ?nsqd -")
 _ALONE = re.compile(r"martlet (pipeline |[^|<>$;&]*$)")
 """A command that needs no shell; of jobs only their SQL has such signs."""
-_SERVER = re.compile(r"(?:\./run|martlet) (broker|up|lookup)\b")
+_SERVER = re.compile(r"(?:\./run|martlet) (broker|up|lookup|admin)\b")
 
 _MASKS = [
     (re.compile(r"\b\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(\+\d\d:\d\d|Z)?"), "TIME"),
@@ -273,6 +273,7 @@ class Runner:
 _PORTS = {
     "broker": {"tcp-address": 4150, "http-address": 4151},
     "lookup": {"tcp-address": 4160, "http-address": 4161},
+    "admin": {"http-address": 4171},
     "up": {
         "tcp-address": 4150,
         "http-address": 4151,
