@@ -36,7 +36,7 @@ from martlet.broker.schedule import Schedule
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.expand import check_count, grow
 from martlet.broker.topic.topic import Topic
-from martlet.broker.topic.undo import EmptiedQueue, keep, place_of, restore
+from martlet.broker.topic.undo import EmptiedQueue, keep, places_of, restore
 from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
 from martlet.log.batch import LogBatch
@@ -404,7 +404,7 @@ class BrokerCore:
         Raises NotFound, and WritesRefused: the channel is emptied, but a restart may undo that.
         """
         channels = topic.find_channel(name).parts
-        emptied = [place_of(channel, number) for number, channel in enumerate(channels)]
+        emptied = places_of(channels)
         for part, channel, place in zip(topic.parts, channels, emptied, strict=True):
             channel.empty()
             if self.settings.keep_emptied_ns:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 MAX_RUNS = 10_000
-MAX_RESTORED = 1_000_000
-"""The maximum of runs in one queue, and of their messages. With more, the place before the empty is
-the lowest offset that was not finished, and the undo takes in what was finished behind it."""
+MAX_RESTORED = 100_000
+"""The maximum of runs in one queue, and of messages in all. With more, the place before the empty
+is the lowest offset that was not finished, and the undo takes in what was finished behind it."""
 
 
 class UnfinishedRun(NamedTuple):
@@ -73,8 +73,17 @@ class EmptiedQueue(NamedTuple):
         return self.unfinished[0].first if self.unfinished else self.offset
 
 
-def place_of(channel: Channel, number: int) -> EmptiedQueue:
-    """Return the place of a channel in the queue of a number."""
+def places_of(channels: Sequence[Channel]) -> list[EmptiedQueue]:
+    """Return the place of a channel in each queue, by number."""
+    left = MAX_RESTORED
+    places = []
+    for number, channel in enumerate(channels):
+        places.append(_place_of(channel, number, left))
+        left -= sum(run.end - run.first for run in places[-1].unfinished)
+    return places
+
+
+def _place_of(channel: Channel, number: int, max_unfinished: int) -> EmptiedQueue:
     cursor = channel.cursor
     now_ns = channel.context.clock()
     held = cursor.window.held_offsets(0, cursor.next).tolist()
@@ -91,7 +100,7 @@ def place_of(channel: Channel, number: int) -> EmptiedQueue:
         else:
             runs.append(UnfinishedRun(offset, offset + 1, *state))
     end = max(channel.source.limit, cursor.next)
-    if len(runs) > MAX_RUNS or len(states) > MAX_RESTORED:
+    if len(runs) > MAX_RUNS or len(states) > max_unfinished:
         return EmptiedQueue(number, cursor.lowest_needed, end)
     return EmptiedQueue(number, cursor.next, end, tuple(runs))
 

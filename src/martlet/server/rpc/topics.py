@@ -108,6 +108,13 @@ class TopicCalls:
         emptied = [_emptied(each) for each in arguments.sequence("queues", max_value=MAX_QUEUES)]
         if len({each.queue for each in emptied}) != len(emptied):
             raise CallError("BAD_ARGUMENT", "queues has a queue twice")
+        count = sum(run.end - run.first for each in emptied for run in each.unfinished)
+        if count > MAX_RESTORED:
+            raise CallError(
+                "BAD_ARGUMENT",
+                f"queues has {count:,} unfinished messages; the maximum is {MAX_RESTORED:,}: replay"
+                " the channel from its lowest offset",
+            )
         try:
             self._broker.restore_channel(topic, name, emptied)
         except OutOfReach as error:
@@ -167,7 +174,6 @@ def _emptied(value: object) -> EmptiedQueue:
         or any(later < earlier for earlier, later in pairwise(ends))
         or any(run.attempts > MAX_ATTEMPTS or run.failures > MAX_ATTEMPTS for run in runs)
         or len(runs) > MAX_RUNS
-        or sum(run.end - run.first for run in runs) > MAX_RESTORED
     ):
         raise _bad_queue(value)
     return EmptiedQueue(queue, offset, end_offset, runs)

@@ -162,3 +162,20 @@ def test_too_many_places_fall_back_on_the_lowest(monkeypatch: pytest.MonkeyPatch
     assert emptied == [EmptiedQueue(0, 1, 10)]
     restore(core, emptied)
     assert core.client("t").ready(20).bodies == TEN[1:]
+
+
+def test_messages_of_all_queues_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undo, "MAX_RESTORED", 3)
+    core = Core()
+    core.broker.set_queues("t", 2)
+    core.channel("t")
+    core.publish("t", *TEN)
+    client = core.client("t").ready(20)
+    emptied = empty(core)
+    client.leave()
+    assert [sum(run.end - run.first for run in each.unfinished) for each in emptied] in (
+        [0, 0],
+        [3, 0],
+    )
+    restore(core, emptied)
+    assert core.channel("t").all_queues.depth == 10
