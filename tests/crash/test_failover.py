@@ -87,7 +87,7 @@ async def fail_over(cluster: Cluster, load: Load) -> None:
         await load.more(300)
         victim = await cluster.primary()
         assert victim is not None
-        cluster.processes[victim].send_signal(signal.SIGSTOP)
+        cluster.hang(victim)
         await load.stuck()
         cluster.kill(victim)
         await load.more(300)
@@ -135,7 +135,7 @@ async def test_sends_go_on_when_a_primary_is_paused_and_keeps_its_connections(
         await load.more(300)
         paused = await cluster.primary()
         assert paused is not None
-        cluster.processes[paused].send_signal(signal.SIGSTOP)
+        cluster.hang(paused)
         await load.more(300)
         assert await cluster.primary() != paused
         cluster.processes[paused].send_signal(signal.SIGCONT)

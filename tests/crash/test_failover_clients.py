@@ -189,7 +189,7 @@ async def test_a_lookup_daemon_forgets_a_primary_that_hangs(
     cluster, lookup = site
     hung = await cluster.primary()
     assert hung is not None
-    cluster.processes[hung].send_signal(signal.SIGSTOP)
+    cluster.hang(hung)
     await cluster.another_primary(hung)
     primary = await cluster.primary()
     assert primary is not None

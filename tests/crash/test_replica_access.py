@@ -84,7 +84,7 @@ async def test_with_tokens_a_standby_checks_them_and_the_primary_does_not_again(
     # A primary that hangs does not keep a standby from refusing.
     primary = await cluster.primary()
     assert primary is not None
-    cluster.processes[primary].send_signal(signal.SIGSTOP)
+    cluster.hang(primary)
     async with asyncio.timeout(1):
         assert await ask(local, ("POST", "/call/delay.list")) == 401
     cluster.processes[primary].send_signal(signal.SIGCONT)

@@ -108,7 +108,7 @@ async def test_a_primary_that_was_paused_finds_another_one(
     paused = await cluster.primary()
     assert paused is not None
     waiting = await Wire.open(cluster.tcp[paused])
-    cluster.processes[paused].send_signal(signal.SIGSTOP)
+    cluster.hang(paused)
     # Whoever is connected to it waits; others find the new primary.
     publishing.cancel()
     waiting.send(mpub(TOPIC, [b"never answered"]))
@@ -136,7 +136,7 @@ async def test_clients_of_standbys_leave_a_primary_that_hangs(clusters: Clusters
     assert hung is not None
     standbys = [address for name, address in cluster.tcp.items() if name != hung]
     before = [await Wire.subscribed(address, TOPIC, "c") for address in standbys]
-    cluster.processes[hung].send_signal(signal.SIGSTOP)
+    cluster.hang(hung)
     meanwhile = [await Wire.open(address) for address in standbys]
     for wire in meanwhile:
         wire.send(mpub(TOPIC, [b"held"]))
@@ -178,7 +178,7 @@ async def test_clients_of_standbys_are_answered_as_by_the_primary(clusters: Clus
 
     await Operations(cluster.store, LIMIT_S).set(copies=None, min_in_sync=3)
     (other,) = set(cluster.tcp) - {primary, standby}
-    cluster.processes[other].send_signal(signal.SIGSTOP)
+    cluster.hang(other)
     async with aiohttp.ClientSession(f"http://{cluster.http[standby]}") as session:
         path = f"/pub?topic={TOPIC}"
         async with asyncio.timeout(LIMIT_S):
