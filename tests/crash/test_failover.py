@@ -249,7 +249,7 @@ async def test_a_member_leaves_a_primary_that_hangs(
         load = Load(lambda body, key: producer.send(TOPIC, body, order_key=key))
         receiving = asyncio.create_task(received_by(member, bodies))
         await load.more(300)
-        cluster.processes[hung].send_signal(signal.SIGSTOP)
+        cluster.hang(hung)
         await load.more(300)
         await load.end()
         async with asyncio.timeout(LIMIT_S):
