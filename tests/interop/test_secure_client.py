@@ -352,7 +352,8 @@ async def test_a_sample_rate_delivers_a_part(broker: BrokerProcess, topic: str) 
         Producer(broker.tcp_address) as producer,
     ):
         await producer.publish_many(topic, [b"%d" % number for number in range(2000)])
-        async with asyncio.timeout(10):
+        # nsqd may hold a message for its 250 ms, where it has passed over those behind it.
+        async with asyncio.timeout(60):
             async for message in consumer:
                 message.finish()
                 if consumer.counts.finished >= 200:
