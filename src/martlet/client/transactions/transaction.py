@@ -19,8 +19,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, repeat
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -41,6 +41,7 @@ from martlet.client.producer.options import (
     options_of,
 )
 from martlet.properties.block import pack_block
+from martlet.properties.model import NONE, Properties
 from martlet.protocol.nsq import commands
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ logger = logging.getLogger("martlet.client")
 _MAX_MESSAGES = 1000
 _MAX_BYTES = 1 << 20
 """The maximum size of one SEND, unless a single message is larger."""
+_MAX_FUTURES = 2000
+"""The maximum number of pieces that wait for their answers."""
 _ROLLBACK_S = 5.0
 """The time limit of the rollback after an exception in the block."""
 _Destination = tuple[str, str, int | None]
@@ -75,8 +78,11 @@ def new_branch() -> str:
 
 
 class _Adding(NamedTuple):
+    """Messages that are added together, with equal properties and times."""
+
     destination: _Destination
-    body: bytes
+    bodies: Sequence[bytes]
+    size_bytes: int
     entry: bytes
     deliver_at_ms: int
     future: asyncio.Future[None]
@@ -154,10 +160,10 @@ class Transaction:
         """
         given = _checked(options)
         if self._hooks is None:
-            await self._add(topic, message, given)
+            await self._add_one(topic, message, given)
             return
         with self._hooks.observed(Publishing(topic, message)) as call:
-            await self._add(topic, message, given, call.headers)
+            await self._add_one(topic, message, given, call.headers)
 
     async def publish_many(
         self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
@@ -183,33 +189,66 @@ class Transaction:
         more_headers = NO_HEADERS if call is None else call.headers
         futures: list[asyncio.Future[None]] = []
         count = 0
-        for message in messages:
-            futures.append(self._add(topic, message, options, more_headers))
-            count += 1
-            if call is not None:
-                call.count(message)
-            if len(futures) >= 2 * _MAX_MESSAGES:
+        for bodies, properties in self._pieces(messages, call):
+            futures.append(self._add(topic, bodies, properties, options, more_headers))
+            count += len(bodies)
+            if len(futures) >= _MAX_FUTURES:
                 await _all(futures)
                 futures.clear()
         await _all(futures)
         return count
 
-    def _add(
+    def _pieces(
+        self, messages: Iterable[Sendable], call: Publishing | None
+    ) -> Iterator[tuple[Sequence[bytes], Properties]]:
+        """Yield messages as they can be sent together: those without properties in pieces."""
+        piece: list[bytes] = []
+        piece_bytes = 0
+        for message in messages:
+            body, properties = check_message(message, self._max_body_bytes)
+            if call is not None:
+                call.count(message)
+            size_bytes = len(body)
+            is_full = len(piece) == _MAX_MESSAGES or piece_bytes + size_bytes > _MAX_BYTES
+            if piece and (properties or is_full):
+                yield piece, NONE
+                piece, piece_bytes = [], 0
+            if properties:
+                yield (body,), properties
+            else:
+                piece.append(body)
+                piece_bytes += size_bytes
+        if piece:
+            yield piece, NONE
+
+    def _add_one(
         self,
         topic: str,
         message: Sendable,
         options: SendOptions,
         more_headers: Mapping[str, str] = NO_HEADERS,
     ) -> asyncio.Future[None]:
+        body, properties = check_message(message, self._max_body_bytes)
+        return self._add(topic, (body,), properties, options, more_headers)
+
+    def _add(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        properties: Properties,
+        options: SendOptions,
+        more_headers: Mapping[str, str],
+    ) -> asyncio.Future[None]:
         self._check_open()
         check_name(topic, "topic")
         if options.order_key:
             self._pinned.check_broker(self.id, topic, options.text_key)
-        body, properties = check_message(message, self._max_body_bytes)
+        entry = options.pack_with(properties, more_headers)
         adding = _Adding(
             (topic, options.text_key, options.queue),
-            body,
-            options.pack_with(properties, more_headers),
+            bodies,
+            sum(map(len, bodies)) + len(bodies) * len(entry),
+            entry,
             options.deliver_at_ms,
             asyncio.get_running_loop().create_future(),
         )
@@ -245,12 +284,11 @@ class Transaction:
         """Take the messages of one SEND: consecutive ones to one destination."""
         waiting = self._waiting
         some = [waiting.popleft()]
-        size_bytes = len(some[0].body)
-        while (
-            waiting and len(some) < _MAX_MESSAGES and waiting[0].destination == some[0].destination
-        ):
-            size_bytes += len(waiting[0].body) + len(waiting[0].entry)
-            if size_bytes > _MAX_BYTES:
+        count, size_bytes = len(some[0].bodies), some[0].size_bytes
+        while waiting and waiting[0].destination == some[0].destination:
+            count += len(waiting[0].bodies)
+            size_bytes += waiting[0].size_bytes
+            if count > _MAX_MESSAGES or size_bytes > _MAX_BYTES:
                 break
             some.append(waiting.popleft())
         return some
@@ -268,15 +306,23 @@ class Transaction:
             options["queue"] = queue
         elif order_key:
             options["order_key"] = order_key
-        times = [(at_ms, len(list(run))) for at_ms, run in groupby(some, _DELIVER_AT_MS)]
+        times = [
+            (at_ms, sum(len(adding.bodies) for adding in run))
+            for at_ms, run in groupby(some, _DELIVER_AT_MS)
+        ]
         if any(at_ms for at_ms, _ in times):
             options["deliver_at_ms"] = times
-        entries = [(number, adding.entry) for number, adding in enumerate(some) if adding.entry]
-        bodies = [adding.body for adding in some]
+        entries: list[tuple[int, bytes]] = []
+        bodies: list[bytes] = []
+        for adding in some:
+            if adding.entry:
+                numbers = range(len(bodies), len(bodies) + len(adding.bodies))
+                entries += zip(numbers, repeat(adding.entry))
+            bodies += adding.bodies
         command = commands.send(topic, bodies, options, pack_block(entries))
         await self._pinned.send(self.id, command)
         self._number += 1
-        self._message_count += len(some)
+        self._message_count += len(bodies)
 
     def _fail(self, some: list[_Adding], error: ClientError) -> None:
         """Fail all waiting messages: after one that failed they would be stored without it."""
