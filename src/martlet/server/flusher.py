@@ -2,12 +2,17 @@
 
 All writes made while one flush runs are covered by the next: group commit. A failed flush is final
 (see `martlet.log.commit_log`).
+
+Where recent flushes were short, one that a client waits for runs in the event loop: to wake a
+thread, and the loop after it, costs more than such a flush. One long flush sends the next ones
+back to the thread, so that a slow disk holds up no other client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -27,6 +32,10 @@ from martlet.broker.retention.checkpoint import (
 from martlet.log.segmented import FlushJob
 from martlet.server.observability.histogram import Histogram
 
+QUICK_S = 0.0005
+"""The maximum duration of recent flushes with which the next one may run in the event loop."""
+MAX_QUICK_BYTES = 1 << 18
+"""The maximum size of a flush in the event loop."""
 _REST = 50
 """The pause before a flush that no client waits for, as a multiple of the last one's duration."""
 
@@ -37,16 +46,23 @@ class Flusher:
     Args:
         broker: owns the log.
         on_durable: called when more of the log has become durable, or has failed to.
+        clock_s: measures flushes, in seconds.
     """
 
     def __init__(
-        self, broker: BrokerCore, log: logging.Logger, on_durable: Callable[[], None]
+        self,
+        broker: BrokerCore,
+        log: logging.Logger,
+        on_durable: Callable[[], None],
+        *,
+        clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._broker = broker
         self._log = log
         self._on_durable = on_durable
         self._thread = ThreadPoolExecutor(1, "martlet-disk")
         self._loop = asyncio.get_running_loop()
+        self._clock_s = clock_s
         self.flushing = False
         self._flush_again = False
         self._ended: asyncio.Future[None] | None = None
@@ -56,7 +72,9 @@ class Flusher:
         self.flushes = Histogram()
         self.checkpoints = Histogram()
         """The durations of successful jobs."""
-        self._began = 0.0
+        self._recent_s = 0.0
+        """The duration of recent flushes: the longest, fading."""
+        self._last_s = 0.0
         self._rested_at = 0.0
         self._confirmed = asyncio.Event()
         self._failure: OSError | None = None
@@ -70,20 +88,35 @@ class Flusher:
         """
         return not self.flushing and self._loop.time() >= self._rested_at
 
-    def flush(self) -> None:
-        """Make durable all that is written by now; if a flush is running, another follows it."""
+    def flush(self, *, is_awaited: bool = False) -> None:
+        """Make durable all that is written by now; if a flush is running, another follows it.
+
+        Args:
+            is_awaited: whether a client waits for it, so that it may run in the event loop.
+        """
         if self.flushing:
             self._flush_again = True
             return
         log = self._broker.log
         if log.failed is not None or log.durable_position >= log.position:
             return
+        job = log.flush_job()
+        if is_awaited and self._is_quick(job):
+            try:
+                self._run(job)
+            except OSError as error:
+                self._flushed(job, error)
+            else:
+                self._flushed(job, None)
+            return
         self.flushing = True
         self._flush_again = False
-        self._began = self._loop.time()
-        job = log.flush_job()
         future = self._loop.run_in_executor(self._thread, self._run, job)
-        future.add_done_callback(lambda done: self._flushed(job, done))
+        future.add_done_callback(lambda done: self._flushed(job, done.exception()))
+
+    def _is_quick(self, job: FlushJob) -> bool:
+        small = job.position - self._broker.log.durable_position <= MAX_QUICK_BYTES
+        return small and 0 < self._recent_s <= QUICK_S and not self._checkpointing
 
     async def flushed(self) -> None:
         """Flush all that is written by now, and return when a flush has ended or failed."""
@@ -92,13 +125,12 @@ class Flusher:
         self.flush()
         await asyncio.shield(self._ended)
 
-    def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
+    def _flushed(self, job: FlushJob, error: BaseException | None) -> None:
         self.flushing = False
-        now = self._loop.time()
-        self._rested_at = now + _REST * (now - self._began)
-        if self._ended_well(done) and self._broker.log.failed is None:
+        self._rested_at = self._loop.time() + _REST * self._last_s
+        if self._ended_well(error) and self._broker.log.failed is None:
             self._broker.log.flushed(job)
-            self.flushes.add(now - self._began)
+            self.flushes.add(self._last_s)
         ended, self._ended = self._ended, None
         if ended is not None:
             ended.set_result(None)
@@ -106,8 +138,7 @@ class Flusher:
         if self._flush_again:
             self.flush()
 
-    def _ended_well(self, done: asyncio.Future[None]) -> bool:
-        error = done.exception()
+    def _ended_well(self, error: BaseException | None) -> bool:
         if error is None:
             return True
         if not isinstance(error, OSError):
@@ -132,14 +163,18 @@ class Flusher:
         return True
 
     def _run(self, job: FlushJob) -> None:
-        """Flush, in the thread. After a failed flush every later one fails too, without trying."""
+        """Flush, and measure it. After a failed flush every later one fails too, without trying."""
         if self._failure is not None:
             raise self._failure
+        began_s = self._clock_s()
         try:
             job.run()
         except OSError as error:
             self._failure = error
             raise
+        finally:
+            self._last_s = self._clock_s() - began_s
+            self._recent_s = max(self._last_s, 0.9 * self._recent_s + 0.1 * self._last_s)
 
     def _fail(self, error: OSError) -> None:
         log = self._broker.log

@@ -152,7 +152,7 @@ class GroupCommit:
         if self._waiting:
             self.answer()
         if self._sync and self._awaiting:
-            self.flusher.flush()
+            self.flusher.flush(is_awaited=True)
         self.on_log_moved()
         try:
             self._journal.turn_ended()

@@ -7,9 +7,12 @@ import threading
 from pathlib import Path
 from random import Random
 
+import pytest
+
+from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.restore import restore
-from martlet.log.storage import DiskStorage
-from martlet.server.flusher import Flusher
+from martlet.log.storage import DiskSegment, DiskStorage
+from martlet.server.flusher import MAX_QUICK_BYTES, QUICK_S, Flusher
 from martlet.testing import SimulatedClock
 
 SEGMENT_BYTES = 1 << 16
@@ -71,3 +74,98 @@ async def test_the_loop_goes_on_while_a_checkpoint_writes_many_indexes(tmp_path:
     assert written[-1] == 799
     disk.close()
     storage.close()
+
+
+class MeasuredFlushes(DiskStorage):
+    """A folder whose flushes take as long as the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.now_s = 100.0
+        self.takes_s = QUICK_S / 2
+        self.threads: list[int] = []
+        self.error: OSError | None = None
+
+    def clock_s(self) -> float:
+        return self.now_s
+
+    def _open(self, path: Path, base: int) -> DiskSegment:
+        segment = super()._open(path, base)
+        segment.flush = self._flush  # type: ignore[method-assign]
+        return segment
+
+    def _flush(self) -> None:
+        self.threads.append(threading.get_ident())
+        self.now_s += self.takes_s
+        if self.error is not None:
+            raise self.error
+
+
+class Publisher:
+    """Publishes and flushes, as a tick does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.storage = MeasuredFlushes(folder)
+        self.broker, _ = restore(
+            self.storage, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES
+        )
+        self.durable = asyncio.Event()
+        self.flusher = Flusher(
+            self.broker,
+            logging.getLogger("martlet"),
+            self.durable.set,
+            clock_s=self.storage.clock_s,
+        )
+        self.broker.topic("t")
+
+    async def publish(self, takes_s: float) -> bool:
+        """Publish a message and wait until it is durable. Returns whether the loop flushed it."""
+        self.storage.takes_s = takes_s
+        self.durable.clear()
+        self.broker.topic("t").stage([b"x"])
+        self.broker.commit()
+        self.flusher.flush(is_awaited=True)
+        await asyncio.wait_for(self.durable.wait(), 10)
+        return self.storage.threads[-1] == threading.get_ident()
+
+    def close(self) -> None:
+        self.flusher.close()
+        self.storage.close()
+
+
+async def test_quick_flushes_run_in_the_loop_and_slow_ones_in_the_thread(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path)
+    assert not await publisher.publish(QUICK_S / 2), "nothing is known of the disk yet"
+    assert await publisher.publish(QUICK_S / 2)
+    assert publisher.broker.log.durable_position == publisher.broker.log.position
+    assert await publisher.publish(QUICK_S * 20), "the loop cannot know"
+    back = [await publisher.publish(QUICK_S / 2) for _ in range(60)]
+    assert back[:10] == [False] * 10
+    assert back[-1], "the slow one fades"
+    publisher.flusher.flush()
+    publisher.close()
+
+
+async def test_large_flushes_and_those_nobody_awaits_run_in_the_thread(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path)
+    for _ in range(3):
+        await publisher.publish(QUICK_S / 2)
+    publisher.broker.topic("t").stage([bytes(MAX_QUICK_BYTES)])
+    assert not await publisher.publish(QUICK_S / 2)
+    publisher.broker.topic("t").stage([b"x"])
+    publisher.broker.commit()
+    publisher.flusher.flush()
+    assert publisher.flusher.flushing
+    publisher.close()
+
+
+async def test_a_flush_that_fails_in_the_loop_is_final(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path)
+    for _ in range(3):
+        await publisher.publish(QUICK_S / 2)
+    publisher.storage.error = OSError(5, "a broken disk")
+    assert await publisher.publish(QUICK_S / 2)
+    assert "a broken disk" in str(publisher.broker.log.failed)
+    with pytest.raises(WritesRefused, match="a broken disk"):
+        publisher.broker.append(publisher.broker.topic("t"), b"x")
+    publisher.close()
