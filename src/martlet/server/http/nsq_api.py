@@ -23,7 +23,7 @@ from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.http.publish_headers import asked_properties, asked_time_ns
-from martlet.server.http.request import HttpError, Request, Routes
+from martlet.server.http.request import HttpError, PublishEndpoint, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
 from martlet.server.observability.stats import pauses
@@ -96,7 +96,7 @@ class NsqApi:
             "/ping": {"GET": self.ping},
             "/info": {"GET": self.info},
             "/stats": {"GET": self.stats},
-            "/pub": {"POST": self.publish},
+            "/pub": {"POST": PublishEndpoint(self.publish, self.publish_lone)},
             "/mpub": {"POST": self.publish_many},
             "/config/:name": {"GET": self.config, "PUT": self.set_config},
         }
@@ -194,6 +194,16 @@ class NsqApi:
         if deliver_at_ns or properties or not self._append(topic, body):
             await self._store(topic, [body], deliver_at_ns, properties)
         return "OK"
+
+    def publish_lone(self, name: str, body: bytes) -> bool:
+        """Append a message to a topic at once. False if it must wait, or is to be refused."""
+        topic = self._broker.topics.get(name)
+        if topic is None or not 0 < len(body) <= self._settings.options.max_msg_size:
+            return False
+        try:
+            return self._append(topic.next_part(), body)
+        except HttpError:
+            return False
 
     async def publish_many(self, request: Request) -> object:
         """Publish each line of the body or, with ``binary=true``, each message after its size."""

@@ -264,6 +264,25 @@ class Request:
 
 
 Endpoint = Callable[[Request], Awaitable[object]]
+
+
+class PublishEndpoint:
+    """The endpoint of ``POST /pub``.
+
+    Args:
+        publish: answers any request.
+        lone: stores a message in an existing topic at once, and returns whether it did.
+    """
+
+    def __init__(self, publish: Endpoint, lone: Callable[[str, bytes], bool]) -> None:
+        self._publish = publish
+        self.lone = lone
+
+    def __call__(self, request: Request) -> Awaitable[object]:
+        """Answer any request."""
+        return self._publish(request)
+
+
 Routes = Mapping[str, Mapping[str, Endpoint]]
 """The endpoint of each method of each path. A path may end in ``/:name``, for any one name."""
 

@@ -75,16 +75,20 @@ class ReadyText(web.StreamResponse):
         """Always."""
         return True
 
+    def data(self) -> bytes:
+        """Return all its bytes, with the time of now."""
+        date = rfc822_formatted_time()
+        if date != self._made_for:
+            self._made_for = date
+            self._bytes = self._begin + date.encode() + self._end
+        return self._bytes
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Send it. Raises ConnectionResetError where the client is gone."""
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
-        date = rfc822_formatted_time()
-        if date != self._made_for:
-            self._made_for = date
-            self._bytes = self._begin + date.encode() + self._end
-        transport.write(self._bytes)
+        transport.write(self.data())
         if transport.get_write_buffer_size():
             await request.writer.drain()
         return None

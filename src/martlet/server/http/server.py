@@ -14,19 +14,21 @@ import os
 import posixpath
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from aiohttp import web
 
 from martlet.durations import format_duration
+from martlet.server.http import lone_publish
 from martlet.server.http.request import (
     BAD_ESCAPE,
     SERVER,
     AnswerAgain,
     Endpoint,
     HttpError,
+    PublishEndpoint,
     Request,
     Routes,
 )
@@ -61,6 +63,29 @@ class _Protocol(web.RequestHandler):
 
     is_vouched_for: bool | None = None
     """See `Request`."""
+    publish_lone: Callable[[str, bytes], bool] | None = None
+    """The fast path of ``/pub``; None once aiohttp has got any bytes."""
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a request of the fast path; hand all others to aiohttp."""
+        if self.publish_lone is not None and not (self._force_close or self._close):
+            asked = lone_publish.parse(data)
+            if asked is not None and self._answer_lone(asked, self.publish_lone):
+                return
+            self.publish_lone = None
+        super().data_received(data)
+
+    def _answer_lone(
+        self, asked: lone_publish.LoneRequest, publish: Callable[[str, bytes], bool]
+    ) -> bool:
+        transport = self.transport
+        # A client that does not read its answers is held up by aiohttp.
+        if transport is None or transport.get_write_buffer_size() or not publish(*asked):
+            return False
+        transport.write(_OK.data())
+        # Or aiohttp would close the connection as one that is idle.
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        return True
 
     def handle_error(
         self,
@@ -131,9 +156,15 @@ class HttpServer:
             is_vouched_for: see `Request`.
         """
         protocol = self._web()
+        if self._https_port_instead is None:
+            cast(_Protocol, protocol).publish_lone = self._publish_lone
         if is_vouched_for is not None:
             cast(_Protocol, protocol).is_vouched_for = is_vouched_for
         return protocol
+
+    def _publish_lone(self, topic: str, body: bytes) -> bool:
+        endpoint = self._routes.get("/pub", {}).get("POST")
+        return isinstance(endpoint, PublishEndpoint) and endpoint.lone(topic, body)
 
     async def answer_by(self, routes: Routes, *, ends_requests: bool) -> None:
         """Answer by other endpoints.
