@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
-from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear
+from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear, readable
 
 _ROOT = "/martlet/"
 _TIMEOUT_S = 1.0
@@ -48,15 +48,16 @@ class EtcdStore:
             "kv/range", {"key": _text(self._prefix), "range_end": _text(self._prefix[:-1] + "0")}
         )
         replica_set, version = None, 0
-        presences: dict[str, Presence] = {}
+        presences: list[tuple[str, bytes]] = []
         for pair in answer.get("kvs", []):
+            value = b64decode(pair.get("value", ""))  # An empty one is left out.
             if pair["key"] == self._state_key:
-                replica_set = ReplicaSet.unpack(b64decode(pair["value"]))
+                replica_set = ReplicaSet.unpack(value)
                 version = int(pair["mod_revision"])
             else:
-                name = b64decode(pair["key"]).decode().rpartition("/")[2]
-                presences[name] = Presence.unpack(b64decode(pair["value"]))
-        return Seen(replica_set, version, presences)
+                name = b64decode(pair["key"]).decode(errors="replace").rpartition("/")[2]
+                presences.append((name, value))
+        return Seen(replica_set, version, readable(presences))
 
     async def swap(self, replica_set: ReplicaSet, version: int) -> int | None:
         """As `MetadataStore.swap`. A version that is 0 compares as "there is no such key"."""
@@ -118,10 +119,13 @@ class EtcdStore:
                 async with self._session.post(
                     f"http://{endpoint}/v3/{path}", json=question
                 ) as response:
-                    answer: dict[str, Any] = await response.json(content_type=None)
-                    if response.status == 200:
-                        return answer
-                    reasons.append(f"{endpoint}: {answer.get('error', response.status)}")
+                    answer: object = await response.json(content_type=None)
+                    # A proxy answers with an empty body, or with anything else.
+                    fields = answer if isinstance(answer, dict) else {}
+                    if response.status == 200 and fields:
+                        return fields
+                    said = fields.get("error")
+                    reasons.append(f"{endpoint}: {said or f'status {response.status}'}")
             except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
                 reasons.append(f"{endpoint}: {str(error) or type(error).__name__}")
             # The next call begins with another member.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
-from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear
+from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear, readable
 
 _T = TypeVar("_T")
 _BUSY_S = 1.0
@@ -66,7 +66,7 @@ class SqliteStore:
                 " WHERE name = ? AND boot = ? AND until_ns > ?",
                 (self._name, self._boot_id, self._clock_ns()),
             ).fetchall()
-            alive = {name: Presence.unpack(document) for name, document in presences}
+            alive = readable(presences)
             if row is None:
                 return Seen(None, 0, alive)
             version, document = row

@@ -4,9 +4,10 @@ replicas that are alive.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet, Seen
 
 PRESENCE_S = 3
 """How long a presence lasts that is not renewed, in seconds."""
@@ -18,6 +19,19 @@ class StoreUnreachable(Exception):
 
 class SwapUnclear(Exception):
     """The outcome of a swap is not known: it may have been applied, or be applied later."""
+
+
+def readable(presences: Iterable[tuple[str, bytes]]) -> dict[str, Presence]:
+    """Read the presences of replicas, by name. One that cannot be read counts as none: what a
+    single replica or a stranger has written there must not keep the others from looking.
+    """
+    found: dict[str, Presence] = {}
+    for name, document in presences:
+        try:
+            found[name] = Presence.unpack(document)
+        except BadReplicaSet:
+            continue
+    return found
 
 
 class MetadataStore(Protocol):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 from tests.etcd import running_etcd
 
 from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet
@@ -144,6 +147,68 @@ async def test_a_store_that_another_process_holds_is_waited_for(tmp_path: Path) 
         other.execute("ROLLBACK")
     assert await store.swap(FIRST.touched(), 1) == 2
     await store.close()
+
+
+@pytest.mark.parametrize("value", [b"", b"no JSON", b"\xff", b"[]", b'{"epoch": "3"}'])
+async def test_what_a_stranger_wrote_to_the_store_keeps_nobody_from_looking(
+    tmp_path: Path, etcd: str, value: bytes
+) -> None:
+    """etcd leaves out a value that is empty."""
+    one = SqliteStore(tmp_path / "replicas.db", "1")
+    await one.swap(FIRST, 0)
+    await one.announce("a", Presence(epoch=1))
+    await one.announce("z", Presence(epoch=1))
+    with closing(sqlite3.connect(tmp_path / "replicas.db", isolation_level=None)) as other:
+        other.execute("UPDATE presence SET document = ? WHERE replica = 'z'", (value,))
+    set_name = f"broken-{tmp_path.name}"
+    two = EtcdStore([etcd], set_name)
+    await answers(two)
+    await two.swap(FIRST, 0)
+    await two.announce("a", Presence(epoch=1))
+    await put(etcd, f"/martlet/{set_name}/replica/z", value)
+    for store in (one, two):
+        seen = await store.look()
+        assert (seen.replica_set, seen.presences) == (FIRST, {"a": Presence(epoch=1)})
+
+    with closing(sqlite3.connect(tmp_path / "replicas.db", isolation_level=None)) as other:
+        other.execute("UPDATE replica_set SET document = ?", (value,))
+    await put(etcd, f"/martlet/{set_name}/state", value)
+    for store in (one, two):
+        with pytest.raises(BadReplicaSet):
+            await store.look()
+        await store.close()
+
+
+async def put(etcd: str, key: str, value: bytes) -> None:
+    """Write a key to etcd, as its own tools do."""
+    fields = {"key": b64encode(key.encode()).decode(), "value": b64encode(value).decode()}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{etcd}/v3/kv/put", json=fields) as answer,
+    ):
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(503, b""), (502, b"[]"), (200, b""), (200, b"7"), (502, b"<html>")]
+)
+async def test_an_answer_that_is_not_etcds_is_no_answer(status: int, body: bytes) -> None:
+    """Such as a proxy in front of it gives."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(status=status, body=body)
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    store = EtcdStore([f"127.0.0.1:{port}"], "1")
+    with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \(127.0.0.1:{port}"):
+        await store.look()
+    with pytest.raises(SwapUnclear):
+        await store.swap(FIRST, 0)
+    await store.close()
+    await runner.cleanup()
 
 
 def test_a_presence_of_a_later_version_is_read() -> None:
