@@ -104,9 +104,14 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Splits the bytes of a connection into frames."""
+    """Splits the bytes of a connection into frames.
 
-    def __init__(self) -> None:
+    Args:
+        max_body_bytes: the maximum of one frame's body; it may be changed between frames.
+    """
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self.max_body_bytes = max_body_bytes
         self._pieces: list[bytes | memoryview] = []
         """The beginning of a frame."""
         self._length = 0
@@ -146,8 +151,8 @@ class FrameReader:
             raise FrameRefused("what was received is no frame of a Martlet replica")
         if version != VERSION:
             raise FrameRefused(f"a frame of version {version}, where this replica speaks {VERSION}")
-        if length > MAX_BODY_BYTES:
-            raise FrameRefused(f"a body of {length} bytes; the maximum is {MAX_BODY_BYTES}")
+        if length > self.max_body_bytes:
+            raise FrameRefused(f"a body of {length} bytes; the maximum is {self.max_body_bytes}")
         if len(received) < HEADER.size + length:
             self._needed = HEADER.size + length
             return None

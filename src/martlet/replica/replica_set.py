@@ -89,7 +89,7 @@ class ReplicaSet:
             raise BadReplicaSet(f"{len(self.replicas)} replicas; {MAX_REPLICAS} are the maximum")
         if self.epoch < 0 or not self.in_sync:
             raise BadReplicaSet(f"epoch {self.epoch} with {len(self.in_sync)} replicas in sync")
-        named = self.in_sync | self.leaving | ({self.hand_over_to} - {None})
+        named = self.in_sync | self.leaving | ({self.hand_over_to, self.primary} - {None})
         if unknown := sorted(map(str, named - set(self.replicas))):
             raise BadReplicaSet(f"named, but not among the replicas: {', '.join(unknown)}")
         if not 1 <= self.copies <= len(self.in_sync):
@@ -234,6 +234,8 @@ class ReplicaSet:
             numbers = ("epoch", "copies", "wanted_copies", "min_in_sync", "touch")
             if any(type(fields[name]) is not int for name in numbers):
                 raise BadReplicaSet(f"one of {', '.join(numbers)} is no number")
+            if any(type(address) is not str for address in fields["replicas"].values()):
+                raise BadReplicaSet("an address of a replica is no text")
             return cls(
                 broker=str(fields["broker"]),
                 primary=fields["primary"],
@@ -244,7 +246,7 @@ class ReplicaSet:
                 is_forced=fields["is_forced"] is True,
                 **{name: fields[name] for name in numbers},
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BadReplicaSet):
                 raise
             raise BadReplicaSet(f"no replica set: {error!r}") from error

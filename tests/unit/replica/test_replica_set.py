@@ -53,6 +53,8 @@ def test_the_document_is_read_as_it_was_written() -> None:
         ({"wanted_copies": 4}, "4 copies wanted"),
         ({"min_in_sync": 0}, "min_in_sync is 0"),
         ({"replicas": 7}, "no replica set"),
+        ({"replicas": {"a": 7}}, "an address of a replica is no text"),
+        ({"primary": "x"}, "not among the replicas: x"),
     ],
 )
 def test_a_wrong_document_is_refused(change: dict[str, Any], message: str) -> None:

@@ -16,7 +16,14 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from martlet.replica.frames import Frame, FrameKind, FrameReader, FrameRefused
+from martlet.replica.frames import (
+    MAX_BODY_BYTES,
+    MAX_GREETING_BYTES,
+    Frame,
+    FrameKind,
+    FrameReader,
+    FrameRefused,
+)
 from martlet.server.replication.trust import LinkTrust, NotTrusted, SecretHandshake
 
 MAX_LINKS = 64
@@ -70,7 +77,8 @@ class ReplicaLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
         """The transport's, where nothing is encrypted."""
-        self._reader = FrameReader()
+        # The beginnings of the frames of many strangers must not fill the memory.
+        self._reader = FrameReader(MAX_GREETING_BYTES if is_acceptor else MAX_BODY_BYTES)
         self._handshake = (
             SecretHandshake(trust.secret, is_acceptor=is_acceptor) if trust.secret else None
         )
@@ -132,6 +140,7 @@ class ReplicaLink(asyncio.Protocol):
         is_first, self._is_first = self._is_first and self._is_acceptor, False
         if is_first:
             self._be_known()
+            self._reader.max_body_bytes = MAX_BODY_BYTES
             if frames[0].kind == FrameKind.SPLICE:
                 self._owner.link_spliced(self, frames[0])
                 return

@@ -16,7 +16,7 @@ import uvloop
 from tests.interop.certificates import Certificates
 
 from martlet.options import BrokerOptions
-from martlet.replica.frames import Frame, FrameKind
+from martlet.replica.frames import MAX_GREETING_BYTES, Frame, FrameKind
 from martlet.server.replication.link import ReplicaLink, connect
 from martlet.server.replication.trust import LinkTrust
 
@@ -129,3 +129,35 @@ def test_a_stranger_s_certificate_is_named_as_a_reason(tmp_path: Path) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(meet())
+
+
+async def test_a_stranger_cannot_send_a_large_first_frame() -> None:
+    """Of 256 strangers, each with 64 MiB of a frame that does not end, the memory would be full."""
+    owner = Owner()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ReplicaLink(owner, LinkTrust(), log), "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def opened() -> ReplicaLink:
+        return await connect(
+            address, LinkTrust(), lambda: ReplicaLink(Owner(), LinkTrust(), log, is_acceptor=False)
+        )
+
+    large = Frame(FrameKind.DATA, 1, body=bytes(MAX_GREETING_BYTES + 1))
+    stranger = await opened()
+    stranger.send(large)
+    async with asyncio.timeout(5):
+        while not stranger.is_closed:  # noqa: ASYNC110, it tells its owner
+            await asyncio.sleep(0.01)
+    assert owner.frames == []
+    # One that has sent a frame may.
+    known = await opened()
+    known.send(Frame(FrameKind.HELLO, 1, body=b"{}"))
+    async with asyncio.timeout(5):
+        while len(owner.frames) < 1:  # noqa: ASYNC110, it is counted
+            await asyncio.sleep(0.01)
+        known.send(large)
+        while len(owner.frames) < 2:  # noqa: ASYNC110, as above
+            await asyncio.sleep(0.01)
+    known.close()
+    server.close()
