@@ -73,8 +73,8 @@ class Epochs:
             mine.end = min(mine.end, following.start)
 
     def adopt(self, known: Iterable[EpochRange], end: int) -> None:
-        """Add what another replica knows of the epochs before a position, from which on this log
-        is a copy of that one's.
+        """Add what another replica knows of the epochs before a position, up to which this log is
+        a copy of that one's.
         """
         found = {each.epoch: each for each in self.ranges}
         for each in known:

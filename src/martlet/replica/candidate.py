@@ -24,7 +24,15 @@ from martlet.log.copy import CopiedLog
 from martlet.log.epochs import EpochRange
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.replica_set import ReplicaSet
-from martlet.replica.shipping import BRINGS, Link, greeting, join, take
+from martlet.replica.shipping import (
+    BRINGS,
+    Link,
+    RepairPieces,
+    greeting,
+    join,
+    learn_epochs,
+    take,
+)
 
 
 class CandidateState(Enum):
@@ -71,6 +79,7 @@ class Candidate:
     """The damaged ranges, by start, and who was asked for each."""
     _asking: str = ""
     """Who is asked now."""
+    _pieces: RepairPieces = field(default_factory=RepairPieces)
 
     @property
     def epoch(self) -> int:
@@ -108,6 +117,7 @@ class Candidate:
     def _collect_again(self) -> None:
         self.state = CandidateState.COLLECTING
         self._asked.clear()
+        self._pieces.forget()
 
     def decide(self) -> None:
         """Choose the log that counts, where enough answers are there. Raises as `greeted`."""
@@ -154,19 +164,22 @@ class Candidate:
             take(self.copy, frame)
             self._end_fetching()
         elif self.state is CandidateState.REPAIRING and frame.kind == FrameKind.PIECE:
-            if frame.body:
-                self.copy.repair(frame.position, bytes(frame.body))
+            if data := self._pieces.add(link, frame):
+                self.copy.repair(frame.position + len(frame.body) - len(data), data)
                 self.copy = self.reopen()
                 # Damage at the end is no part of the log any more: some is to be fetched again.
                 self.state = CandidateState.COLLECTING
                 self.decide()
-            else:
+            elif not self._pieces.are_coming:
                 self._ask_for_repairs()
         elif self.state is CandidateState.DONE or frame.kind not in BRINGS:
             raise FrameRefused(f"{frame.kind.name} to a candidate")
 
     def _end_fetching(self) -> None:
-        if self.copy.end_position >= self.answers[self._best][1].rank[1]:
+        _, hello = self.answers[self._best]
+        if self.copy.end_position >= hello.rank[1]:
+            learn_epochs(self.copy, hello.epochs)
+            self.joined(self.copy.epochs.ranges)
             self._ask_for_repairs()
 
     def _ask_for_repairs(self) -> None:

@@ -58,7 +58,6 @@ class StandbyProgress:
         link: its connection.
         heard_ns: when it last said something.
         common: up to where its log is this one's.
-        well_ns: when it last acknowledged more, or had nothing more to acknowledge.
         sender: None until it asks for the log.
         written, durable: what it acknowledged.
         is_whole: whether its acknowledgements count.
@@ -66,7 +65,6 @@ class StandbyProgress:
 
     link: Link
     heard_ns: int
-    well_ns: int
     common: int
     sender: LogSender | None = None
     written: int = 0
@@ -118,7 +116,12 @@ class Primary:
         """Since when fewer replicas are heard than must be for messages to be taken."""
         self._ends: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDS)
         """(time, end of the log) at ticks after which it had grown."""
-        self._gone_since_ns = dict.fromkeys(self.replica_set.replicas, self.now_ns)
+        self._well_ns = dict.fromkeys(self.replica_set.replicas, self.now_ns)
+        """When each replica last acknowledged more than ever before in this epoch, or had nothing
+        more to acknowledge: one that comes and goes, and gets no further, is not well.
+        """
+        self._reached: dict[str, tuple[int, int]] = {}
+        """The most that each has acknowledged as written, and as durable, while it was whole."""
         self._was_here: set[str] = set()
         """The replicas that were connected in this epoch."""
         self._handing_over_since_ns = 0
@@ -142,7 +145,7 @@ class Primary:
         common = common_position(self.epochs, hello.epochs)
         if common is None:
             common = hello.segments[0][0] if hello.segments else 0
-        self.standbys[name] = StandbyProgress(link, now_ns, now_ns, common)
+        self.standbys[name] = StandbyProgress(link, now_ns, common)
         self._was_here.add(name)
         body = greeting(self.broker, self.name, self.log, self.epochs, is_whole=True).pack()
         link.send(
@@ -186,22 +189,26 @@ class Primary:
             raise FrameRefused(f"{name} acknowledges {frame.position}, which it was not sent")
         if frame.position < standby.written or frame.second < standby.durable:
             raise FrameRefused(f"{name} takes back what it acknowledged")
-        if frame.position > standby.written or frame.second > standby.durable:
-            standby.well_ns = now_ns
         standby.written, standby.durable = frame.position, frame.second
         standby.is_whole = frame.is_whole
         sender.acknowledged(frame.position)
         if frame.is_whole:
+            self._see_progress(name, standby, now_ns)
             reached = frame.second if self.settings.flush_sync else frame.position
             self.confirmation.acknowledge(name, reached)
             self._count()
+
+    def _see_progress(self, name: str, standby: StandbyProgress, now_ns: int) -> None:
+        written, durable = self._reached.get(name, (-1, -1))
+        if standby.written > written or standby.durable > durable:
+            self._reached[name] = max(written, standby.written), max(durable, standby.durable)
+            self._well_ns[name] = now_ns
 
     def disconnected(self, link: Link, now_ns: int) -> None:
         """A connection ended."""
         for name, standby in list(self.standbys.items()):
             if standby.link is link:
                 del self.standbys[name]
-                self._gone_since_ns[name] = now_ns
                 self.confirmation.forget(name)
 
     def send(self, now_ns: int) -> None:
@@ -242,14 +249,26 @@ class Primary:
             beat = Frame(FrameKind.BEAT, self.epoch, self.log.position, self.confirmation.position)
             for standby in self.standbys.values():
                 standby.link.send(beat)
+        self._see_who_is_well(now_ns)
         self._see_who_is_heard(now_ns)
         if not self._ends or self._ends[-1][1] < self.log.position:
             self._ends.append((now_ns, self.log.position))
-        is_over = self.replica_set.epoch > self.epoch  # It has handed over.
-        if self.swap_state is not SwapState.SETTLED or is_over:
+        if self.replica_set.epoch > self.epoch:
+            return  # It has handed over.
+        if self.swap_state is not SwapState.SETTLED:
+            if self.handing_over_to is not None and self._hand_over_is_late(now_ns):
+                # The metadata store may be away for long. If the other one becomes primary after
+                # all, it begins with all that is confirmed by then, as after any election.
+                self._give_up_hand_over()
             return
         if not self._hand_over(now_ns):
             self._change_set(now_ns)
+
+    def _see_who_is_well(self, now_ns: int) -> None:
+        for name, standby in self.standbys.items():
+            reached = standby.durable if self.settings.flush_sync else standby.written
+            if standby.is_whole and reached >= self.log.position:
+                self._well_ns[name] = now_ns
 
     def _see_who_is_heard(self, now_ns: int) -> None:
         heard = self._heard_count(now_ns)
@@ -331,28 +350,28 @@ class Primary:
 
     def _is_missing(self, name: str, now_ns: int) -> bool:
         timeout_ns = self.settings.replica_timeout_ns
+        if now_ns - self._well_ns.setdefault(name, now_ns) > timeout_ns:
+            return True
         standby = self.standbys.get(name)
         if standby is None:
             # A connection that was reset is not waited for while publishers wait.
-            gone_ns = now_ns - self._gone_since_ns.setdefault(name, now_ns)
-            is_waited_for = name in self._was_here and self.stalled_since_ns is not None
-            return gone_ns > timeout_ns or is_waited_for
-        reached = standby.durable if self.settings.flush_sync else standby.written
-        if standby.is_whole and reached >= self.log.position:
-            standby.well_ns = now_ns
+            return name in self._was_here and self.stalled_since_ns is not None
         return (
-            now_ns - min(standby.heard_ns, standby.well_ns) > timeout_ns
+            now_ns - standby.heard_ns > timeout_ns
             or self.log.position - standby.written > self.settings.max_lag_bytes
         )
 
     def _has_caught_up(self, name: str, now_ns: int) -> bool:
         standby = self.standbys.get(name)
-        return (
+        has_it = (
             standby is not None
             and standby.is_whole
             and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
             and self.log.position - standby.written <= self.settings.joining_lag_bytes
         )
+        if has_it:
+            self._well_ns[name] = now_ns
+        return has_it
 
     # the document
 
@@ -430,9 +449,8 @@ class Primary:
         if self.log.failed is not None:
             # Nothing can be written here, so the next primary need not have all of it.
             name = self.successor
-        elif now_ns - self._handing_over_since_ns > self.settings.replica_timeout_ns:
-            self.handing_over_to = None
-            self.log.accept_writes()
+        elif self._hand_over_is_late(now_ns):
+            self._give_up_hand_over()
             if self.replica_set.hand_over_to is not None:
                 self._swap(self.replica_set.asked_to_hand_over(None))
                 return True
@@ -443,6 +461,13 @@ class Primary:
         if self._is_ready(name) and (has_all or self.log.failed is not None):
             self._swap(self.replica_set.elected(name))
         return True
+
+    def _hand_over_is_late(self, now_ns: int) -> bool:
+        return now_ns - self._handing_over_since_ns > self.settings.replica_timeout_ns
+
+    def _give_up_hand_over(self) -> None:
+        self.handing_over_to = None
+        self.log.accept_writes()
 
     def _take_order(self, now_ns: int) -> bool:
         """Begin to hand over where an operator asks for it. Returns whether the document is to

@@ -14,7 +14,7 @@ whose log is shorter. The receiver first cuts off what the sender's log does not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from martlet.log.copy import CopiedLog
@@ -22,7 +22,7 @@ from martlet.log.epochs import EpochRange, common_position
 from martlet.log.header_scan import content_end
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Segment
-from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
+from martlet.replica.frames import MAX_BODY_BYTES, Frame, FrameKind, ReplicaGreeting
 
 NO_SEGMENT = (1 << 64) - 1
 """The base in FETCH of a receiver without segments."""
@@ -30,6 +30,8 @@ BRINGS = (FrameKind.SEGMENT, FrameKind.DATA, FrameKind.DAMAGED)
 """The kinds of the frames that bring a log."""
 MAX_DATA_BYTES = 1 << 20
 """The maximum of one DATA frame, in bytes."""
+MAX_PIECE_BYTES = MAX_BODY_BYTES
+"""The maximum of one PIECE or DAMAGED frame, in bytes. A damaged range may be longer."""
 
 
 class SegmentRemoved(Exception):
@@ -120,7 +122,8 @@ class LogSender:
         kind, stop = FrameKind.DATA, min(end, self.position + min(left, MAX_DATA_BYTES))
         for first, behind in self.log.damaged:
             if first <= self.position < behind:
-                kind, stop = FrameKind.DAMAGED, min(end, behind)
+                stop = min(end, behind, self.position + MAX_PIECE_BYTES)
+                kind = FrameKind.DAMAGED
             elif self.position < first < stop:
                 stop = first
         data = segment.view[self.position - segment.base : stop - segment.base]
@@ -161,6 +164,15 @@ def join(copy: CopiedLog, theirs: ReplicaGreeting, epoch: int, floor: int) -> Fr
     return Frame(FrameKind.FETCH, epoch, copy.position, base)
 
 
+def learn_epochs(copy: CopiedLog, theirs: Sequence[EpochRange]) -> None:
+    """Take in the epochs of another replica's log, as far as this one is a copy of that: of those
+    whose segments were removed before, it has no records, or not the last ones.
+    """
+    common = common_position(copy.epochs.ranges, theirs)
+    if common is not None:
+        copy.epochs.adopt(theirs, common)
+
+
 def take(copy: CopiedLog, frame: Frame) -> None:
     """Write what a frame brings. Raises CopyRefused and OSError."""
     if frame.kind == FrameKind.SEGMENT:
@@ -185,7 +197,8 @@ def greeting(
 
 
 def piece(log: SegmentedLog, frame: Frame) -> Frame:
-    """Return the answer to REPAIR: the bytes, or none where this log does not have them good.
+    """Return the answer to REPAIR: the bytes, or as many as fit into a frame, or none where this
+    log does not have them good.
 
     Raises SegmentRemoved: the segment was removed.
     """
@@ -195,7 +208,45 @@ def piece(log: SegmentedLog, frame: Frame) -> Frame:
     start, end = frame.position, min(frame.second, log.position)
     data = b""
     if end > start:
-        end = min(end, segment.base + segment.capacity)
+        end = min(end, segment.base + segment.capacity, start + MAX_PIECE_BYTES)
         if not any(first < end and start < stop for first, stop in log.damaged):
             data = bytes(segment.view[start - segment.base : end - segment.base])
     return Frame(FrameKind.PIECE, frame.epoch, start, frame.second, data)
+
+
+class RepairPieces:
+    """The good bytes of a damaged range, in pieces that fit into frames."""
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._received = bytearray()
+
+    @property
+    def are_coming(self) -> bool:
+        """Whether a further piece was asked for."""
+        return bool(self._received)
+
+    def forget(self) -> None:
+        """Forget what was received."""
+        self._received.clear()
+
+    def add(self, link: Link, frame: Frame) -> bytes:
+        """Take in a PIECE. Returns all the bytes of the range, or none while some are missing: the
+        next piece is asked for.
+        """
+        received = self._received
+        if not received:
+            self._start = frame.position
+        elif frame.position != self._start + len(received):
+            return b""  # It was asked for twice.
+        if not frame.body:
+            self.forget()
+            return b""
+        received += frame.body
+        following = self._start + len(received)
+        if len(frame.body) == MAX_PIECE_BYTES and following < frame.second:
+            link.send(Frame(FrameKind.REPAIR, frame.epoch, following, frame.second))
+            return b""
+        data = bytes(received)
+        self.forget()
+        return data

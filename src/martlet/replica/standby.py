@@ -15,7 +15,7 @@ follows behind, as far as the primary says that the log is confirmed: so it is n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from martlet.broker.recovery.restore import BrokerRecovery
@@ -26,9 +26,11 @@ from martlet.replica.shipping import (
     BRINGS,
     Link,
     LogSender,
+    RepairPieces,
     SegmentRemoved,
     greeting,
     join,
+    learn_epochs,
     piece,
     take,
 )
@@ -97,10 +99,13 @@ class Standby:
     _sender: LogSender | None = None
     _epochs_there: Sequence[EpochRange] = ()
     """The epochs of the primary's log."""
+    _has_learned: bool = True
+    """Whether the epochs of this log are those that the primary knows, as far as it goes."""
     _damaged_there: Sequence[tuple[int, int]] = ()
     """The ranges that no replica has good, the primary said."""
     _asked_count: int = 0
     """How often a repair was asked for."""
+    _pieces: RepairPieces = field(default_factory=RepairPieces)
 
     def connected(self, link: Link) -> None:
         """Greet the primary."""
@@ -121,6 +126,7 @@ class Standby:
     def disconnected(self) -> None:
         """The connection ended."""
         self.link = self._sender = self._acknowledged = None
+        self._pieces.forget()
         self.state = StandbyState.LOST
 
     def received(self, frame: Frame, now_ns: int) -> None:
@@ -161,6 +167,7 @@ class Standby:
         self.joined(self.copy.epochs.ranges)
         self._complete_at = self.primary_end = frame.position
         self._epochs_there = theirs.epochs
+        self._has_learned = False
         self._damaged_there = theirs.damaged
         self._confirmed = frame.second
         self.state = StandbyState.FOLLOWING
@@ -173,9 +180,11 @@ class Standby:
             take(self.copy, frame)
             if self.copy.gap_count > gap_count:
                 self._complete_at = None
+                self._has_learned = False
         elif frame.kind == FrameKind.PIECE:
-            if frame.body:
-                self.copy.repair(frame.position, bytes(frame.body))
+            assert self.link is not None
+            if data := self._pieces.add(self.link, frame):
+                self.copy.repair(frame.position + len(frame.body) - len(data), data)
                 self.copy, self.recovery = self.reopen(), None
                 self.is_whole = self.is_whole and not self.copy.damaged
                 raise ConnectAgain("a damaged range was repaired")
@@ -191,7 +200,7 @@ class Standby:
             self._confirmed = max(self._confirmed, frame.second)
 
     def _ask_for_repair(self) -> None:
-        if damaged := self._damaged_here:
+        if not self._pieces.are_coming and (damaged := self._damaged_here):
             self._asked_count += 1
             start, end = damaged[self._asked_count % len(damaged)]
             self._send(Frame(FrameKind.REPAIR, self.epoch, start, end))
@@ -210,9 +219,11 @@ class Standby:
                 raise ConnectAgain(str(error)) from error
         if self.state is not StandbyState.FOLLOWING or self.copy.failed is not None:
             return
+        copy = self.copy
+        if not self._has_learned and copy.segments and copy.end_position > copy.segments[-1].base:
+            self._learn_epochs()
         if not self.is_whole and self._is_complete:
             self._become_whole()
-        copy = self.copy
         ack = (copy.end_position, min(copy.durable_position, copy.end_position), self.is_whole)
         if ack != self._acknowledged:
             self._acknowledged = ack
@@ -220,13 +231,18 @@ class Standby:
             self._send(Frame(FrameKind.ACK, self.epoch, written, durable, is_whole=is_whole))
         self._follow()
 
-    def _become_whole(self) -> None:
-        """This log has all that the primary's had: so it may be counted. On a new disk it does not
-        have the epochs whose segments were removed before.
-        """
-        if self.copy.segments:
-            self.copy.epochs.adopt(self._epochs_there, self.copy.segments[0].base)
+    def _learn_epochs(self) -> None:
+        """The log goes on, maybe behind segments that the primary has removed: learn of those."""
+        before = [replace(each) for each in self.copy.epochs.ranges]
+        learn_epochs(self.copy, self._epochs_there)
+        if self.copy.epochs.ranges != before:
             self.joined(self.copy.epochs.ranges)
+        self._has_learned = True
+
+    def _become_whole(self) -> None:
+        """This log has all that the primary's had: so it may be counted."""
+        learn_epochs(self.copy, self._epochs_there)
+        self.joined(self.copy.epochs.ranges)
         self.became_whole()
         self.is_whole = True
 

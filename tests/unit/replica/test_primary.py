@@ -187,6 +187,29 @@ def test_a_silent_standby_leaves_the_set_and_comes_back() -> None:
     assert host.swaps[-1][0].in_sync == frozenset("abc")
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_standby_that_comes_and_goes_and_gets_no_further_leaves_the_set(is_whole: bool) -> None:
+    """One whose disk is full, or that cannot repair its log, greets again each second."""
+    host = Host("abc", "abc", min_in_sync=1)
+    host.join("b", "c")
+    host.acknowledge("c", host.log.position, is_whole=is_whole)
+    for _ in range(4):
+        host.append()
+        host.primary.send(host.now_ns)
+        host.acknowledge("b", host.log.position)
+        host.wait(0.8)
+        host.primary.disconnected(host.links["c"], host.now_ns)
+        host.join("c")
+        host.acknowledge("c", 0, is_whole=is_whole)
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == frozenset("ab")
+    # It is in sync again once it has the log, and not before.
+    host.primary.swapped(wanted, 8)
+    host.acknowledge("c", host.log.position)
+    host.wait(0)
+    assert host.swaps[-1][0].in_sync == frozenset("abc")
+
+
 def test_the_set_is_not_made_smaller_than_its_minimum() -> None:
     host = Host("ab", "ab", min_in_sync=2)
     host.wait(10)
@@ -255,6 +278,31 @@ def test_messages_are_taken_again_once_a_hand_over_is_given_up() -> None:
         host.append()
     host.wait(2.5)
     host.append()
+
+
+@pytest.mark.parametrize("is_unclear", [True, False])
+def test_messages_are_taken_again_while_the_outcome_of_a_hand_over_is_unknown(
+    is_unclear: bool,
+) -> None:
+    """The metadata store may be away for hours."""
+    host = Host("ab", "ab", min_in_sync=1)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    host.primary.hand_over("b")
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    if is_unclear:
+        host.primary.swap_unclear(wanted)
+    host.wait(1)
+    with pytest.raises(WritesRefused, match="b becomes primary"):
+        host.append()
+    host.wait(1.5)
+    host.append()
+    # It was applied: the epoch is over.
+    host.primary.swap_state = SwapState.SENT
+    host.primary.swapped(wanted, 8)
+    host.wait(10)
+    assert len(host.swaps) == 1
 
 
 def test_an_operator_asks_for_another_primary() -> None:

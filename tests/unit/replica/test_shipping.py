@@ -11,11 +11,13 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
 from martlet.log.record import RecordKind
+from martlet.replica import shipping
 from martlet.replica.frames import Frame, FrameKind
 from martlet.replica.shipping import (
     NO_SEGMENT,
     LogsDiverged,
     LogSender,
+    RepairPieces,
     SegmentRemoved,
     greeting,
     join,
@@ -121,6 +123,49 @@ def test_what_no_replica_has_undamaged_is_copied_as_it_is(damaged: list[tuple[in
     assert copy.damaged == damaged
     assert copy.position == log.position
     assert piece(log, Frame(FrameKind.REPAIR, 1, *damaged[0])).body == b""
+
+
+def test_a_damaged_range_that_fits_into_no_frame_is_repaired_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transaction of more than 64 MiB is one record, and one flipped bit damages all of it."""
+    monkeypatch.setattr(shipping, "MAX_PIECE_BYTES", 200)
+    log, copy, start, end = log_of(6), empty(), 160, 800
+    ship(LogSender(log, 0, NO_SEGMENT), copy)
+    assert isinstance(copy.storage, SimulatedStorage)
+    for at in range(start, end, 160):
+        copy.storage.segment_bytes_of(0)[at + 90] ^= 1
+    copy, report = open_copy(copy.storage)
+    assert [(each.start, each.end) for each in report.damaged] == [(start, end)]
+
+    pieces, link, data = RepairPieces(), FakeLink(), b""
+    asked = Frame(FrameKind.REPAIR, 1, start, end)
+    link.send(asked)
+    while not data:
+        answer = piece(log, link.sent[-1])
+        assert len(answer.body) <= 200
+        data = pieces.add(link, answer)
+        assert pieces.are_coming is not bool(data)
+        if not data:
+            assert pieces.add(link, piece(log, asked)) == b"", "an answer that came twice"
+    assert len(link.sent) == 4
+    copy.repair(start, data)
+    assert open_copy(copy.storage)[1].damaged == []
+
+    # What the other replica has not good ends it, also in the middle.
+    assert pieces.add(link, piece(log, asked)) == b""
+    log.damaged = [(480, 640)]
+    assert pieces.add(link, piece(log, link.sent[-1])) == b""
+    assert not pieces.are_coming
+
+    # What no replica has good comes in pieces, too.
+    log.damaged = [(160, 640)]
+    other = empty()
+    monkeypatch.setattr(shipping, "MAX_PIECE_BYTES", 240)
+    kinds = ship(LogSender(log, 0, NO_SEGMENT), other)
+    assert kinds.count(FrameKind.DAMAGED) == 2
+    assert other.damaged == [(160, 400), (400, 640)]
+    assert other.position == log.position
 
 
 def test_a_log_without_what_is_confirmed_is_not_followed() -> None:
