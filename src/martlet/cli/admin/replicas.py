@@ -15,7 +15,13 @@ from martlet.options import LogOptions
 from martlet.options.checks import require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.options.replication import MetadataOptions
-from martlet.replica.replica_set import LOST_REPLICA_SET, NO_REPLICA_SET, ReplicaSet, Seen
+from martlet.replica.replica_set import (
+    LOST_REPLICA_SET,
+    NO_REPLICA_SET,
+    BadReplicaSet,
+    ReplicaSet,
+    Seen,
+)
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable
 from martlet.server.replication.operations import OperationRefused, Operations
@@ -108,6 +114,8 @@ def main(argv: Sequence[str]) -> int:
 async def _run(options: ReplicasOptions) -> None:
     store = await _open(options)
     try:
+        if options.replica_set and options.action != "create":
+            await _require_set(store, options.replica_set)
         operations = Operations(store, options.timeout_ns / SECOND_NS)
         lines = await _do(options, operations)
     except OperationRefused as error:
@@ -115,6 +123,20 @@ async def _run(options: ReplicasOptions) -> None:
     finally:
         await store.close()
     await tool.show(lines)
+
+
+async def _require_set(store: MetadataStore, name: str) -> None:
+    """Name the replica sets that there are, where the one that is asked for is none of them, and no
+    replica waits for it. Raises OSError.
+    """
+    try:
+        names = await store.names()
+        if names and name not in names and not (await store.look()).presences:
+            raise OSError(f"there is no replica set {name}; there is {', '.join(names)}")
+    except BadReplicaSet as error:
+        raise OSError(f"the replica set {name} cannot be read: {error}") from error
+    except StoreUnreachable as error:
+        raise OSError(str(error)) from error
 
 
 async def _open(options: ReplicasOptions) -> MetadataStore:
@@ -201,15 +223,15 @@ def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> li
         f" at least {moved(was.min_in_sync, after.min_in_sync)} in sync"
     ]
     spare = len(after.in_sync) - after.min_in_sync
-    if after.min_in_sync == count > 1:
-        lines.append(
-            "warning: the loss of any one replica makes the broker refuse messages: add one, or"
-            f" `martlet replicas set --min-in-sync={count - 1}`"
-        )
-    elif spare < 0:
+    if spare < 0:
         lines.append(
             f"warning: messages are refused until {after.min_in_sync} replicas are in sync, now it"
             f" is {', '.join(sorted(after.in_sync)) or 'none'}"
+        )
+    elif after.min_in_sync == count > 1:
+        lines.append(
+            "warning: the loss of any one replica makes the broker refuse messages: add one, or"
+            f" `martlet replicas set --min-in-sync={count - 1}`"
         )
     elif spare == 0 and count > 1:
         which = "one of them" if len(after.in_sync) > 1 else "this one"
@@ -312,6 +334,11 @@ def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]
         problem = silent.get(name) or presence.problem
         if not problem and found is not None and not is_member:
             problem = "it is not in the replica set"
+        elif not problem and found is not None and name in found.leaving:
+            problem = (
+                f"its removal was begun: finish it with `martlet replicas remove {name}`, or keep"
+                f" it with `martlet replicas add {name}`"
+            )
         elif not problem and not presence.is_whole:
             problem = "it catches up"
         rows.append(

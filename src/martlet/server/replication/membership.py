@@ -29,9 +29,43 @@ from martlet.replica.replica_set import (
     Seen,
 )
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
+from martlet.server.replication.repeated_lines import RepeatedLines
 
 _LOOK_S = 0.5
 """How often a replica that waits for its replica set looks for it, in seconds."""
+
+
+class _StoreUse:
+    """How reading the metadata store, or writing to it, has gone.
+
+    Args:
+        doing: what is done, for log lines.
+        log: the destination of log lines.
+    """
+
+    def __init__(self, doing: str, log: logging.Logger) -> None:
+        self.answered_s = time.monotonic()
+        """When the store answered last, or this replica began."""
+        self._outage = Outage(
+            f"REPLICA: cannot {doing} the metadata store",
+            f"REPLICA: can {doing} the metadata store again",
+            log=log,
+            level=logging.ERROR,
+        )
+
+    @property
+    def fails(self) -> bool:
+        """Whether it failed the last time."""
+        return self._outage.is_on
+
+    def failed(self, reason: str) -> None:
+        """It failed."""
+        self._outage.failed(reason)
+
+    def answered(self) -> None:
+        """It was answered."""
+        self.answered_s = time.monotonic()
+        self._outage.over()
 
 
 class SetMembership:
@@ -63,36 +97,29 @@ class SetMembership:
         self._instance = instance
         self._ended = ended
         self._log = log
+        self._said_log = RepeatedLines.above(log)
         self._said = ""
-        self._answered_s = time.monotonic()
-        """When the store answered last, or this replica began."""
-        self._outage = Outage(
-            "REPLICA: cannot use the metadata store",
-            "REPLICA: the metadata store answers",
-            log=log,
-            level=logging.ERROR,
-        )
+        # An etcd without space still answers who reads.
+        self._reads = _StoreUse("read", log)
+        self._writes = _StoreUse("write to", log)
 
     @property
     def is_store_reachable(self) -> bool:
-        """Whether the metadata store answered the last time."""
-        return not self._outage.is_on
+        """Whether the metadata store could be read and written to the last time."""
+        return not self._reads.fails and not self._writes.fails
 
     @property
     def store_silent_s(self) -> float:
-        """The time since the metadata store answered, in seconds."""
-        return time.monotonic() - self._answered_s
-
-    def _answered(self) -> None:
-        self._answered_s = time.monotonic()
-        self._outage.over()
+        """The time since the metadata store could be read and written to, in seconds."""
+        return time.monotonic() - min(self._reads.answered_s, self._writes.answered_s)
 
     def say(self, said: str) -> bool:
         """Log what the replica is or waits for. Returns whether that is new."""
         if said == self._said:
             return False
         self._said = said
-        self._log.info("REPLICA: %s is %s", self._name, said)
+        # A replica that tries something again and again is now this, now that.
+        self._said_log.info("REPLICA: %s is %s", self._name, said)
         return True
 
     # before there is a replica
@@ -138,12 +165,13 @@ class SetMembership:
                     return found.broker
                 if found is None and initial == self._name:
                     return uuid.uuid4().hex
-                self._answered()
-                presence = Presence(is_whole=False, role="waiting", problem=waiting)
-                await self._store.announce(self._name, self._completed(presence, {}))
+                self._reads.answered()
             except (StoreUnreachable, BadReplicaSet) as error:
                 self.waits_for = str(error)
-                self._outage.failed(str(error))
+                self._reads.failed(str(error))
+            else:
+                presence = Presence(is_whole=False, role="waiting", problem=waiting)
+                await self._announce(self._completed(presence, {}))
             if waiting:
                 self.waits_for = waiting
                 self.say(f"waiting: {waiting}")
@@ -162,9 +190,9 @@ class SetMembership:
             if await self._keep_document(replica, seen):
                 seen = await self._store.look()
         except (StoreUnreachable, SwapUnclear, BadReplicaSet) as error:
-            self._outage.failed(str(error))
+            self._reads.failed(str(error))
             return None
-        self._answered()
+        self._reads.answered()
         return seen
 
     async def _keep_document(self, replica: Replica, seen: Seen) -> bool:
@@ -223,11 +251,15 @@ class SetMembership:
             http_address=f"{host}:{http}" if http else "",
             began_s=began_s,
         )
+        await self._announce(presence)
+
+    async def _announce(self, presence: Presence) -> None:
         try:
             await self._store.announce(self._name, presence)
-            self._answered()
         except StoreUnreachable as error:
-            self._outage.failed(str(error))
+            self._writes.failed(str(error))
+        else:
+            self._writes.answered()
 
     def _completed(self, presence: Presence, others: Mapping[str, Presence]) -> Presence:
         """Add what does not depend on the replica's role."""

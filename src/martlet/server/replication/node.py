@@ -120,7 +120,7 @@ class ReplicaNode:
         self.options = with_ports(options, ports.listeners)
         self.name = options.replica_name
         self.log = log
-        self._links_log = RepeatedLines.above(log)
+        self._repeated_log = RepeatedLines.above(log)
         self.server: Server | None = None
         """The broker and its clients, while this replica is primary."""
         self.is_serving = asyncio.Event()
@@ -392,10 +392,10 @@ class ReplicaNode:
     # links
 
     def _link(self) -> ReplicaLink:
-        return ReplicaLink(self, self._ports.trust, self._links_log)
+        return ReplicaLink(self, self._ports.trust, self._repeated_log)
 
     def _own_link(self) -> ReplicaLink:
-        return ReplicaLink(self, self._ports.trust, self._links_log, is_acceptor=False)
+        return ReplicaLink(self, self._ports.trust, self._repeated_log, is_acceptor=False)
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
@@ -467,7 +467,8 @@ class ReplicaNode:
             try:
                 outcome = await self._store.swap(replica_set, version)
             except SwapUnclear as error:
-                self.log.warning("REPLICA: %s", error)
+                # A candidate asks again and again.
+                self._repeated_log.warning("REPLICA: %s", error)
                 self._do(lambda: self.replica.swap_unclear(replica_set, self.now_ns()))
                 return
             self._do(lambda: self.replica.swapped(replica_set, outcome, self.now_ns()))

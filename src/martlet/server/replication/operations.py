@@ -94,12 +94,16 @@ class Operations:
         return await self._change(lambda _: wanted, may_be_new=True)
 
     async def add(self, name: str) -> ReplicaSet:
-        """Add a running replica, which copies the log. Raises OperationRefused."""
+        """Add a running replica, which copies the log; or keep one whose removal was begun and not
+        finished. Raises OperationRefused.
+        """
         presence = (await self._present([name])).presences[name]
 
         def added(seen: Seen) -> ReplicaSet:
             found = self._require(seen)
             if found.replicas.get(name) == presence.address:
+                if name in found.leaving:
+                    return replace(found, leaving=found.leaving - {name})
                 raise OperationRefused(f"{name} is a replica already")
             if presence.broker not in ("", found.broker):
                 raise OperationRefused(
@@ -159,9 +163,10 @@ class Operations:
             if found.primary == chosen:
                 raise OperationRefused(f"{chosen} is the primary already")
             if chosen not in found.in_sync:
+                why = "lacks messages" if chosen in seen.presences else "is not running"
                 raise OperationRefused(
-                    f"{chosen} is not in sync, and lacks messages: wait until `martlet replicas"
-                    " show` says that it is"
+                    f"{chosen} is not in sync, and {why}: wait until `martlet replicas show` says"
+                    " that it is"
                 )
             return found.asked_to_hand_over(chosen)
 

@@ -59,6 +59,15 @@ def test_a_replica_set_is_shown() -> None:
     ]
 
 
+def test_a_removal_that_was_begun_and_not_finished_is_shown() -> None:
+    presences = {"c": Presence(3, 4000, role="standby")}
+    lines = show_lines(Seen(FOUND.asked_to_remove("c"), 3, presences), {}, 1300)
+    assert lines[-1].endswith(
+        "its removal was begun: finish it with `martlet replicas remove c`, or keep it with"
+        " `martlet replicas add c`"
+    )
+
+
 REFUSES = "warning: the loss of any one replica makes the broker refuse messages: add one, or"
 
 
@@ -123,6 +132,30 @@ def test_a_replica_more_changes_what_a_majority_is() -> None:
         "warning: until another replica than a, b, c is in sync, the loss of one of them makes the"
         " broker refuse messages",
     ]
+
+
+def test_a_replica_less_says_that_messages_are_refused_where_they_are() -> None:
+    before = FOUND.with_in_sync(frozenset("a"))
+    after = replace(before.without_replica("b"), min_in_sync=2)
+    assert replicas.changed_lines("removed b", before, after) == [
+        "removed b; 3 -> 2 replicas, 2 copies, at least 2 in sync",
+        "warning: messages are refused until 2 replicas are in sync, now it is a",
+    ]
+
+
+def test_the_sets_that_there_are_are_named_where_another_one_is_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "replicas.db"
+
+    async def write() -> None:
+        store = SqliteStore(path, "broker-0")
+        await store.swap(FOUND, 0)
+        await store.close()
+
+    asyncio.run(write())
+    assert replicas.main(["show", f"--metadata=sqlite:{path}", "--replica-set=WRONG"]) == 1
+    assert "there is no replica set WRONG; there is broker-0" in capfd.readouterr().err
 
 
 def test_a_replica_that_was_just_killed_is_not_shown_as_in_sync(

@@ -22,7 +22,7 @@ from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame
 from martlet.replica.replica_set import Presence, ReplicaSet
 from martlet.server.build import build_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
-from martlet.server.metadata.store import StoreUnreachable
+from martlet.server.metadata.store import StoreUnreachable, SwapUnclear
 from martlet.server.replication import splice
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode
@@ -257,6 +257,30 @@ async def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, secret: b
         await publish(node, b"one")
 
 
+async def test_a_store_that_is_full_does_not_flood_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An etcd without space answers who reads, and nobody who writes."""
+    caplog.set_level(logging.INFO, "martlet")
+    async with running(tmp_path) as node:
+        with monkeypatch.context() as full:
+            error = StoreUnreachable("no space")
+            full.setattr(node._store, "announce", AsyncMock(side_effect=error))
+            full.setattr(node._store, "swap", AsyncMock(side_effect=SwapUnclear("no space")))
+            found = node.replica.seen
+            assert found is not None
+            assert found.replica_set is not None
+            for _ in range(20):
+                node.swap(found.replica_set, found.version)
+                await node._announce()
+                await node.membership.look(node.replica)
+                node._say("a standby")
+                node._say("a standby: no room")
+    for words in ("no space", "is a standby", "store again"):
+        said = [each for each in caplog.messages if words in each]
+        assert len(said) <= 5, said
+
+
 async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         store = SqliteStore(tmp_path / "replicas.db", "martlet")
@@ -273,9 +297,11 @@ async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -
         assert not node.replica.problem
 
 
+@pytest.mark.parametrize("fails", [("look", "announce"), ("announce",), ("look",)])
 async def test_a_metadata_store_that_is_away_is_in_the_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: tuple[str, ...]
 ) -> None:
+    """An etcd without space answers who reads, and there is no failover by it either."""
     async with running(tmp_path) as node:
 
         def store() -> dict[str, Any]:
@@ -290,12 +316,12 @@ async def test_a_metadata_store_that_is_away_is_in_the_metrics(
         assert store()["is_reachable"]
         with monkeypatch.context() as away:
             error = StoreUnreachable("it is away")
-            for name in ("look", "announce"):
+            for name in fails:
                 away.setattr(node._store, name, AsyncMock(side_effect=error))
             await until(False)
             silent_ms = store()["silent_ms"]
             await asyncio.sleep(0.1)
-            assert store()["silent_ms"] >= silent_ms + 100
+            assert store()["silent_ms"] >= silent_ms + 50
             assert "martlet_replica_metadata_store_reachable 0\n" in node.status.metrics()
             await publish(node, b"one")
         await until(True)

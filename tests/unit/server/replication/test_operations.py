@@ -146,6 +146,15 @@ async def test_a_replica_that_the_primary_keeps_is_not_removed(operator: Operato
         await operator.do.remove("x")
 
 
+async def test_a_removal_that_was_begun_and_not_finished_is_taken_back(operator: Operator) -> None:
+    """The command that removes it was killed: its replica would never be in sync again."""
+    found = await operator.set_of("abc", "ab")
+    assert await operator.store.swap(found.asked_to_remove("c"), 1)
+    assert await operator.do.add("c") == found
+    with pytest.raises(OperationRefused, match="c is a replica already"):
+        await operator.do.add("c")
+
+
 async def test_the_most_complete_replica_takes_over(operator: Operator) -> None:
     await operator.set_of("abc", "abc")
     await operator.announce("b", end_position=100)
@@ -164,9 +173,12 @@ async def test_the_most_complete_replica_takes_over(operator: Operator) -> None:
 
 
 async def test_a_hand_over_that_the_primary_refuses_has_failed(operator: Operator) -> None:
-    await operator.set_of("abc", "ab")
+    found = await operator.set_of("abc", "ab")
+    assert await operator.store.swap(found.with_replica("d", ADDRESSES["d"]), 1)
     with pytest.raises(OperationRefused, match="c is not in sync, and lacks messages"):
         await operator.do.hand_over("c")
+    with pytest.raises(OperationRefused, match="d is not in sync, and is not running"):
+        await operator.do.hand_over("d")
     primary = asyncio.create_task(
         operator.answer(
             lambda found: found.asked_to_hand_over(None) if found.hand_over_to else None
