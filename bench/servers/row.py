@@ -97,6 +97,8 @@ _ROWS = (
     Row(name="consume", work="consume + FIN, RDY 2500", load=Consuming(ready=2500), backlog=True),
     Row(name="pub-50", work="PUB, 50 in flight a connection", load=PublishLoad(window=50)),
     Row(name="pub", work="PUB, one at a time", load=PublishLoad()),
+    Row(name="pub-4", work="the same, 4 connections", load=PublishLoad(), connections=4),
+    Row(name="pub-16", work="the same, 16 connections", load=PublishLoad(), connections=16),
     Row(name="ping", work="publish to receive", load=Pinging(), connections=1),
     Row(name="mpub-sync", work="MPUB of 200, flushed before OK", load=_MPUB, sync=True),
 )

@@ -33,8 +33,7 @@ def flat(command: Command) -> Iterator[object]:
         # A run is numbers, so upper and lower case are the same.
         yield Finish(command.id.lower())
     elif isinstance(command, PublishCommand):
-        rows = command.bodies
-        some = rows if isinstance(rows, list) else [row.tobytes() for row in rows]
+        some = [bytes(body) for body in command.bodies]
         if command.verb == "PUB":
             assert command.commands == len(some)
             for body in some:

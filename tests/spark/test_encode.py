@@ -69,7 +69,7 @@ def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, P
     found = []
     for block in blocks:
         data = bytearray(block.bodies)
-        bodies = split_bodies(data, 0, len(data), block.message_count)
+        bodies = split_bodies(data, 0, len(data), block.message_count, 1 << 20)
         assert bodies is not None
         entries = entries_of(block.properties, block.message_count) if block.properties else []
         properties = {number: Properties.unpack(entry) for number, entry in entries}
@@ -77,7 +77,7 @@ def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, P
         assert len(times) == len(bodies)
         for number, body in enumerate(bodies):
             carried = properties.get(number, Properties())
-            found.append((block.topic, block.queue, body, carried, times[number]))
+            found.append((block.topic, block.queue, bytes(body), carried, times[number]))
     return found
 
 

@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "layer": {"protocol"},
     "log": set(),
     "protocol": set(),
-    # martlet.options and the modules beside the packages: all may use them.
+    # The packages native, options and properties, and the modules beside the packages: all may use
+    # them.
     "ground": set(),
 }
 
@@ -148,7 +149,10 @@ def package_of(module: str) -> str | None:
     package = rest.partition(".")[0]
     if package == "__main__":
         return "cli"
-    if package in {"options", "properties"} or not (SOURCE / "martlet" / package).is_dir():
+    if (
+        package in {"native", "options", "properties"}
+        or not (SOURCE / "martlet" / package).is_dir()
+    ):
         return "ground"
     return package or "ground"
 

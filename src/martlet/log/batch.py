@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from binascii import hexlify
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from martlet.log.record import (
     HEADER_BYTES,
     RecordFlag,
 )
+from martlet.native.raw_bodies import Bodies, RawBodies
 from martlet.properties.block import pack_block
 from martlet.properties.bulk import Packed, join
 
@@ -58,8 +60,10 @@ _MIDDLE = np.dtype((np.void, _HEAD.size - _TIME_AT))
 """Of a frame's header: the time, the attempts, and the id but for its last four digits."""
 
 
-def total_bytes(bodies: Sequence[bytes] | Bytes) -> int:
-    """Return the total size of some bodies, a list or a matrix."""
+def total_bytes(bodies: Bodies) -> int:
+    """Return the total size of some bodies."""
+    if isinstance(bodies, RawBodies):
+        return bodies.total_bytes
     return bodies.size if isinstance(bodies, np.ndarray) else sum(map(len, bodies))
 
 
@@ -195,6 +199,18 @@ class LogBatch:
         self.count += 1
         self.end = end
 
+    def add_bodies(self, bodies: Bodies) -> None:
+        """Add messages."""
+        if type(bodies) is list:
+            if len(bodies) == 1:
+                self.add(bodies[0])
+            else:
+                self.add_many(bodies)
+        elif isinstance(bodies, RawBodies):
+            self.add_raw(bodies)
+        else:
+            self.add_matrix(cast("Bytes", bodies))
+
     def set_properties(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
         """Set packed properties (see `martlet.properties.model`) of messages.
 
@@ -270,6 +286,21 @@ class LogBatch:
         self._ends.append(ends + np.uint32(at - HEADER_BYTES))
         smallest = int(sizes.min())
         self._of_size(smallest if smallest == int(sizes.max()) else -1)
+        self.count += count
+
+    def add_raw(self, bodies: RawBodies) -> None:
+        """Add messages that are still as they were received."""
+        count = len(bodies)
+        length = count * FRAME_HEADER_BYTES + bodies.total_bytes
+        self._reserve(length)
+        at = self.end
+        ends = bodies.lay_out(
+            self.scratch, at, (self.first_id + self.count) & _ID_MASK, self.stored_at_ns
+        )
+        ends += np.uint32(at - HEADER_BYTES)
+        self._ends.append(ends)
+        self._of_size(bodies.smallest if bodies.smallest == bodies.largest else -1)
+        self.end = at + length
         self.count += count
 
     def add_frames(self, frames: memoryview, ends: npt.NDArray[np.uint32]) -> None:

@@ -260,7 +260,7 @@ def assemble_server(
             AckCommands(options.max_req_timeout_ns, events),
             CallCommand(calls, log),
         ),
-        publish_lone=LonePublish(broker, commits, receive_buffer).publish,
+        lone=LonePublish(broker, commits, receive_buffer, ClientConnection),
         receive_buffer=receive_buffer,
         receive_view=memoryview(receive_buffer),
         log=log,

@@ -4,7 +4,8 @@ A connection that receives bytes reports it; at the tick's end the broker commit
 
 After a turn the loop polls for more bytes for a moment before it sleeps (busy polling), since a
 sleep and a wake-up of the thread cost more than the answer to a lone message, above all in a
-virtual machine. The length of the poll adapts, as Linux's does for idle processors
+virtual machine. Where the hot path is compiled, this poll serves connections itself (see
+`martlet.server.nsq.lane`). The length of the poll adapts, as Linux's does for idle processors
 (https://docs.kernel.org/virt/guest-halt-polling.html): bytes that arrive soon after the loop went
 to sleep open the window, and each poll in vain halves it. So an idle broker sleeps, and so does one
 that receives bytes only a thousand times a second.
@@ -16,10 +17,14 @@ import os
 from collections.abc import Callable
 from time import monotonic_ns
 
+from martlet.native import ELSEWHERE, FED
+
 MAX_NS = 100_000
 """The maximum window; bytes that arrive within it after the loop went to sleep open it."""
 MIN_NS = 10_000
 """The minimum window: a shorter one is closed."""
+MAX_SERVE_NS = 500_000
+"""The maximum time of rounds without the loop."""
 FEW = 4
 """Up to this number of connections with input in one turn, each is answered by itself."""
 
@@ -44,6 +49,7 @@ class LoopTicks:
         "_since_ns",
         "_window_ns",
         "crowded",
+        "serve",
     )
 
     def __init__(
@@ -63,6 +69,10 @@ class LoopTicks:
         self._window_ns = 0
         self.crowded = False
         """Whether many connections had input in the last turn."""
+        self.serve: Callable[[int], int] | None = None
+        """Polls and serves connections without the loop, until none has sent anything for a time
+        (see `martlet.server.nsq.lane.Lane.serve`).
+        """
 
     def heard(self) -> None:
         """Note that bytes have arrived: end the turn, and poll for more after it."""
@@ -75,17 +85,8 @@ class LoopTicks:
 
     def _round(self) -> None:
         """Run before the loop asks for bytes, once a round."""
-        heard_count = self._heard_count
-        if heard_count:
-            self._heard_count = 0
-            self.crowded = heard_count > FEW
-            try:
-                self._end()
-            except BaseException:
-                # Otherwise no turn would ever end again.
-                self._awake = False
-                raise
-            self._since_ns = self._clock()
+        if self._heard_count:
+            self._end_turn()
         elif self._clock() - self._since_ns < self._window_ns:
             self._give_way()
         else:
@@ -95,6 +96,32 @@ class LoopTicks:
             self._awake = False
             return
         if self._window_ns:
+            if self.serve is not None:
+                self._serve(self.serve)
             self._call_soon(self._round)
         else:
             self._awake = False
+
+    def _end_turn(self) -> None:
+        self.crowded = self._heard_count > FEW
+        self._heard_count = 0
+        try:
+            self._end()
+        except BaseException:
+            # Otherwise no turn would ever end again.
+            self._awake = False
+            raise
+        self._since_ns = self._clock()
+
+    def _serve(self, serve: Callable[[int], int]) -> None:
+        """Serve connections as long as they send, and nothing else wants the loop."""
+        until_ns = self._since_ns + MAX_SERVE_NS
+        done = FED
+        while done == FED and self._since_ns < until_ns:
+            try:
+                done = serve(self._window_ns)
+            except BaseException:
+                self._awake = False
+                raise
+            if done & ~ELSEWHERE:
+                self._end_turn()

@@ -154,7 +154,7 @@ def test_the_image_is_made_of_existing_files() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.M)
     sources = [source for line in copied for source in line.split()]
-    assert sources == ["pyproject.toml", "README.md", "LICENSE", "src"]
+    assert sources == ["pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src"]
     assert all((HERE / source).exists() for source in sources)
     let_in = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8")
     assert set(re.findall(r"^!(.+)$", let_in, re.M)) == set(sources)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from martlet.broker.queue.queue_log import Receipt
     from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.topic import Topic
-    from martlet.log.batch import Bytes
+    from martlet.native.raw_bodies import Bodies
 
 MINUTE_NS = 60 * 10**9
 HOUR_NS = 60 * MINUTE_NS
@@ -95,7 +95,7 @@ class DelayedMessages:
     def defer(
         self,
         topic: Topic,
-        bodies: list[bytes] | Bytes,
+        bodies: Bodies,
         deliver_at_ns: int,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> Receipt:
@@ -130,7 +130,7 @@ class DelayedMessages:
     def publish(
         self,
         topic: Topic,
-        bodies: list[bytes] | Bytes,
+        bodies: Bodies,
         deliver_at_ns: int,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> tuple[Bucket, int, Receipt]:

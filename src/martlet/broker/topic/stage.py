@@ -9,7 +9,8 @@ from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
 
 if TYPE_CHECKING:
     from martlet.broker.topic.retained import Retained
-    from martlet.log.batch import Bytes, LogBatch
+    from martlet.log.batch import LogBatch
+    from martlet.native.raw_bodies import Bodies
 
 
 class StagingContext(Protocol):
@@ -36,15 +37,15 @@ class StagedQueue:
 
     def stage(
         self,
-        bodies: list[bytes] | Bytes,
+        bodies: Bodies,
         deliver_at_ns: int = 0,
         properties: Sequence[tuple[int, bytes]] = (),
     ) -> Receipt:
         """Stage messages, to be appended at the end of this turn.
 
-        Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
-        holds n of one size.  `properties` has the number, rising, and the packed properties (see
-        `martlet.properties.model`) of each message that has any.
+        Bodies are copied, so the caller may use their buffer again.  `properties` has the number,
+        rising, and the packed properties (see `martlet.properties.model`) of each message that has
+        any.
         """
         queue = self.queue
         batch = queue.batch
@@ -52,13 +53,7 @@ class StagedQueue:
             batch = self._staging.staged(cast("Retained", self))
         if properties:
             batch.set_properties(batch.count, properties)
-        if type(bodies) is list:
-            if len(bodies) == 1:
-                batch.add(bodies[0])
-            else:
-                batch.add_many(bodies)
-        else:
-            batch.add_matrix(cast("Bytes", bodies))
+        batch.add_bodies(bodies)
         if deliver_at_ns:
             return self._staging.commit_topic(cast("Retained", self), deliver_at_ns)
         return queue.receipt

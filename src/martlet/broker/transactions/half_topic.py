@@ -13,7 +13,7 @@ transaction keeps only its own batches, and none after them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import TopicContext
-    from martlet.log.batch import Bytes, LogBatch
+    from martlet.log.batch import LogBatch
+    from martlet.native.raw_bodies import Bodies
 
 _FRAME_SIZE = 4
 
@@ -150,17 +151,14 @@ class HalfTopic(HiddenTopic):
         self,
         batch: LogBatch,
         entry: HalfBatchEntry,
-        bodies: list[bytes] | Bytes,
+        bodies: Bodies,
         entries: Sequence[tuple[int, bytes]],
     ) -> None:
         """Lay out a batch: its description, the messages, and their properties by number."""
         batch.add(encode(entry))
         if entries:
             batch.set_properties(1, entries)
-        if type(bodies) is list:
-            batch.add_many(bodies)
-        else:
-            batch.add_matrix(cast("Bytes", bodies))
+        batch.add_bodies(bodies)
 
     def get(self, first_offset: int, transaction: str) -> StoredHalf:
         """Return the batch of a transaction that begins at an offset.

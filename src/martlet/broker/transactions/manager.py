@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from martlet.broker.topic.retained import Retained
     from martlet.broker.transactions.half_messages import TransactionContext
     from martlet.broker.transactions.half_topic import HalfTopic
-    from martlet.log.batch import Bytes
     from martlet.log.checkpoint_file import JournalEntry
+    from martlet.native.raw_bodies import Bodies
 
 
 _MIN_LISTED = 1024
@@ -195,7 +195,7 @@ class Transactions:
         branch: str,
         number: int,
         topic: str,
-        bodies: list[bytes] | Bytes,
+        bodies: Bodies,
         entries: Sequence[tuple[int, bytes]] = (),
         queue: int = -1,
         times: Sequence[tuple[int, int]] = (),

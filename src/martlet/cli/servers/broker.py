@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from martlet.cli import start
 from martlet.cli.servers import service
+from martlet.native import native
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
 from martlet.replica.note import BadNote
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _hello(options: BrokerOptions) -> list[str]:
-    return [start.version(), f"ID: {options.node_id}"]
+    hot_path = "Python" if native is None else "compiled"
+    return [start.version(), f"ID: {options.node_id}", f"hot path: {hot_path}"]
 
 
 async def _serve(options: BrokerOptions) -> int:

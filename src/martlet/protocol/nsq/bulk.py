@@ -20,6 +20,8 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
+from martlet.native.raw_bodies import Bodies, raw_bodies
+
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.uint64]
 
@@ -80,7 +82,22 @@ def _hexadecimal_rows(digits: Bytes) -> int:
     return known
 
 
-def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
+def publish_run(
+    buffer: bytearray, at: int, end: int, line_bytes: int, size: int, max_size: int
+) -> tuple[Bodies, int]:
+    """Return the bodies of consecutive publishes from `at` on that share the line of the first, and
+    the place behind the last.
+
+    The first one has a body of `size` bytes. Without the compiled hot path all have that size.
+    """
+    raw = raw_bodies(buffer, at, end, MAX_PUBLISHES, line_bytes, max_size)
+    if raw is not None:
+        return raw, raw.end
+    matrix = _uniform_run(buffer, at, end, line_bytes + 4, size)
+    return matrix, at + len(matrix) * (line_bytes + 4 + size)
+
+
+def _uniform_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
     """Return the bodies of consecutive publishes from `at` on that share the head (the line and the
     size) of the first: ``uint8[count, size]``, a view of the buffer.
     """
@@ -97,7 +114,7 @@ def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int
     return np.ndarray((count, size), np.uint8, buffer, at + head_bytes, (stride, 1))
 
 
-def uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | None:
+def _uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | None:
     """Return the bodies of an MPUB if all have one size: ``uint8[count, size]``, a view of the
     buffer.
 
@@ -112,16 +129,27 @@ def uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | 
     return np.ndarray((count, size), np.uint8, buffer, at + 4, (size + 4, 1))
 
 
-def extent(bodies: list[bytes] | Bytes) -> tuple[int, int]:
-    """Return the sizes of the smallest and the largest of some bodies."""
-    if isinstance(bodies, list):
-        sizes = list(map(len, bodies))
-        return min(sizes), max(sizes)
-    size = bodies.shape[1]
-    return size, size
+def split_bodies(buffer: bytearray, at: int, end: int, count: int, max_size: int) -> Bodies | None:
+    """Return the bodies of an MPUB; None where one is empty or larger than `max_size`, or the sizes
+    do not add up to its end.
+
+    `at` is the offset of the first size.
+    """
+    raw = raw_bodies(buffer, at, end, count, 0, max_size)
+    if raw is not None:
+        return raw if len(raw) == count and raw.end == end else None
+    matrix = _uniform_bodies(buffer, at, end, count)
+    if matrix is not None:
+        return matrix if matrix.shape[1] <= max_size else None
+    bodies = _listed_bodies(buffer, at, end, count)
+    if bodies is None or not all(bodies):
+        return None
+    if end - at - 4 * count > max_size and max(map(len, bodies)) > max_size:
+        return None
+    return bodies
 
 
-def split_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes] | None:
+def _listed_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes] | None:
     """Return the bodies of an MPUB; None where the sizes do not add up to its end."""
     data = bytes(memoryview(buffer)[at:end])
     bodies: list[bytes] = []

@@ -10,12 +10,9 @@ from martlet.properties.block import entries_of
 from martlet.properties.bulk import read
 from martlet.properties.model import MAX_BYTES, BadProperties
 from martlet.protocol.nsq.bulk import (
-    Bytes,
-    extent,
     finish_run,
     publish_run,
     split_bodies,
-    uniform_bodies,
 )
 from martlet.protocol.nsq.v2 import (
     ALLOWED,
@@ -231,9 +228,10 @@ class Decoder:
             self._ask(verb, topic, body_at, end)
             return None
         if end - at >= FEW * (stop - at):
-            bodies = publish_run(buffer, at, end, start - at, size)
-            count = len(bodies)
-            return PublishCommand(verb, topic, bodies, count, None), at + count * (stop - at)
+            bodies, stop = publish_run(
+                buffer, at, end, body_at - at, size, self.limits.max_msg_size
+            )
+            return PublishCommand(verb, topic, bodies, len(bodies), None), stop
         return PublishCommand(verb, topic, [bytes(buffer[start:stop])], 1, None), stop
 
     def _deferred(
@@ -265,14 +263,8 @@ class Decoder:
             return None
         start, stop = body
         count = self._message_count(buffer, start, stop)
-        max_length = self.limits.max_msg_size
-        matrix = uniform_bodies(buffer, start + 4, stop, count)
-        if matrix is not None and matrix.shape[1] <= max_length:
-            return PublishCommand("MPUB", topic, matrix, 1, None), stop
-        bodies = split_bodies(buffer, start + 4, stop, count)
-        if bodies is None or not all(bodies):
-            raise self._bad_bodies(buffer, start + 4, stop, count)
-        if stop - start > max_length and max(map(len, bodies)) > max_length:
+        bodies = split_bodies(buffer, start + 4, stop, count, self.limits.max_msg_size)
+        if bodies is None:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return PublishCommand("MPUB", topic, bodies, 1, None), stop
 
@@ -295,11 +287,8 @@ class Decoder:
                 "E_BAD_BODY",
                 f"SEND of {count} messages too big {size} > {max_size} (--max-body-size)",
             )
-        bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
+        bodies = split_bodies(buffer, start + 4, stop, count, self.limits.max_msg_size)
         if bodies is None:
-            bodies = split_bodies(buffer, start + 4, stop, count)
-        min_bytes, max_bytes = extent(bodies) if bodies is not None else (0, 0)
-        if bodies is None or not min_bytes or max_bytes > self.limits.max_msg_size:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
         fields = _object("SEND", options)
         properties: Sequence[tuple[int, bytes]] | None = None

@@ -52,7 +52,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from martlet.protocol.nsq.bulk import Bytes, Ids
+from martlet.native.raw_bodies import Bodies
+from martlet.protocol.nsq.bulk import Ids
 
 MAGIC = b"  V2"
 HEARTBEAT = b"_heartbeat_"
@@ -203,14 +204,14 @@ class PublishCommand(NamedTuple):
     Attributes:
         verb: which of them.
         topic: the topic, of a valid name.
-        bodies: a list, or a matrix of bodies of one size; views of the receive buffer.
+        bodies: the bodies; unless in a list, views of the receive buffer.
         commands: the number of commands; each gets an answer.
         delay_ms: of a DPUB, None else.
     """
 
     verb: str
     topic: str
-    bodies: list[bytes] | Bytes
+    bodies: Bodies
     commands: int
     delay_ms: int | None
 
@@ -227,7 +228,7 @@ class SendCommand(NamedTuple):
 
     topic: str
     options: dict[str, object]
-    bodies: list[bytes] | Bytes
+    bodies: Bodies
     properties: Sequence[tuple[int, bytes]]
 
 

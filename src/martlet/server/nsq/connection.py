@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from martlet.server.group_commit import GroupCommit
     from martlet.server.nsq.authorizer import AuthServers
     from martlet.server.nsq.clients import Clients
+    from martlet.server.nsq.publish import LonePublish
     from martlet.server.nsq.reply_queue import DeferredReply
     from martlet.server.observability.event_log import EventLog
 
@@ -63,7 +64,7 @@ class ConnectionContext:
 
     Attributes:
         commands: the handler of each kind of command.
-        publish_lone: appends and answers a PUB that came by itself, or returns False.
+        lone: the fast path of PUBs that come by themselves.
         auth_servers: None if every client may do everything.
         receive_buffer, receive_view: the shared receive buffer.
     """
@@ -76,7 +77,7 @@ class ConnectionContext:
     events: EventLog
     auth_servers: AuthServers | None
     commands: Mapping[type, Handler]
-    publish_lone: Callable[[ClientConnection, int], bool]
+    lone: LonePublish
     receive_buffer: bytearray
     receive_view: memoryview
     log: logging.Logger
@@ -96,6 +97,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_closing",
         "_commands",
         "_context",
+        "_error",
+        "_fd",
         "_filled",
         "_going_on",
         "_output",
@@ -134,10 +137,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._context = context
         self.remote_address = remote_address
         self._commands = context.commands
-        self._publish_lone = context.publish_lone
+        self._publish_lone = context.lone.publish
         self._ticks = context.commits.ticks
         self.decoder = Decoder(context.limits, is_valid_name)
         self.decoder.needs_tls = bool(context.options.tls_demanded)
+        self._fd = -1
+        """The socket, while the lane serves the connection."""
+        self._error: Exception | None = None
+        """The error that has ended the connection, unless the loop met it."""
         self._own: bytearray | None = None
         self._filled = 0
         self.greeted = False
@@ -217,6 +224,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the client's unread input, then requeue its messages in flight."""
+        self._leave_lane()
+        exc = exc or self._error
         with ExitStack() as stack:  # Calls the last first, and all, though one of them raises.
             stack.callback(self._context.clients.closed, self, exc)
             stack.callback(self._context.commits.forget, self)
@@ -275,6 +284,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._closing = True
         self.transport.abort()
 
+    def lose(self, error: Exception) -> None:
+        """Close at once: an error has ended the connection, and the loop has not met it."""
+        self._error = error
+        self.transport.abort()
+
     def drop(self, reason: str) -> None:
         """Close at once: the client is gone or does not read."""
         self._context.log.warning("[%s] the client %s: closing", self.remote_address, reason)
@@ -313,6 +327,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 if outcome is not None:
                     if isinstance(outcome, ConnectionUpgrade):
                         self._own = None
+                        self._leave_lane()
                         self._upgrade = outcome, bytes(buffer[at:end])
                         self.transport.pause_reading()
                         self._begin_upgrade()
@@ -397,7 +412,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._context.events.greeted(self.remote_address, magic, v2.MAGIC)
         self.greeted = True
         self.brief = self.may_be_brief and self.guard is None
+        lane, sock = self._context.lone.lane, self.transport.get_extra_info("socket")
+        if lane is not None and self.brief and sock is not None:
+            self._fd = sock.fileno()
+            lane.add(self, self._fd)
         return len(magic)
+
+    def _leave_lane(self) -> None:
+        if self._fd >= 0:
+            lane, fd, self._fd = self._context.lone.lane, self._fd, -1
+            assert lane is not None
+            lane.remove(fd)
 
     def _keep(self, buffer: bytearray, at: int, end: int) -> None:
         """Keep the rest of the buffer, in one large enough for the incomplete command."""

@@ -45,6 +45,7 @@ from martlet.properties.model import PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
 from martlet.put_status import PutStatus
 from martlet.server.delivery_time import deliver_at_ns
+from martlet.server.nsq.lane import open_lane
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError
@@ -97,9 +98,22 @@ class LonePublish:
         broker: stores the messages.
         commits: knows whether a message may be answered once it is written.
         buffer: the shared receive buffer.
+        connection_type: the class of the connections, for the compiled way.
+
+    Attributes:
+        lane: the compiled way; None where nothing is compiled, or answers wait.
     """
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit, buffer: bytearray) -> None:
+    def __init__(
+        self,
+        broker: BrokerCore,
+        commits: GroupCommit,
+        buffer: bytearray,
+        connection_type: type[ClientConnection],
+    ) -> None:
+        self.lane = open_lane(broker, connection_type, buffer) if commits.answers_at_once else None
+        if self.lane is not None:
+            commits.ticks.serve = self.lane.serve
         self._broker = broker
         self._answers_at_once = commits.answers_at_once
         self._ticks = commits.ticks
@@ -113,6 +127,8 @@ class LonePublish:
         """
         if connection.replies or self._ticks.crowded or not self._answers_at_once:
             return False
+        if self.lane is not None and self.lane.publish(connection, nbytes):
+            return True
         lone = connection.decoder.lone_publish(self._buffer, nbytes)
         if lone is None:
             return False

@@ -26,7 +26,9 @@ def test_a_run_of_finishes_is_looked_for_so_far_and_no_farther() -> None:
 def test_a_run_of_publishes_is_looked_for_so_far_and_no_farther() -> None:
     one = b"PUB t\n\0\0\0\1x"
     buffer = bytearray(one * (3 * MAX_PUBLISHES))
-    assert len(publish_run(buffer, 0, len(buffer), len(one) - 1, 1)) == MAX_PUBLISHES
+    bodies, end = publish_run(buffer, 0, len(buffer), len(b"PUB t\n"), 1, 100)
+    assert len(bodies) == MAX_PUBLISHES
+    assert end == MAX_PUBLISHES * len(one)
 
 
 def test_a_wrong_id_in_front_is_no_run() -> None:

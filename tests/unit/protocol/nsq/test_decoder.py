@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from martlet.names import is_valid_name
+from martlet.native import native
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.v2 import (
@@ -68,9 +69,7 @@ def mpub(*bodies: bytes, size: int | None = None, count: int | None = None) -> b
 
 def bodies_of(command: Command) -> list[bytes]:
     assert isinstance(command, PublishCommand)
-    if isinstance(command.bodies, list):
-        return command.bodies
-    return [row.tobytes() for row in command.bodies]
+    return [bytes(body) for body in command.bodies]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +120,9 @@ def test_each_command(line: bytes, state: ParserState, command: Command) -> None
     assert decode(line, state) == [command]
 
 
-def test_an_mpub_of_one_size_is_a_matrix_and_one_of_several_a_list() -> None:
+def test_the_bodies_of_an_mpub_have_one_size_or_several() -> None:
     (command,) = decode(mpub(b"abc", b"def"))
     assert isinstance(command, PublishCommand)
-    assert not isinstance(command.bodies, list)
     assert bodies_of(command) == [b"abc", b"def"]
     assert (command.verb, command.topic, command.commands) == ("MPUB", "t", 1)
     (command,) = decode(mpub(b"abc", b"de", b"f"))
@@ -152,13 +150,21 @@ def test_runs_end_where_something_else_comes() -> None:
     )
     assert [type(command) for command in commands] == [FinishRun, Ready, FinishRun, Finish]
     pubs = b"".join(b"PUB t\n" + sized(b"%03d" % n) for n in range(5))
-    commands = decode(pubs + b"PUB u\n" + sized(b"abc") + pubs + b"PUB t\n" + sized(b"longer"))
+    commands = decode(pubs + b"PUB u\n" + sized(b"abc") + pubs + b"NOP\n")
     assert [(c.topic, len(c.bodies)) for c in commands if isinstance(c, PublishCommand)] == [
         ("t", 5),
         ("u", 1),
         ("t", 5),
-        ("t", 1),
     ]
+
+
+def test_publishes_of_other_sizes_belong_to_the_run_where_that_is_compiled() -> None:
+    pubs = b"".join(b"PUB t\n" + sized(b"x" * size) for size in (3, 3, 3, 3, 3, 6, 1))
+    commands = decode(pubs)
+    counts = [len(c.bodies) for c in commands if isinstance(c, PublishCommand)]
+    assert counts == ([5, 1, 1] if native is None else [7])
+    sizes = [len(body) for command in commands for body in bodies_of(command)]
+    assert sizes == [3, 3, 3, 3, 3, 6, 1]
 
 
 def test_a_bad_id_among_good_ones_costs_the_others_nothing() -> None:

@@ -1,0 +1,133 @@
+"""The lane: serves clients that send one PUB or FIN at a time, by the compiled hot path.
+
+While the loop is awake (see `martlet.server.tick`), the lane asks the loop's own epoll descriptor
+which sockets are readable, and reads those of its connections itself::
+
+    readable, a connection of the lane   ->   a lone PUB or FIN: handled and answered in C
+                                         ->   other input: handled as the loop would hand it over
+    anything else                        ->   left to the loop
+
+Readiness is level-triggered, so the loop sees whatever the lane leaves alone. Connections with TLS,
+compression or AUTH, and those that are held up or closing, are left to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.delivery import Delivery
+from martlet.broker.queue.consumer import ChannelConsumer, Lease
+from martlet.broker.queue.started import next_rank
+from martlet.log.index import IndexEntry
+from martlet.log.storage import DiskSegment
+from martlet.native import native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from martlet.broker.broker import BrokerCore
+    from martlet.native import Native
+    from martlet.server.nsq.connection import ClientConnection
+
+_BUDGET_NS = 500_000
+"""The maximum time of one call: timers and other input wait that long."""
+
+
+class Lane:
+    """The connections that are served without the event loop.
+
+    Args:
+        functions: the compiled hot path.
+        epoll: the descriptor that the loop polls.
+        broker: stores the messages.
+        connection_type: the class of the connections; their subclasses are left to Python.
+        received: the shared receive buffer.
+    """
+
+    def __init__(
+        self,
+        functions: Native,
+        epoll: int,
+        broker: BrokerCore,
+        connection_type: type[ClientConnection],
+        received: bytearray,
+    ) -> None:
+        self._serve = functions.serve
+        self._publish = functions.publish
+        self._epoll = epoll
+        self._received = received
+        self._connections: dict[int, ClientConnection] = {}
+        # In the order that `_native.c` knows.
+        self._parts = (
+            broker,
+            self._connections,
+            _feed,
+            _fail,
+            partial(tuple.__new__, IndexEntry),
+            partial(tuple.__new__, Lease),
+            next_rank,
+            DiskSegment,
+            Delivery,
+            Channel,
+            ChannelConsumer,
+            connection_type,
+        )
+
+    def add(self, connection: ClientConnection, fd: int) -> None:
+        """Serve a connection from now on."""
+        assert fd not in self._connections
+        self._connections[fd] = connection
+
+    def remove(self, fd: int) -> None:
+        """Leave a connection to the loop from now on, before its socket is closed."""
+        del self._connections[fd]
+
+    def serve(self, window_ns: int) -> int:
+        """Serve connections until none has sent anything for a time, or something else is to be
+        done.
+
+        Returns the sum of FED, ELSEWHERE and SERVED of `martlet.native`; 0 if nothing came.
+        """
+        return self._serve(self._parts, self._received, self._epoll, window_ns, _BUDGET_NS)
+
+    def publish(self, connection: ClientConnection, nbytes: int) -> bool:
+        """Store and answer a PUB that is all that the loop has received. False if it is not one, or
+        Python has to.
+        """
+        return self._publish(self._parts, self._received, connection, nbytes)
+
+
+def open_lane(
+    broker: BrokerCore, connection_type: type[ClientConnection], received: bytearray
+) -> Lane | None:
+    """Return a lane; None where nothing is compiled, or the loop is not uvloop's."""
+    backend: Callable[[], int] | None = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
+    if native is None or backend is None:
+        return None
+    return Lane(native, backend(), broker, connection_type, received)
+
+
+def _feed(connection: ClientConnection, nbytes: int) -> None:
+    """Handle bytes that stand in the connection's buffer, as the loop would hand them over."""
+    connection.buffer_updated(nbytes)
+
+
+def _fail(connection: ClientConnection, error: int | BaseException) -> None:
+    """Close a connection whose socket has failed, with an errno, or whose input raised an error."""
+    if isinstance(error, int):
+        connection.lose(OSError(error, os.strerror(error)))
+        return
+    if not isinstance(error, Exception):
+        raise error
+    asyncio.get_running_loop().call_exception_handler(
+        {
+            "message": f"an error while handling the input of {connection.remote_address}",
+            "exception": error,
+            "protocol": connection,
+        }
+    )
+    connection.lose(error)

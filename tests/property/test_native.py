@@ -1,0 +1,271 @@
+"""The compiled hot path gives the same bytes, state and errors as Python, for any input."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.property.native_twins import Twin, TwinClient
+
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.native import native
+
+pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
+
+CLIENTS = 3
+Step = tuple[object, ...]
+"""What is done, and its arguments."""
+_MESSAGE = re.compile(rb"\x00\x00\x00\x02.{8}..([0-9a-f]{16})", re.DOTALL)
+
+
+def sized(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+class Input(NamedTuple):
+    """Input of a client, by a short description: hypothesis prints it.
+
+    Attributes:
+        verb: PUB for one command a body, MPUB for one of all.
+        spare: bytes behind the last body.
+    """
+
+    verb: str
+    topic: str
+    sizes: tuple[int, ...]
+    spare: bytes = b""
+
+    @property
+    def data(self) -> bytes:
+        """The bytes."""
+        line = f"{self.verb} {self.topic}\n".encode()
+        bodies = [sized(b"x" * size) for size in self.sizes]
+        if self.verb == "PUB":
+            return b"".join(line + body for body in bodies) + self.spare
+        inner = struct.pack(">I", len(bodies)) + b"".join(bodies) + self.spare
+        return line + sized(inner)
+
+
+topics = st.sampled_from(["a", "b", "several", "short#ephemeral"])
+sizes = st.sampled_from([1, 2, 7, 8, 9, 100, 200, 3999, 4000])
+publishes = st.builds(
+    lambda topic, size, count: Input("PUB", topic, (size,) * count),
+    topics,
+    sizes,
+    st.sampled_from([1, 1, 1, 2, 5, 40]),
+)
+several_sizes = st.lists(st.integers(1, 60), min_size=2, max_size=30).map(tuple)
+uneven_runs = st.builds(lambda topic, each: Input("PUB", topic, each), topics, several_sizes)
+batches = st.builds(
+    lambda topic, each, spare: Input("MPUB", topic, each, spare),
+    topics,
+    st.one_of(
+        several_sizes,
+        st.integers(1, 30).map(lambda count: (50,) * count),
+        st.sampled_from([(0,), (5, 4001), (5, 0)]),
+    ),
+    st.sampled_from([b"", b"", b"", b"?", b"\0\0\0\0"]),
+)
+broken = st.sampled_from(
+    [
+        b"PUB a\n" + sized(b""),
+        Input("PUB", "a", (4001,)).data[:50],
+        b"PUB a\n\xff\xff\xff\xff",
+        b"PUB \n" + sized(b"x"),
+        b"PUB a b\n" + sized(b"x"),
+        b"PUB a\r\n" + sized(b"x"),
+        b"FIN 0123456789abcdef\n",
+        b"FIN 0123456789ABCDEG\n",
+        b"FIN short\n",
+        b"NOP\n",
+        b"NONSENSE\n",
+        b"DPUB a 100\n" + sized(b"later"),
+        b"CLS\n",
+        b"\n",
+    ]
+)
+client = st.integers(0, CLIENTS - 1)
+lone = st.tuples(
+    st.just("send"),
+    client,
+    st.builds(lambda topic, size: Input("PUB", topic, (size,)), st.sampled_from("ab"), sizes),
+)
+answer = st.tuples(
+    st.just("answer"), client, st.sampled_from(["FIN", "FIN", "FIN", "FIN", "REQ", "TOUCH"])
+)
+ready = st.tuples(st.just("ready"), client, st.sampled_from([0, 1, 1, 2, 50]))
+others = st.one_of(
+    st.tuples(st.just("send"), client, publishes),
+    st.tuples(st.just("send"), client, st.one_of(uneven_runs, batches)),
+    st.tuples(st.just("send"), client, broken),
+    st.tuples(st.just("cut"), client, st.one_of(publishes, batches), st.integers(1, 300)),
+    st.tuples(st.just("subscribe"), client, topics, st.sampled_from(["x", "y"])),
+    ready,
+    st.tuples(st.just("time"), st.sampled_from([0.0001, 1.0, 61.0])),
+    st.tuples(st.just("pause"), topics, st.booleans()),
+    st.tuples(st.just("trace"), topics, st.booleans()),
+    st.tuples(st.just("order"), topics),
+    st.tuples(st.just("leave"), client),
+)
+# Mostly what the compiled path is for, with anything in between.
+lives = st.lists(
+    st.one_of(lone, lone, lone, answer, answer, answer, others), min_size=25, max_size=80
+)
+beginnings = st.lists(
+    st.one_of(
+        st.tuples(st.just("subscribe"), client, st.sampled_from("ab"), st.just("x")),
+        ready,
+        lone,
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+class Pair:
+    """The two brokers and their clients, driven alike."""
+
+    def __init__(self, folder: Path) -> None:
+        self.twins = [
+            Twin(folder / name, compiled=name == "compiled", segment_bytes=1 << 16)
+            for name in ("compiled", "python")
+        ]
+        for twin in self.twins:
+            twin.broker.set_queues("several", 3)
+            for topic in ("a", "b", "short#ephemeral"):
+                twin.broker.topic(topic)
+        self.clients = [self._client() for _ in range(CLIENTS)]
+        self.in_flight: list[list[bytes]] = [[] for _ in range(CLIENTS)]
+
+    def _client(self) -> list[TwinClient]:
+        pair = [TwinClient(twin) for twin in self.twins]
+        for each in pair:
+            each.send(b"  V2")
+        return pair
+
+    def send(self, number: int, data: bytes) -> None:
+        for each in self.clients[number]:
+            each.send(data)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case ("send", int(number), bytes(data)):
+                self.send(number, data)
+            case ("send", int(number), Input() as some):
+                self.send(number, some.data)
+            case ("cut", int(number), Input() as some, int(place)):
+                self.send(number, some.data[:place])
+                self.send(number, some.data[place:])
+            case ("subscribe", int(number), topic, channel):
+                self.send(number, f"SUB {topic} {channel}\n".encode())
+            case ("ready", int(number), count):
+                self.send(number, f"RDY {count}\n".encode())
+            case ("answer", int(number), verb):
+                holders = [n for n in range(CLIENTS) if self.in_flight[n]]
+                if holders:
+                    number = holders[number % len(holders)]
+                    id = self.in_flight[number].pop(0)
+                    extra = b" 0" if verb == "REQ" else b""
+                    self.send(number, f"{verb} ".encode() + id + extra + b"\n")
+            case ("time", float(seconds)):
+                for twin in self.twins:
+                    twin.pass_time(seconds)
+            case ("leave", int(number)):
+                for each in self.clients[number]:
+                    each.leave()
+                self.clients[number] = self._client()
+                self.in_flight[number] = []
+            case (what, str(name), *arguments):
+                for twin in self.twins:
+                    with twin.own_way():
+                        self._operate(twin, str(what), name, *arguments)
+
+    @staticmethod
+    def _operate(twin: Twin, what: str, name: str, *arguments: object) -> None:
+        topic = twin.broker.topics.get(name)
+        if topic is None:
+            return
+        if what == "pause":
+            topic.set_paused(bool(arguments[0]))
+        elif what == "trace":
+            topic.configure(TopicPolicy(trace="on" if arguments[0] else "off"))
+        elif "x" in topic.channels and not topic.channels["x"].consumers:
+            topic.configure_channel("x", ChannelPolicy(order="queue"))
+
+    def compare(self) -> None:
+        for number, pair in enumerate(self.clients):
+            answers = [each.received() for each in pair]
+            assert answers[0] == answers[1]
+            self.in_flight[number] += _MESSAGE.findall(answers[0])
+            compiled, python = (each.connection for each in pair)
+            assert compiled.message_counters == python.message_counters
+            assert compiled.heard == python.heard
+            assert (compiled.state, compiled.held_up) == (python.state, python.held_up)
+            closed = [each.transport.closed for each in pair]
+            assert closed[0] == closed[1]
+            if closed[0]:
+                self.step(("leave", number))
+        compiled_state, python_state = (twin.state() for twin in self.twins)
+        assert compiled_state == python_state
+
+    def close(self) -> None:
+        for pair in self.clients:
+            for each in pair:
+                each.leave()
+        for twin in self.twins:
+            twin.close()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.builds(list.__add__, beginnings, lives))
+def test_the_compiled_path_equals_python(chosen: list[Step]) -> None:
+    async def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pair = Pair(Path(folder))
+            try:
+                for step in chosen:
+                    pair.step(step)
+                    pair.compare()
+            finally:
+                pair.close()
+
+    asyncio.run(run())
+
+
+def test_what_the_compiled_path_serves() -> None:
+    """A producer and a consumer that send one command at a time never need Python."""
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            pair = Pair(Path(folder))
+            try:
+                lone: Step = ("send", 0, Input("PUB", "a", (200,)))
+                finish: Step = ("answer", 1, "FIN")
+                begin: list[Step] = [("subscribe", 1, "a", "x"), ("ready", 1, 2), lone]
+                for step in begin:
+                    pair.step(step)
+                    pair.compare()
+                served = pair.twins[0].served_count
+                # Delivered at once; waiting for a FIN; and finished in another order.
+                for step in [lone, finish, lone, finish, lone, lone, lone, *[finish] * 4] * 3:
+                    pair.step(step)
+                    pair.compare()
+                assert pair.twins[0].served_count - served == 31
+                for what in ("trace", "pause"):
+                    pair.step((what, "a", True))
+                    for step in (lone, finish, lone):
+                        pair.step(step)
+                        pair.compare()
+                    pair.step((what, "a", False))
+                    pair.compare()
+            finally:
+                pair.close()
+
+    asyncio.run(run())
