@@ -1,12 +1,8 @@
 """What every request passes: the host it names, the site it comes from, its user.
 
 A page on another site can make a browser send requests here, with the browser's address and
-passwords:
-
-- A name of its own that resolves to this address (DNS rebinding) is refused by the ``Host``
-  header: a literal address, ``localhost``, or one of ``--allowed-host``.
-- A form or script elsewhere is refused by ``Sec-Fetch-Site``, or ``Origin`` where a browser does
-  not send that. A request with neither is a script's, as with nsqadmin.
+passwords: see `martlet.browsing`. ``Host`` must be a literal address, ``localhost``, or one of
+``--allowed-host``, and what changes something must come from this site, or from a program.
 
 Pages are answered under a content security policy that runs no script but the page's own files.
 """
@@ -14,13 +10,12 @@ Pages are answered under a content security policy that runs no script but the p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from martlet.admin.audit import AuditLog
 from martlet.admin.users import NotAuthenticated, User, Users
+from martlet.browsing import host_of, is_address, is_of_other_site
 from martlet.options.admin import AdminOptions
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,7 +32,6 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _USER = web.RequestKey("user", User)
-_SAME_SITE = frozenset({"same-origin", "none"})
 
 
 def user_of(request: web.Request) -> User:
@@ -55,7 +49,7 @@ class Guard:
     """
 
     def __init__(self, options: AdminOptions, users: Users, audit: AuditLog) -> None:
-        self._hosts = {host.lower() for host in options.allowed_hosts} | {"localhost"}
+        self._hosts = {host.lower() for host in options.allowed_hosts}
         self._users = users
         self._audit = audit
 
@@ -77,7 +71,7 @@ class Guard:
     def _refusal(self, request: web.Request, user: User) -> str:
         """Why a request is refused; empty for a good one."""
         host = host_of(request.host)
-        if host not in self._hosts and not _is_address(host):
+        if host not in self._hosts and not is_address(host):
             return (
                 f"the page is not reached as {host!r}: use its address, or start it with"
                 f" --allowed-host={host}"
@@ -89,15 +83,9 @@ class Guard:
                 f"a header names the user {user.forged!r}, and {user.address} is no proxy of"
                 " --trusted-proxy"
             )
-        site = request.headers.get("Sec-Fetch-Site")
-        origin = request.headers.get("Origin")
-        if site is not None:
-            is_same = site in _SAME_SITE
-        elif origin is not None:
-            is_same = urlsplit(origin).netloc.lower() == request.host.lower()
-        else:
-            is_same = True
-        return "" if is_same else "the request comes from a page of another site"
+        if is_of_other_site(request.headers, request.host):
+            return "the request comes from a page of another site"
+        return ""
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -105,18 +93,3 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.setdefault("Cache-Control", "no-store")
-
-
-def host_of(host: str) -> str:
-    """Return the host of ``host:port``, without brackets, in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -8,6 +8,9 @@ messages or change what operators decide: they answer operators alone. An operat
   ``--tls-client-auth-policy=require-verify``, or
 - without a token file, a connection from this machine: by a loopback address or a Unix socket.
 
+The last two are ways in which a browser of this machine is an operator, too. A page of a stranger
+can use that browser (see `martlet.browsing`), so they do not hold for requests of such a page.
+
 A standby decides about the clients that it has, and vouches to the primary for those that it
 forwards: the primary sees the address of the standby alone.
 """
@@ -27,6 +30,10 @@ from martlet.plural import counted
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions
     from martlet.server.http.request import HttpError, Request
+
+
+_MAX_SHOWN = 100
+"""The characters of a host that an error shows."""
 
 
 class Access(Enum):
@@ -127,11 +134,19 @@ class Operators:
         if request.is_vouched_for:
             return
         is_forwarded = request.is_vouched_for is not None
-        if self._has_certificates and request.has_certificate and not is_forwarded:
-            return
-        if not self._tokens:
-            if request.is_local and not is_forwarded:
+        is_certified = self._has_certificates and request.has_certificate
+        is_local = not self._tokens and request.is_local
+        if (is_certified or is_local) and not is_forwarded:
+            if not request.is_of_foreign_page:
                 return
+            if not self._tokens:
+                raise _denied(
+                    403,
+                    f"FOREIGN_PAGE: {request.path} does not answer pages of other sites in a"
+                    " browser: a program names the broker by its address, not as"
+                    f" {request.host[:_MAX_SHOWN]!r}, and sends neither Origin nor Sec-Fetch-Site",
+                )
+        if not self._tokens:
             raise _denied(
                 403,
                 f"OPERATORS_ONLY: {request.path} answers only clients on the broker's machine, as"

@@ -19,6 +19,7 @@ from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from martlet import __version__
+from martlet.browsing import host_of, is_address, is_of_other_site
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
 from martlet.server.listening_socket import shown_host, shown_peer
@@ -127,6 +128,28 @@ class Request:
         """Whether the client has shown a certificate, which Python's ssl has verified."""
         transport = self._request.transport
         return transport is not None and bool(transport.get_extra_info("peercert"))
+
+    @property
+    def host(self) -> str:
+        """The server that the client names, as ``host:port``."""
+        return self._request.host
+
+    @property
+    def is_of_foreign_page(self) -> bool:
+        """Whether a browser sends it for a page of another site, or under a name that may be such a
+        page's: see `martlet.browsing`.
+        """
+        request = self._request
+        if is_of_other_site(request.headers, request.host):
+            return True
+        transport = request.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if transport is None or sock is None or sock.family == socket.AF_UNIX:
+            return False
+        host = host_of(request.host)
+        # A name without a dot is this network's. In TLS a browser has checked the name.
+        is_known = is_address(host) or "." not in host or host == socket.gethostname().lower()
+        return not is_known and transport.get_extra_info("sslcontext") is None
 
     @property
     def is_gone(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from martlet.options import BrokerOptions
@@ -94,6 +95,8 @@ class Asked:
     is_local: bool = False
     has_certificate: bool = False
     is_vouched_for: bool | None = None
+    is_of_foreign_page: bool = False
+    host: str = "evil.example"
     sent: list[str] = field(default_factory=list)
     path: str = "/call/delay.list"
 
@@ -123,6 +126,43 @@ def test_without_tokens_clients_of_the_machine_are_operators() -> None:
     assert answer(operators, sent=bearer("")) == "403 OPERATORS_ONLY"
     assert answer(operators, has_certificate=True) == "403 OPERATORS_ONLY"
     assert answer(operators, path="/pub") == "yes"
+
+
+def test_a_strangers_page_in_a_browser_of_the_machine_is_no_operator() -> None:
+    page: dict[str, Any] = {"is_of_foreign_page": True}
+    assert answer(Operators(), is_local=True, **page) == "403 FOREIGN_PAGE"
+    certified = Operators((TOKEN,), has_certificates=True)
+    assert answer(certified, has_certificate=True, **page) == "401 and how OPERATOR_TOKEN_MISSING"
+    assert answer(certified, has_certificate=True, sent=bearer(TOKEN), **page) == "yes"
+    assert answer(Operators(), is_local=True, path="/pub", **page) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:4151"}, 200),
+        ({"Host": "[::1]:4151"}, 200),
+        ({"Host": "broker-1:4151"}, 200),
+        ({"Host": "rebound.example:4151"}, 403),
+        ({"Host": "127.0.0.1.rebound.example"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_browsers_show_by_their_headers_whose_page_asks(
+    headers: dict[str, str], status: int
+) -> None:
+    async with Broker() as broker, aiohttp.ClientSession() as session:
+        url = f"http://{broker.http_address}/log/topics"
+        async with session.get(url, headers=headers) as found:
+            assert found.status == status
+            if status == 403:
+                assert "FOREIGN_PAGE: /log/topics" in (await found.json())["message"]
 
 
 def test_with_tokens_each_of_them_opens_and_nothing_else() -> None:

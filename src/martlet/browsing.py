@@ -1,0 +1,54 @@
+"""What a request tells of the web page that made a browser send it.
+
+A page of another site can make a browser send requests to a server that only this machine reaches:
+
+- by a form or a script. The browser then says so, in ``Sec-Fetch-Site`` or in ``Origin``.
+- under a name of its own that resolves to this server's address (DNS rebinding). The browser takes
+  both for one site, and only ``Host`` shows it.
+
+Programs send neither of those headers, and name a server by its address or its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+_SAME_SITE = frozenset({"same-origin", "none"})
+
+
+def host_of(host: str) -> str:
+    """Return the host of ``host:port``, without brackets, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is ``localhost`` or a literal address, which no stranger's name server says."""
+    if host == "localhost":
+        return True
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def is_of_other_site(headers: Mapping[str, str], host: str) -> bool:
+    """Whether a browser says that a page of another site made it send a request.
+
+    Args:
+        headers: of the request, by their names in any case.
+        host: its ``Host``.
+    """
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site is not None:
+        return site not in _SAME_SITE
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc.lower() != host.lower()
+    except ValueError:
+        return True
