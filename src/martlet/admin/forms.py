@@ -113,7 +113,10 @@ async def _operate(request: web.Request, operation: Operation, asked: Asked) -> 
 
 
 async def _form(request: web.Request) -> Form:
-    form = await request.post()
+    try:
+        form = await request.post()
+    except (ValueError, LookupError, AssertionError, RuntimeError) as error:  # by the kind of form
+        raise ActionRefused(f"the form cannot be read: {error}") from error
     if not all(isinstance(value, str) for value in form.values()):
         raise ActionRefused("an action takes no files")
     return form  # type: ignore[return-value]
@@ -279,8 +282,11 @@ def _pages_of(site: Site, places: Sequence[Place]) -> tuple[str, ...]:
 
 def _back(site: Site, wanted: str) -> str:
     """Return the page to go back to: one of this site's, whatever a form says."""
-    parts = urlsplit(wanted)
     own = site.url("/")
+    try:
+        parts = urlsplit(wanted)
+    except ValueError:
+        return own
     if parts.scheme or parts.netloc or "\\" in wanted or not parts.path.startswith(own):
         return own
     if parts.path.startswith("//"):

@@ -19,7 +19,7 @@ from martlet.admin.nsqadmin import api
 from martlet.admin.pages import PAGES
 from martlet.admin.site import SITE, PageNotFound, Site
 from martlet.admin.users import Users
-from martlet.client import Tls
+from martlet.client import InvalidName, Tls
 from martlet.client.admin import Admin, AdminError, AdminNotFound
 from martlet.operator_tokens import read_tokens
 from martlet.options.admin import AdminOptions
@@ -158,12 +158,16 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except PageNotFound as error:
         status, title, text = 404, "Not found", str(error)
-    except ActionRefused as error:
+    except (ActionRefused, InvalidName) as error:
         status, title, text = 400, "Refused", str(error)
     except AdminError as error:
         status, title, text = 502, "No broker did it", str(error)
         if isinstance(error, AdminNotFound) and request.method == "GET":
             status, title = 404, "Not found"
+    except web.RequestPayloadError as error:
+        status, title, text = 400, "Refused", f"the body of the request cannot be read: {error}"
+        if _is_api(request, site.options):
+            return api.failure(status, text)
     except web.HTTPError as error:
         if _is_api(request, site.options):
             return api.failure(error.status)

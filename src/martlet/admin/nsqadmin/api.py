@@ -283,7 +283,7 @@ def _check_may_act(request: web.Request, site: Site) -> None:
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
         body = json.loads(await request.read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body is no JSON object")
@@ -337,7 +337,7 @@ def _set_daemons(site: Site, body: bytes) -> None:
             site.options, lookupd_http_addresses=tuple(found), nsqd_http_addresses=()
         )
         site.admin.http.ask_daemons(found)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError(400, "INVALID_VALUE") from None
 
 

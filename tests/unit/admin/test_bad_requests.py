@@ -1,0 +1,88 @@
+"""Requests that no browser sends: each is refused with a reason; none is a fault of the page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.admin_page import Page, broker_of, page_of
+from yarl import URL
+
+FORM = "application/x-www-form-urlencoded"
+PARTS = "multipart/form-data; boundary=a"
+FIELD = b'--a\r\nContent-Disposition: form-data; name="action"\r\n%b\r\nx\r\n--a--\r\n'
+DEEP = b"[" * 100_000
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with broker_of(1) as broker, page_of([broker.http_address]) as found:
+        yield found
+
+
+async def ask(page: Page, method: str, path: str, body: bytes = b"", **headers: str) -> str:
+    """Return the status and the text of an answer."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    url = URL(page.url + path, encoded=True)
+    async with page.session.request(method, url, data=body, headers=named) as answer:
+        return f"{answer.status} {await answer.text()}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (f"{FORM}; charset=unknown", b"action=x"),
+        (FORM, b"%ff=%ff&action=\xff"),
+        ("multipart/form-data", b"no boundary"),
+        (PARTS, b"no part"),
+        (PARTS, b"--a\r\nContent-Disposition: form-data; name=a\r\n\r\nno end"),
+        (PARTS, b"--a\r\nContent-Disposition: form-data\r\n\r\nno name\r\n--a--\r\n"),
+        (PARTS, FIELD % b"Content-Transfer-Encoding: unknown\r\n"),
+        (PARTS, FIELD % b"Content-Type: text/plain; charset=unknown\r\n"),
+    ],
+)
+async def test_a_form_that_cannot_be_read_is_refused(page: Page, kind: str, body: bytes) -> None:
+    found = await ask(page, "POST", "/act", body, Content_Type=kind)
+    assert found.startswith("400 ")
+    assert "the form cannot be read: " in found
+
+
+@pytest.mark.parametrize("path", ["/act", "/api/topics"])
+async def test_a_body_that_is_compressed_wrongly_is_refused(page: Page, path: str) -> None:
+    found = await ask(page, "POST", path, b"xx", Content_Type=FORM, Content_Encoding="gzip")
+    assert found.startswith("400 ")
+    assert "the body of the request cannot be read: " in found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "message"),
+    [
+        ("POST", "/api/topics", "the body is no JSON: "),
+        ("POST", "/api/topics/orders", "the body is no JSON: "),
+        ("DELETE", "/api/nodes/x", "INVALID_BODY"),
+        ("PUT", "/config/nsqlookupd_http_addresses", "INVALID_VALUE"),
+    ],
+)
+async def test_json_that_is_too_deep_is_refused(
+    page: Page, method: str, path: str, message: str
+) -> None:
+    found = await ask(page, method, path, DEEP)
+    assert found.startswith("400 ")
+    assert message in found
+
+
+async def test_names_in_an_address_are_checked(page: Page) -> None:
+    found = await ask(page, "GET", "/groups/a%2fb/%ff")
+    assert found.startswith("400 ")
+    assert "is no name of a topic" in found
+
+
+async def test_a_page_to_go_back_to_that_is_no_address_is_left_out(page: Page) -> None:
+    found = await ask(page, "GET", "/confirm?action=delete_topic&topic=orders&back=//[")
+    assert found.startswith("200 ")
+    assert 'href="/"' in found
+
+
+async def test_an_origin_that_is_no_address_is_of_another_site(page: Page) -> None:
+    found = await ask(page, "POST", "/act", b"action=x", Content_Type=FORM, Origin="http://[")
+    assert found.startswith("403 ")
