@@ -26,7 +26,7 @@ def host_of(host: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is ``localhost`` or a literal address, which no stranger's name server says."""
+    """Whether a host is ``localhost`` or a literal address, not a name of somebody's server."""
     if host == "localhost":
         return True
     try:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import aiohttp
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_answer(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -26,9 +29,15 @@ async def read_answer(response: aiohttp.ClientResponse, max_bytes: int) -> bytes
 
 
 async def read_json(response: aiohttp.ClientResponse, max_bytes: int) -> Any:
-    """Parse the body as JSON; raises as `read_answer`, and ValueError where it is not JSON."""
+    """Parse the body as JSON; raises as `read_answer`, and ValueError where it is not JSON.
+
+    Half a surrogate pair is a character in JSON and none in UTF-8; each is replaced by ``?``.
+    """
     body = await read_answer(response, max_bytes)
     try:
-        return json.loads(body)
+        found = json.loads(body.decode())
+        if _SURROGATE.search(body):
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+        return found
     except RecursionError:
         raise ValueError("an answer too deep to be read") from None

@@ -17,7 +17,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from martlet.client.admin import AdminError
+from martlet.client.admin.decode import UNREADABLE
 from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.stats import read_stats
 
 T = TypeVar("T")
 Stats = dict[str, Any]
@@ -86,7 +88,7 @@ class NsqadminCluster:
     async def topics(self) -> list[str] | None:
         """Return the names of all topics; None for no topic."""
         if self._http.daemons:
-            lists = await self._daemons(lambda url: self._get(url, "/topics", "topics"))
+            lists = await self._daemons(lambda url: self._names(url, "topics"))
         else:
             lists = [
                 [topic["topic_name"] for topic in topics]
@@ -111,15 +113,14 @@ class NsqadminCluster:
             except UpstreamFailed:
                 pass
             try:
-                lists = await quiet._daemons(partial(quiet._channels, topic=topic))
+                lists = await quiet._daemons(partial(quiet._names, what="channels", topic=topic))
             except UpstreamFailed:
                 lists = []
             found[topic] = sorted({name for names in lists for name in names}) or None
         return found
 
-    async def _channels(self, url: str, topic: str) -> list[str]:
-        found: list[str] = await self._get(url, "/channels", "channels", topic=topic)
-        return found
+    async def _names(self, url: str, what: str, **args: str) -> list[str]:
+        return list(map(str, await self._get(url, f"/{what}", what, **args)))
 
     async def producers(self) -> list[KnownProducer]:
         """Return all brokers, by host name."""
@@ -127,14 +128,14 @@ class NsqadminCluster:
             return await self._each(self._brokers, self._described, "nsqd")
         found: dict[tuple[str, int], KnownProducer] = {}
 
-        async def ask(url: str) -> tuple[str, list[Any]]:
-            return url, await self._get(url, "/nodes", "producers")
+        async def ask(url: str) -> tuple[str, list[KnownProducer]]:
+            return url, list(map(_of_daemon, await self._get(url, "/nodes", "producers")))
 
         for url, known in await self._daemons(ask):
             for each in known:
-                key = each["broadcast_address"], each["tcp_port"]
-                producer = found.setdefault(key, _of_daemon(each))
-                remote = f"{url.partition('://')[2]}/{each.get('remote_address') or 'N/A'}"
+                key = each.fields["broadcast_address"], each.fields["tcp_port"]
+                producer = found.setdefault(key, each)
+                remote = f"{url.partition('://')[2]}/{each.fields['remote_address'] or 'N/A'}"
                 producer.fields["remote_addresses"] = [
                     *(producer.fields["remote_addresses"] or ()),
                     remote,
@@ -147,10 +148,13 @@ class NsqadminCluster:
     async def producers_of(self, topic: str) -> list[KnownProducer]:
         """Return the brokers that have a topic."""
         if self._http.daemons:
-            lists = await self._daemons(
-                lambda url: self._get(url, "/lookup", "producers", topic=topic)
-            )
-            found = [_of_daemon(each) for known in lists for each in known]
+
+            async def find(url: str) -> list[KnownProducer]:
+                return list(
+                    map(_of_daemon, await self._get(url, "/lookup", "producers", topic=topic))
+                )
+
+            found = [each for known in await self._daemons(find) for each in known]
             return list({each.url: each for each in reversed(found)}.values())[::-1]
 
         async def ask(url: str) -> list[KnownProducer]:
@@ -176,7 +180,7 @@ class NsqadminCluster:
                 "broadcast_address": info.get("broadcast_address") or host,
                 "tcp_port": info.get("tcp_port", 0),
                 "http_port": info.get("http_port") or int(port),
-                "version": info.get("version", ""),
+                "version": str(info.get("version", "")),
                 "topics": names or None,
                 "out_of_date": False,
             },
@@ -206,17 +210,18 @@ class NsqadminCluster:
             args["include_clients"] = "false"
         hosts = {each.url: each for each in producers}
 
-        async def ask(url: str) -> tuple[KnownProducer, list[Any]]:
-            return hosts[url], await self._get(url, "/stats", "topics", **args)
+        async def ask(url: str) -> tuple[KnownProducer, list[Stats]]:
+            found = await self._get(url, "/stats", "topics", **args)
+            return hosts[url], [
+                _topic_at(hosts[url], each) for each in found if topic in ("", each["topic_name"])
+            ]
 
         topics: list[Stats] = []
         sums: dict[str, Stats] = {}
         for producer, found in await self._each(list(hosts), ask, "nsqd"):
+            topics += found
             for each in found:
-                if topic and each["topic_name"] != topic:
-                    continue
-                topics.append(_topic_at(producer, each))
-                for counts in topics[-1]["channels"] or ():
+                for counts in each["channels"] or ():
                     name = counts["channel_name"]
                     key = name if topic else f"{counts['topic_name']}:{name}"
                     if key not in sums:
@@ -237,12 +242,13 @@ class NsqadminCluster:
     # servers
 
     async def _get(self, url: str, path: str, name: str = "", **args: str) -> Any:
-        answer: Any = await self._http.get(url, path, args)
-        try:
+        def read(answer: Any) -> Any:
+            if path == "/stats":
+                read_stats(answer)  # Raises where it has other types than nsqadmin reads.
             found = answer.get("data", answer)  # Old versions wrap it.
             return (found[name] or []) if name else found
-        except (AttributeError, KeyError, TypeError) as error:
-            raise AdminError(url, f"an unintelligible answer to {path}: {error!r}") from None
+
+        return await self._http.get(url, path, args, read)
 
     async def _daemons(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
         return await self._each(self._http.daemons, ask, "nsqlookupd")
@@ -251,8 +257,15 @@ class NsqadminCluster:
         self, urls: Sequence[str], ask: Callable[[str], Awaitable[T]], kind: str
     ) -> list[T]:
         """Ask servers at once; return their answers. Raises UpstreamFailed: none answered."""
+
+        async def understood(url: str) -> T:
+            try:
+                return await ask(url)
+            except UNREADABLE as error:
+                raise AdminError(url, f"an unintelligible answer: {error!r}") from None
+
         try:
-            answers = await self._http.each(urls, ask)
+            answers = await self._http.each(urls, understood)
         except AdminError as error:
             texts = [str(each) for each in error.errors.values()] or [str(error)]
             raise UpstreamFailed(f"failed to query any {kind}: " + "\n".join(texts)) from None
@@ -268,18 +281,18 @@ def _of_daemon(each: Mapping[str, Any]) -> KnownProducer:
         {"topic": name, "tombstoned": bool(is_gone)}
         for name, is_gone in sorted(zip(names, gone, strict=False))
     ]
-    host = each["broadcast_address"]
+    host = str(each["broadcast_address"])
     shown = f"[{host}]" if ":" in host else host
     return KnownProducer(
-        f"http://{shown}:{each['http_port']}",
+        f"http://{shown}:{int(each['http_port'])}",
         {
             "remote_addresses": None,
             "remote_address": each.get("remote_address", ""),
             "hostname": each.get("hostname", ""),
             "broadcast_address": host,
-            "tcp_port": each["tcp_port"],
-            "http_port": each["http_port"],
-            "version": each.get("version", ""),
+            "tcp_port": int(each["tcp_port"]),
+            "http_port": int(each["http_port"]),
+            "version": str(each.get("version", "")),
             "topics": topics or None,
             "out_of_date": False,
         },
@@ -404,11 +417,18 @@ def _latency(found: Mapping[str, Any] | None) -> Stats:
             {**each, "min": value, "max": value, "average": value, "count": count}
             for each in percentiles
             for value in (each.get("value", 0),)
+            if _is_number(count) and _is_number(value) and _is_number(each["quantile"])
         ],
         "topic": "",
         "channel": "",
         "host": "",
     }
+
+
+def _is_number(value: object) -> bool:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{str(value)[:40]!r} is no number")
+    return True
 
 
 def _add_latency(to: Stats, one: Stats, channel: str) -> None:

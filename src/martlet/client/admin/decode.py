@@ -14,8 +14,10 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 Fields = Mapping[str, Any]
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 """The errors of reading an unexpected answer."""
+_MAX_NUMBER = (1 << 64) - 1
+"""No counter of a broker is larger, and no time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,4 +105,6 @@ def _field_readers(kind: Any) -> Iterator[_FieldReader]:
 def _checked(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{str(value)[:40]!r} is unexpected")
+    if isinstance(value, (int, float)) and not abs(value) <= _MAX_NUMBER:  # as NaN is
+        raise ValueError(f"{value:.3g} is too large" if isinstance(value, float) else "too large")
     return value

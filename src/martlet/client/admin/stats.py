@@ -7,6 +7,7 @@ from typing import Any
 
 from martlet.client.admin.decode import Described, named
 from martlet.client.admin.http import AdminHttp
+from martlet.client.names import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +171,18 @@ async def node_stats(
     }
     wanted = {"topic": topic, "channel": channel}
     arguments |= {name: value for name, value in wanted.items() if value}
-    return await http.get(url, "/stats", arguments, _read)
+    return await http.get(url, "/stats", arguments, read_stats)
 
 
-def _read(answer: Any) -> NodeStats:
+def read_stats(answer: Any) -> NodeStats:
+    """Read the answer to ``/stats``. Raises one of `UNREADABLE`."""
     stats = answer.get("data", answer)  # Older brokers wrap the answer.
     for topic in stats["topics"] or ():
         for channel in topic["channels"]:
             channel["topic"] = topic["topic_name"]
-    return NodeStats.read(stats)
+    found = NodeStats.read(stats)
+    for known in found.topics:
+        check_name(known.topic, "topic")
+        for each in known.channels:
+            check_name(each.channel, "channel")
+    return found
