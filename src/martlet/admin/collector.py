@@ -2,7 +2,8 @@
 
 While a page is open brokers are asked every ``--poll-interval``, else every 15 s, for the history.
 Where an answer takes long the pause grows with it: looking must not cost a broker more than a tenth
-of its time.
+of its time. A broker that hangs is told soon, by a limit that is short where answers were quick so
+far, and does not count as one that is slow.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from martlet.admin.history import CountHistory, Rates
 from martlet.client.admin import AdminError, Answers, NodeStats
 
 IDLE_INTERVAL_S = 15.0
+_LIMIT_S = 2.5
+"""The time that a broker has for an answer, where all answered in time before."""
+_SLOWER = 3
+"""It has so many times as long as the slowest answer of the look before took, if that is more."""
 _MAX_SHARE = 0.1
 """The part of the time that brokers may spend on answers."""
 
@@ -25,20 +30,25 @@ class Collector:
     """Asks brokers, and keeps what they said.
 
     Args:
-        look: asks all brokers; raises AdminError where none answers.
+        look: asks all brokers, with a time limit in seconds for each; raises AdminError where none
+            answers.
         interval_s: how often while a page is open.
         log: the destination of log lines.
+        max_limit_s: the time limit of the first look, and of one after a broker was late.
     """
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[Answers[NodeStats]]],
+        look: Callable[[float], Awaitable[Answers[NodeStats]]],
         interval_s: float,
         log: logging.Logger,
+        max_limit_s: float = 5.0,
     ) -> None:
         self._look = look
         self._interval_s = interval_s
         self._log = log
+        self._max_limit_s = max_limit_s
+        self._was_late = True
         self.view = ClusterView()
         self.history = CountHistory()
         self._rates = Rates()
@@ -62,8 +72,8 @@ class Collector:
             async with self._changed:
                 self._began_s = began_s
                 self._changed.notify_all()
-            took_s = time.monotonic() - began_s
-            pause_s = max(self._interval_s, took_s / _MAX_SHARE) - took_s
+            wanted_s = max(self._interval_s, self.view.took_s / _MAX_SHARE)
+            pause_s = max(0.0, wanted_s - (time.monotonic() - began_s))
             await _wait(self._hurry, pause_s) or await _wait(self._wake, IDLE_INTERVAL_S - pause_s)
 
     async def look_now(self) -> ClusterView:
@@ -91,12 +101,17 @@ class Collector:
     async def _take(self) -> ClusterView:
         """Look once."""
         before, began_s = self.view, time.time()
+        limit_s = self._max_limit_s
+        if not self._was_late:
+            limit_s = min(limit_s, max(_LIMIT_S, _SLOWER * before.took_s))
         try:
-            answers = await self._look()
+            answers = await self._look(limit_s)
         except AdminError as error:
             return without_answers(error, before, began_s)
         view = merge(answers, before, began_s)
-        view.took_s = time.time() - began_s
+        took_s = time.time() - began_s
+        self._was_late = bool(answers.failures) and took_s >= limit_s
+        view.took_s = before.took_s if self._was_late else took_s
         self._rate(view)
         return view
 

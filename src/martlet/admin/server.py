@@ -74,7 +74,12 @@ class AdminServer:
     async def _start(self) -> None:
         options, stack = self.options, self._exit
         admin = await stack.enter_async_context(_admin(options))
-        collector = Collector(admin.nodes.stats, options.poll_interval_ns / 1e9, self.log)
+        collector = Collector(
+            lambda limit_s: admin.nodes.stats(time_limit_s=limit_s),
+            options.poll_interval_ns / 1e9,
+            self.log,
+            options.http_client_request_timeout_ns / 1e9,
+        )
         site = Site(options, admin, collector, self._audit, self.log)
         runner = web.AppRunner(
             self._app(site), access_log=None, shutdown_timeout=_STOP_S, handler_cancellation=True

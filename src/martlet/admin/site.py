@@ -25,7 +25,8 @@ from martlet.visible import visible
 _EVENT_STREAM = "text/event-stream"
 MAX_STREAMS = 200
 """The maximum of pages that are shown live at the same time; others stay as they were loaded."""
-
+_UNREAD_S = 30.0
+"""A page that reads nothing for so long is no longer live, and makes room for another."""
 
 Context = Callable[[ClusterView], Awaitable[Mapping[str, Any]]]
 
@@ -164,9 +165,14 @@ class Site:
                 except PageNotFound as error:
                     values = {"title": "Not found", "text": str(error), "back": ""}
                     html = gone.render(shared | values)
-                await response.write(_event(html))
+                async with asyncio.timeout(_UNREAD_S):
+                    await response.write(_event(html))
         except ConnectionError:
             return response  # The tab was closed.
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return response
         finally:
             self.streams.discard(task)
 

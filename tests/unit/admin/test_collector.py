@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -27,7 +28,7 @@ class Brokers:
         self.delay_s = delay_s
         self.error: Exception | None = None
 
-    async def look(self) -> Answers[NodeStats]:
+    async def look(self, limit_s: float) -> Answers[NodeStats]:
         self.looks += 1
         self.asked.set()
         await asyncio.sleep(self.delay_s)
@@ -38,9 +39,11 @@ class Brokers:
 
 @asynccontextmanager
 async def running(
-    look: Callable[[], Awaitable[Answers[NodeStats]]], interval_s: float = INTERVAL_S
+    look: Callable[[float], Awaitable[Answers[NodeStats]]],
+    interval_s: float = INTERVAL_S,
+    max_limit_s: float = 5.0,
 ) -> AsyncIterator[Collector]:
-    collector = Collector(look, interval_s, log)
+    collector = Collector(look, interval_s, log, max_limit_s)
     task = asyncio.create_task(collector.run())
     try:
         yield collector
@@ -84,6 +87,30 @@ async def test_where_answers_are_slow_they_are_asked_less() -> None:
         await collector.following(view)
         # A tenth of the time is the brokers': 0.05 s of it, and 0.45 s for other work.
         assert asyncio.get_running_loop().time() - began_s >= 0.45
+
+
+async def test_a_broker_that_hangs_does_not_delay_the_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(module, "_MAX_SHARE", 0.001)
+    limits: list[float] = []
+
+    async def look(limit_s: float) -> Answers[NodeStats]:
+        limits.append(limit_s)
+        if len(limits) > 2:
+            await asyncio.sleep(limit_s)
+            return Answers({A: node(1)}, {"http://b": AdminError("http://b", "no answer in time")})
+        return Answers({A: node(1)})
+
+    async with running(look, max_limit_s=0.4) as collector:
+        began_s = time.monotonic()
+        view = await collector.fresh()
+        for _ in range(4):
+            view = await collector.following(view)
+        assert [each.url for each in view.missing] == ["http://b"]
+        assert time.monotonic() - began_s < 5, "a thousand times as long as looks take is minutes"
+        assert limits[:5] == [0.4, 0.2, 0.2, 0.4, 0.4]
 
 
 async def test_after_a_change_the_look_began_later() -> None:

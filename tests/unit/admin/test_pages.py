@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -226,6 +227,25 @@ async def test_the_number_of_live_pages_has_a_limit(
                 if answer.status == 200:
                     break
             await asyncio.sleep(0.05)
+
+
+async def test_a_live_page_that_is_not_read_makes_room(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_module, "MAX_STREAMS", 1)
+    monkeypatch.setattr(site_module, "_UNREAD_S", 0.1)
+    monkeypatch.setattr(site_module, "_event", lambda html: b"data: more than buffers\n" * 1_000_000)
+    host, _, port = page.server.address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1)
+    writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode())
+    with contextlib.closing(writer):
+        await asyncio.sleep(0.5)  # The first look, and the time to read it, are over.
+        async with asyncio.timeout(10):
+            while True:
+                async with page.session.get(f"{page.url}/", headers=EVENTS) as answer:
+                    if answer.status == 200:
+                        break
+                await asyncio.sleep(0.05)
 
 
 async def test_filter_sort_and_page_are_in_the_address(brokers: list[Broker]) -> None:

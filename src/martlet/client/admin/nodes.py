@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,20 +102,29 @@ class NodeAdmin(Noun):
 
         return await http.each(await http.brokers(), describe)
 
-    async def stats(self, *, include_clients: bool = False) -> Answers[NodeStats]:
+    async def stats(
+        self, *, include_clients: bool = False, time_limit_s: float | None = None
+    ) -> Answers[NodeStats]:
         """Return the counts of each broker, with its topics and channels.
 
         Args:
             include_clients: whether to list the consumers of channels.
+            time_limit_s: how long to wait for a broker, in seconds, where that is less than the
+                client's request timeout.
 
         Raises:
             AdminError: no broker answered.
         """
         http = self._http
-        return await http.each(
-            await http.brokers(),
-            lambda url: node_stats(http, url, include_clients=include_clients),
-        )
+
+        async def ask(url: str) -> NodeStats:
+            try:
+                async with asyncio.timeout(time_limit_s):
+                    return await node_stats(http, url, include_clients=include_clients)
+            except TimeoutError:
+                raise AdminError(url, "no answer in time") from None
+
+        return await http.each(await http.brokers(), ask)
 
     async def health(self) -> Answers[NodeHealth]:
         """Check lookup daemons and brokers. A server that does not answer is not healthy; an error
