@@ -18,6 +18,8 @@ LISTED_BYTES = 2_000
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|,|:|[^\s{}\[\],:"]+')
 _HEX_SHARE = 5
 """A byte takes so many times its room in hexadecimal digits."""
+_MAX_GROWTH = 10
+"""JSON that takes more times its room with indents, as nested a thousand times, is shown as text."""
 FORMS = ("text", "json", "hex")
 
 
@@ -77,7 +79,9 @@ def _decoded(body: bytes, *, is_cut: bool) -> str | None:
 
 
 def _indented(text: str) -> str | None:
-    """Return JSON with indents and its numbers and texts as they are; None for other text."""
+    """Return JSON with indents and its numbers and texts as they are; None for other text, and for
+    what is nested too deep.
+    """
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -87,7 +91,11 @@ def _indented(text: str) -> str | None:
     pieces: list[str] = []
     depth = 0
     before = ""
+    left = _MAX_GROWTH * len(text)
     for token in _TOKEN.findall(text):
+        left -= 2 * depth
+        if left < 0:
+            return None
         if token in "}]":
             depth -= 1
             pieces.append(token if before in "{[" else "\n" + "  " * depth + token)

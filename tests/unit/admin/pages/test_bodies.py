@@ -48,3 +48,8 @@ def test_other_bytes_are_shown_in_hexadecimal_digits() -> None:
     assert body_text(b"\xff" * 100, max_bytes=100) == body_text(b"\xff" * 20, 100, max_bytes=100)
     assert body_text(b"text", form="hex").form == "hex"
     assert body_text(b"", 5).is_cut
+
+
+def test_json_that_is_nested_too_deep_for_indents_is_text() -> None:
+    for body in (b"[" * 900 + b"]" * 900, b'{"a":' * 300 + b"1" + b"}" * 300):
+        assert body_text(body).text == body.decode()
