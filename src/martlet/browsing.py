@@ -1,4 +1,4 @@
-"""What a request tells of the web page that made a browser send it.
+"""What a request tells of where it comes from: a proxy, or a web page that a browser shows.
 
 A page of another site can make a browser send requests to a server that only this machine reaches:
 
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+PROXIED = ("Forwarded", "X-Forwarded-For")
+"""The headers by which a proxy names the client that it has."""
 _SAME_SITE = frozenset({"same-origin", "none"})
 
 

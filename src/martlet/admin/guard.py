@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from martlet.admin.audit import AuditLog
-from martlet.admin.users import NotAuthenticated, User, Users
+from martlet.admin.users import NotAuthenticated, Role, User, Users
 from martlet.browsing import host_of, is_address, is_of_other_site
 from martlet.options.admin import AdminOptions
 
@@ -57,7 +57,10 @@ class Guard:
         """Answer a request, unless it is refused."""
         try:
             request[_USER] = user = await self._users.of(request.headers, request.remote or "")
-        except NotAuthenticated:
+        except NotAuthenticated as error:
+            if error.name:
+                stranger = User("", Role.NUMBERS, request.remote or "")
+                self._audit.refused(request, stranger, f"a wrong password of {error.name[:80]!r}")
             raise web.HTTPUnauthorized(
                 text="the name or the password is wrong\n",
                 headers={"WWW-Authenticate": 'Basic realm="Martlet", charset="UTF-8"'},

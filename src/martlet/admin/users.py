@@ -5,9 +5,9 @@ The page knows users by      and they are  may act
 ===========================  ============  =======================================================
 ``--htpasswd-file``          its users     those of ``--admin-user``; without any, all of them
 ``--acl-http-header``        the proxy's   those of ``--admin-user``
-nothing, on loopback         anonymous     everyone
-nothing, elsewhere           anonymous     no one, and bodies are hidden, unless
-                                           ``--allow-anonymous-admin``
+nothing, on loopback         anonymous     everyone on this machine
+nothing, elsewhere or by a   anonymous     no one, and bodies are hidden, unless
+proxy                                      ``--allow-anonymous-admin``
 ===========================  ============  =======================================================
 
 The header counts from loopback and from ``--trusted-proxy``: other clients could have made it up.
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
+from martlet.browsing import PROXIED
 from martlet.extras import how_to_install
 from martlet.options.admin import AdminOptions
 
@@ -44,7 +44,15 @@ class Role(IntEnum):
 
 
 class NotAuthenticated(Exception):
-    """The password is missing or wrong."""
+    """The password is missing or wrong.
+
+    Attributes:
+        name: the user whose password is wrong; empty where none was given.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__(name)
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -111,9 +119,10 @@ class Users:
             name = named
         else:
             name, forged = "", named
-        return User(name, self._role(name), address, forged, not options.bodies)
+        is_local = options.is_loopback and not any(each in headers for each in PROXIED)
+        return User(name, self._role(name, is_local), address, forged, not options.bodies)
 
-    def _role(self, name: str) -> Role:
+    def _role(self, name: str, is_local: bool) -> Role:
         options = self._options
         if name and name in options.admin_users:
             role = Role.ACTS
@@ -121,7 +130,7 @@ class Users:
             role = Role.BODIES
         elif options.admin_users:
             role = Role.NUMBERS
-        elif options.htpasswd_file or options.is_loopback or options.allow_anonymous_admin:
+        elif options.htpasswd_file or is_local or options.allow_anonymous_admin:
             role = Role.ACTS
         else:
             role = Role.NUMBERS
@@ -141,7 +150,7 @@ class Users:
             raise NotAuthenticated
         try:
             decoded = base64.b64decode(encoded, validate=True)
-        except binascii.Error:
+        except ValueError:
             raise NotAuthenticated from None
         name, _, password = decoded.decode(errors="replace").partition(":")
         if header not in self._checked:
@@ -161,7 +170,7 @@ class Users:
             not bcrypt.checkpw(password.encode()[:_MAX_PASSWORD_BYTES], known)
             or name not in self._passwords
         ):
-            raise NotAuthenticated
+            raise NotAuthenticated(name)
 
 
 def _read(path: str) -> dict[str, bytes]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import bcrypt
 import pytest
 from aiohttp import web
 from tests.admin_page import Page, broker_of, page_of
@@ -102,3 +104,16 @@ async def test_an_audit_file_that_cannot_be_written_is_named(tmp_path: Path) -> 
     with pytest.raises(OSError, match=r"--audit-file=/.*/missing/audit cannot be written"):
         async with page_of(["127.0.0.1:1"], audit_file=str(tmp_path / "missing" / "audit")):
             raise AssertionError
+
+
+async def test_a_wrong_password_is_in_the_audit_and_a_missing_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "htpasswd"
+    file.write_text(f"ann:{bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}\n")
+    async with broker_of(1) as broker:
+        async with page_of([broker.http_address], htpasswd_file=str(file)) as page:
+            for auth in (None, aiohttp.BasicAuth("ann", "guess"), aiohttp.BasicAuth("ann", "secret")):
+                async with page.session.get(f"{page.url}/counter", auth=auth) as answer:
+                    assert answer.status == (200 if auth and auth.password == "secret" else 401)
+            (entry,) = page.server._audit.entries
+            assert (entry.result, entry.user) == ("refused", "")
+            assert entry.detail == "a wrong password of 'ann'"

@@ -45,6 +45,9 @@ def passwords(tmp_path: Path) -> str:
         ({}, LOCAL, {}, Role.ACTS),
         ({"http_address": "0.0.0.0:4171"}, REMOTE, {}, Role.NUMBERS),
         ({"http_address": "0.0.0.0:4171"}, LOCAL, {}, Role.NUMBERS),
+        ({}, LOCAL, {"X-Forwarded-For": REMOTE}, Role.NUMBERS),
+        ({}, LOCAL, {"Forwarded": f"for={REMOTE}"}, Role.NUMBERS),
+        ({"allow_anonymous_admin": True}, LOCAL, {"X-Forwarded-For": REMOTE}, Role.ACTS),
         (
             {"http_address": "0.0.0.0:4171", "allow_anonymous_admin": True},
             REMOTE,
@@ -104,6 +107,13 @@ async def test_users_of_a_file_need_their_passwords(passwords: str) -> None:
     ):
         with pytest.raises(NotAuthenticated):
             await known.of(wrong, LOCAL)
+
+
+async def test_a_header_that_is_no_password_is_none(passwords: str) -> None:
+    known = users(htpasswd_file=passwords)
+    for header in ("Basic", "Basic \u00e9", "Basic \udcff", "Basic !", "Bearer x"):
+        with pytest.raises(NotAuthenticated):
+            await known.of({"Authorization": header}, LOCAL)
 
 
 async def test_only_named_users_of_a_file_act(passwords: str) -> None:

@@ -19,7 +19,7 @@ from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from martlet import __version__
-from martlet.browsing import host_of, is_address, is_of_other_site
+from martlet.browsing import PROXIED, host_of, is_address, is_of_other_site
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
 from martlet.server.listening_socket import shown_host, shown_peer
@@ -31,8 +31,6 @@ _MAX_LEFT_BYTES = 256 << 10
 _NUMBER = re.compile(r"[0-9]{1,19}")
 SERVER = {"Server": f"martlet/{__version__}"}
 """The server's name on every answer."""
-_PROXIED = ("Forwarded", "X-Forwarded-For")
-"""The headers by which a proxy names the client that it has."""
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -116,7 +114,7 @@ class Request:
         """
         transport = self._request.transport
         sock = None if transport is None else transport.get_extra_info("socket")
-        if transport is None or sock is None or any(map(self.headers, _PROXIED)):
+        if transport is None or sock is None or any(map(self.headers, PROXIED)):
             return False
         if sock.family == socket.AF_UNIX:
             return True
