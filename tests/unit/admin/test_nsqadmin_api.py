@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,19 @@ async def test_rates_come_from_the_pages_own_history(brokers: list[Broker]) -> N
         for target in ("nsq.h.topic.none.message_count", "x"):
             path = f"/api/graphite?metric=rate&target={target}"
             assert await ask(page, "GET", path) == (200, {"rate": "N/A"})
+
+
+async def test_a_page_with_the_operators_token_asks_no_lookup_daemon_that_a_request_names(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    path = "/config/nsqlookupd_http_addresses"
+    async with page_of([GONE]) as page:
+        assert await ask(page, "PUT", path, ["127.0.0.1:2"]) == (200, ["127.0.0.1:2"])
+    async with page_of([GONE], operator_token_file=str(file)) as page:
+        status, found = await ask(page, "PUT", path, ["127.0.0.1:2"])
+        assert status == 403
+        assert "start the page again" in found["message"]
+        assert page.server.options.lookupd_http_addresses == ()
+        assert await ask(page, "GET", path) == (200, [])

@@ -320,6 +320,9 @@ async def _set_config(request: web.Request, site: Site, cluster: NsqadminCluster
         site.options = dataclasses.replace(site.options, log_level=level)
         logging.getLogger("martlet").setLevel(level.for_logging)
     elif name == "nsqlookupd_http_addresses":
+        if site.options.operator_token_file:
+            # Brokers that a lookup daemon names get the operators' token.
+            raise ApiError(403, "FORBIDDEN: start the page again to ask others with its token")
         _set_daemons(site, body)
     else:
         raise ApiError(400, "INVALID_OPTION")
