@@ -109,13 +109,15 @@ async def test_an_audit_file_that_cannot_be_written_is_named(tmp_path: Path) -> 
 async def test_a_wrong_password_is_in_the_audit_and_a_missing_one_is_not(tmp_path: Path) -> None:
     file = tmp_path / "htpasswd"
     file.write_text(f"ann:{bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}\n")
-    async with broker_of(1) as broker:
-        async with page_of([broker.http_address], htpasswd_file=str(file)) as page:
-            for given, status in (("", 401), ("ann:guess", 401), ("ann:secret", 200)):
-                word = base64.b64encode(given.encode()).decode()
-                headers = {"Authorization": f"Basic {word}"} if given else {}
-                async with page.session.get(f"{page.url}/counter", headers=headers) as answer:
-                    assert answer.status == status
-            (entry,) = page.server._audit.entries
-            assert (entry.result, entry.user) == ("refused", "")
-            assert entry.detail == "a wrong password of 'ann'"
+    async with (
+        broker_of(1) as broker,
+        page_of([broker.http_address], htpasswd_file=str(file)) as page,
+    ):
+        for given, status in (("", 401), ("ann:guess", 401), ("ann:secret", 200)):
+            word = base64.b64encode(given.encode()).decode()
+            headers = {"Authorization": f"Basic {word}"} if given else {}
+            async with page.session.get(f"{page.url}/counter", headers=headers) as answer:
+                assert answer.status == status
+        (entry,) = page.server._audit.entries
+        assert (entry.result, entry.user) == ("refused", "")
+        assert entry.detail == "a wrong password of 'ann'"

@@ -234,7 +234,9 @@ async def test_a_live_page_that_is_not_read_makes_room(
 ) -> None:
     monkeypatch.setattr(site_module, "MAX_STREAMS", 1)
     monkeypatch.setattr(site_module, "_UNREAD_S", 0.1)
-    monkeypatch.setattr(site_module, "_event", lambda html: b"data: more than buffers\n" * 1_000_000)
+    monkeypatch.setattr(
+        site_module, "_event", lambda html: b"data: more than buffers\n" * 1_000_000
+    )
     host, _, port = page.server.address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port), limit=1)
     writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode())

@@ -19,7 +19,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|,|:|[^\s{}\[\],:"]+')
 _HEX_SHARE = 5
 """A byte takes so many times its room in hexadecimal digits."""
 _MAX_GROWTH = 10
-"""JSON that takes more times its room with indents, as nested a thousand times, is shown as text."""
+"""JSON that takes more times its room with indents, as it is nested deep, is shown as text."""
 FORMS = ("text", "json", "hex")
 
 
