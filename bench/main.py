@@ -17,6 +17,7 @@ BENCHMARKS = {
     "transactions": "bench.transactions",
     "groups": "bench.groups",
     "ordered": "bench.ordered",
+    "priorities": "bench.priorities",
     "delays": "bench.delays",
     "journal": "bench.journal",
     "features": "bench.features",

@@ -16,6 +16,7 @@ from martlet.admin.site import SITE
 from martlet.client.admin import Admin, AdminError, Answers
 from martlet.durations import parse_duration
 from martlet.plural import counted
+from martlet.properties.model import MAX_PRIORITY
 
 
 class ActionRefused(Exception):
@@ -114,8 +115,17 @@ async def _publish(admin: Admin, place: Place, form: Mapping[str, str]) -> Answe
         keys=form.get("keys", "").split(),
         order_key=form.get("order_key") or None,
         headers=headers,
+        priority=_priority(form.get("priority", "")),
         defer_ms=defer_ns // 1_000_000,
     )
+
+
+def _priority(text: str) -> int | None:
+    if not text:
+        return None
+    if len(text) != 1 or not text.isdecimal():
+        raise ActionRefused(f"the priority {text!r}: it is 0 to {MAX_PRIORITY}")
+    return int(text)
 
 
 def _topic(name: str) -> Do:

@@ -34,7 +34,7 @@ from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.schedule import Schedule
 from martlet.broker.settings import BrokerSettings
-from martlet.broker.topic.expand import check_count, grow
+from martlet.broker.topic.expand import add_priority, check_count, grow
 from martlet.broker.topic.topic import Topic
 from martlet.broker.topic.undo import EmptiedQueue, keep, places_of, restore
 from martlet.broker.tracing.counters import write_accounts
@@ -46,6 +46,7 @@ from martlet.log.index import Index
 from martlet.log.record import RecordKind
 from martlet.log.segmented import spans
 from martlet.names import is_valid_name
+from martlet.properties.model import NORMAL_PRIORITY
 
 if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
@@ -200,6 +201,21 @@ class BrokerCore:
         if len(topic.parts) > before:
             self.on_grown(topic)
         return topic
+
+    def part_of_priority(self, topic: Topic, priority: int) -> Topic:
+        """Return the topic at the queue for messages of a priority, added with the first one.
+
+        Raises:
+            QueuesRefused: the topic has the maximum number of queues.
+            WritesRefused: the queue could not be journaled.
+        """
+        if priority == NORMAL_PRIORITY:
+            return topic.next_part()
+        part = topic.by_priority.get(priority)
+        if part is None:
+            part = add_priority(self, topic, priority)
+            self.on_grown(topic)
+        return part
 
     def find_topic(self, name: str) -> Topic:
         """Return the topic of that name. Raises NotFound."""

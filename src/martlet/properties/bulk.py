@@ -146,8 +146,11 @@ def _checked(
         stops = heads + _HEAD_BYTES + names + values
         is_tag, is_key = kinds == Field.TAG, kinds == Field.KEY
         is_header, is_order_key = kinds == Field.HEADER, kinds == Field.ORDER_KEY
+        digits = raw[np.minimum(heads + _HEAD_BYTES, len(raw) - 1)] - ord("0")
+        is_priority = (kinds == Field.PRIORITY) & (names == 0) & (values == 1) & (digits < 10)
         good = (
             ((is_tag | is_key | is_order_key) & (names == 0) & (values > 0))
+            | is_priority
             | is_header & (names > 0)
         ) & (stops <= ends[live])
         good &= ~((is_key | is_order_key) & (values > MAX_KEY_BYTES))

@@ -31,6 +31,10 @@ MAX_NAME_BYTES = 255
 MAX_TAG_BYTES = 255
 MAX_KEY_BYTES = 1024
 MAX_KEYS = 64
+NORMAL_PRIORITY = 4
+"""The priority of a message without one, as in JMS."""
+MAX_PRIORITY = 9
+"""The highest priority; 0 is the lowest."""
 PRODUCER_BYTES = 16
 """The size of the id that a producer has chosen."""
 SENT_BYTES = PRODUCER_BYTES + 12
@@ -56,9 +60,11 @@ class Field(IntEnum):
     """Written by the broker alone."""
     SENT = 6
     """The producer and the number of a send, at its first message (see `Sent`)."""
+    PRIORITY = 7
+    """A digit; left out where it is `NORMAL_PRIORITY`."""
 
 
-_OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY})
+_OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY, Field.PRIORITY})
 
 
 class Sent(NamedTuple):
@@ -97,6 +103,7 @@ class Properties:
         order_key: messages of one order key go to one queue, in order; empty for none.
         system: notes of the broker.
         sent: the send it came from, if the send may be repeated.
+        priority: 0 to `MAX_PRIORITY`; channels deliver higher ones first.
     """
 
     tag: str = ""
@@ -105,10 +112,17 @@ class Properties:
     order_key: str = ""
     system: Mapping[str, str] = field(default_factory=dict)
     sent: Sent | None = None
+    priority: int = NORMAL_PRIORITY
 
     def __bool__(self) -> bool:
         return bool(
-            self.tag or self.keys or self.headers or self.order_key or self.system or self.sent
+            self.tag
+            or self.keys
+            or self.headers
+            or self.order_key
+            or self.system
+            or self.sent
+            or self.priority != NORMAL_PRIORITY
         )
 
     def to_json(self) -> dict[str, object]:
@@ -122,7 +136,10 @@ class Properties:
         }
         if self.sent is not None:
             shown |= {"producer": self.sent.producer.hex(), "sequence": self.sent.sequence}
-        return {name: value for name, value in shown.items() if value}
+        shown = {name: value for name, value in shown.items() if value}
+        if self.priority != NORMAL_PRIORITY:
+            shown["priority"] = self.priority
+        return shown
 
     def pack(self) -> bytes:
         """Pack the entry; empty where there are no properties.
@@ -147,6 +164,8 @@ class Properties:
             yield Field.KEY, "", _key("key", key)
         if self.order_key:
             yield Field.ORDER_KEY, "", _key("order key", self.order_key)
+        if self.priority != NORMAL_PRIORITY:
+            yield Field.PRIORITY, "", str(check_priority(self.priority)).encode()
         for name, value in self.headers.items():
             yield Field.HEADER, name, _utf8(f"header {name!r}", value)
         for name, value in self.system.items():
@@ -162,6 +181,7 @@ class Properties:
         headers: dict[str, str] = {}
         system: dict[str, str] = {}
         sent: Sent | None = None
+        priority = NORMAL_PRIORITY
         try:
             for kind, name, value in fields(entry):
                 if kind == Field.TAG:
@@ -176,9 +196,11 @@ class Properties:
                     system[name.decode()] = value.decode()
                 elif kind == Field.SENT:
                     sent = Sent.unpack(value)
+                elif kind == Field.PRIORITY:
+                    priority = _priority(value)
         except UnicodeDecodeError as error:
             raise BadProperties(f"properties that are not UTF-8: {error}") from None
-        return cls(tag, tuple(keys), headers, order_key, system, sent)
+        return cls(tag, tuple(keys), headers, order_key, system, sent, priority)
 
 
 NONE = Properties()
@@ -260,6 +282,8 @@ def check(entry: Bytes) -> None:
                 _tag(text)
             elif kind == Field.ORDER_KEY:
                 _key("order key", text)
+            elif kind == Field.PRIORITY:
+                _priority(value)
             elif not name:
                 raise BadProperties(
                     f"the header name {name!r} takes 0 bytes, between 1 and {MAX_NAME_BYTES}"
@@ -316,6 +340,22 @@ def _key(what: str, key: str) -> bytes:
             " are allowed"
         )
     return encoded
+
+
+def check_priority(priority: object) -> int:
+    """Return a priority that a message may have. Raises BadProperties."""
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+        raise BadProperties(
+            f"the priority {str(priority)[:40]!r}: a priority is a whole number, 0 (the lowest) to"
+            f" {MAX_PRIORITY}; without one it is {NORMAL_PRIORITY}"
+        )
+    return priority
+
+
+def _priority(value: bytes) -> int:
+    if len(value) != 1 or not value.isdigit():
+        raise BadProperties(f"the priority {value[:40]!r} is no digit")
+    return int(value)
 
 
 @lru_cache(maxsize=4096)

@@ -208,8 +208,8 @@ async def _preview(asked: Asked) -> Preview:
         title=f"Send message {message_id} of {topic} again",
         button=f"Publish it to {to}",
         lines=[
-            f"A new message with its body of {len(stored.body):,} bytes, its tag, keys, order key"
-            f" and headers is published to topic {to}: all its channels get it.",
+            f"A new message with its body of {len(stored.body):,} bytes, its tag, keys, order key,"
+            f" headers and priority is published to topic {to}: all its channels get it.",
             "The message itself stays as it is.",
         ],
     )
@@ -232,6 +232,7 @@ async def _send_again(asked: Asked) -> str:
         keys=found.get("keys", ()),
         order_key=found.get("order_key") or None,
         headers=headers,
+        priority=found.get("priority"),
     )
     where = ", ".join(url.partition("://")[2] for url in answers.values)
     return with_failures(

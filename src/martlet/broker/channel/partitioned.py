@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from martlet.broker.channel.priority_turns import PriorityTurns
 from martlet.broker.channel.redelivery import charged_of
 from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.errors import NotInFlight
@@ -54,6 +55,14 @@ class PartitionedChannel:
         self.ephemeral = first.ephemeral
         self.queue = first.queue
         """Of queue 0: an id minus its `id_base` is a place."""
+        self.turns: PriorityTurns | None = None
+        """Who delivers next, if messages have several priorities."""
+        self.prioritize()
+
+    def prioritize(self) -> None:
+        """Deliver by the priorities of the queues from now on."""
+        if len({part.queue.priority for part in self.parts}) > 1:
+            self.turns = PriorityTurns(self.parts)
 
     # consumers
 
@@ -76,6 +85,7 @@ class PartitionedChannel:
             says_started=says_started,
             nearness=nearness,
         )
+        subscriber.turns = self.turns
         for part in self.parts:
             part.add_share(subscriber)
         return subscriber

@@ -9,7 +9,8 @@ of each.  Its ready count, and whether its socket is blocked, apply to all of th
 
 A share without capacity leaves its channel's ready line and waits in `out`. When capacity is freed,
 by an answer or otherwise, the shares join their lines again, the longest waiting first: so the
-queues take turns, and none waits until another is empty.
+queues take turns, and none waits until another is empty. Where queues have priorities,
+`martlet.broker.channel.priority_turns` chooses instead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from martlet.broker.queue.topology import TopologyPreference
 if TYPE_CHECKING:
     from martlet.broker.channel.client import Client
     from martlet.broker.channel.delivery import Delivery
+    from martlet.broker.channel.priority_turns import PriorityTurns
 
 
 class Subscriber:
@@ -60,6 +62,8 @@ class Subscriber:
         self.ready_count = 0
         self.in_flight_count = 0
         self.blocked = False
+        self.turns: PriorityTurns | None = None
+        """Chooses the queue that delivers next; None where all have one priority."""
         self.held = False
         """Whether an answer is being processed: other queues get the freed capacity first."""
 
@@ -70,6 +74,8 @@ class Subscriber:
 
     def resume_delivery(self) -> None:
         """Put the shares in `out` back into their lines, in turn, as long as there is capacity."""
+        if self.turns is not None:
+            self.turns.deliver(self)
         out = self.out
         for _ in range(len(out)):
             if not out or self.room <= 0:

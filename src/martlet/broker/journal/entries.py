@@ -45,6 +45,7 @@ from martlet.broker.journal import codec
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.record import BadRecord, RecordKind
 from martlet.log.recovery import LogDamage
+from martlet.properties.model import NORMAL_PRIORITY
 
 HALF = "%half"
 """The name of the topic that holds half messages."""
@@ -111,6 +112,7 @@ class TopicRecord:
         voids: offsets emptied before any channel read them.
         policy: the values that differ from the default of `martlet.broker.policy.TopicPolicy`.
         delayed: of a bucket; None of any other topic.
+        priority: of all messages in this queue.
         end_offset: behind the last message; only in a `SnapshotEntry`.
         channels: those of this queue; only in a `SnapshotEntry`.
     """
@@ -125,6 +127,7 @@ class TopicRecord:
     voids: Stretches
     policy: Mapping[str, Any] | None = None
     delayed: BucketRecord | None = None
+    priority: int = NORMAL_PRIORITY
     end_offset: int | None = None
     channels: tuple[ChannelRecord, ...] | None = None
 

@@ -17,6 +17,7 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Contents, read_header
 from martlet.log.retention import NeedCounter
+from martlet.properties.model import NORMAL_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,16 +76,26 @@ class QueueLog(StoredQueue):
             number times 2^54 was added.
         index: the queue's index.
         end_offset: the next message's offset.
+        priority: of all its messages.
     """
 
     def __init__(
-        self, log: CommitLog, topic: int, number: int, id_base: int, index: Index, end_offset: int
+        self,
+        log: CommitLog,
+        topic: int,
+        number: int,
+        id_base: int,
+        index: Index,
+        end_offset: int,
+        *,
+        priority: int = NORMAL_PRIORITY,
     ) -> None:
         super().__init__(log, index, end_offset)
         self._log: CommitLog = log
         self.topic = topic
         self.number = number
         self.id_base = id_base
+        self.priority = priority
         self.tally = NeedCounter(index)
         """The messages that channels need from the topic's floor on, as far as counted."""
         self.history: KeptHistory | None = None

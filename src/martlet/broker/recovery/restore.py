@@ -500,10 +500,7 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
         topic = _topic(broker, known)
         broker.adopt(topic)
         if topic.number:
-            first = broker.topics[topic.name]
-            topic.parts = first.parts
-            topic.parts.append(topic)
-            first.several = topic.several = True
+            broker.topics[topic.name].add_part(topic)
         _restore_channels(broker, topic, known)
     for topic in broker.topics.values():
         _harmonise(topic)
@@ -521,7 +518,15 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
 def _queue(broker: BrokerCore, known: RecoveredTopic) -> QueueLog:
     record = known.record
     end_offset = known.next_offset
-    return QueueLog(broker.log, record.id, record.queue, record.id_base, known.index, end_offset)
+    return QueueLog(
+        broker.log,
+        record.id,
+        record.queue,
+        record.id_base,
+        known.index,
+        end_offset,
+        priority=record.priority,
+    )
 
 
 def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:

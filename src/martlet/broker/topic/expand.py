@@ -1,4 +1,4 @@
-"""Expand a topic by more queues.
+"""Expand a topic by more queues, or by a queue for the messages of a priority.
 
 One journal entry contains the topic at each queue, old and new, and its channels at each of them:
 whatever a power cut loses, a start finds the new queues with all their channels, or none of them.
@@ -20,8 +20,11 @@ from martlet.broker.journal.entries import ChannelEntry, TopicEntry
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
 from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
+from martlet.properties.model import NORMAL_PRIORITY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.journal.entries import TopologyEntry
@@ -41,15 +44,41 @@ def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
         QueuesRefused: it has more already.
         WritesRefused: it could not be journaled, and nothing is changed.
     """
-    if count < len(topic.parts):
+    now = len(topic.normal_parts)
+    if count < now:
         raise QueuesRefused(
-            f"topic {topic.name!r} has {len(topic.parts)} queues and cannot have {count}: queues"
-            " can only be added, as what is stored in one stays there until it is consumed; make a"
-            " topic of another name"
+            f"topic {topic.name!r} has {now} queues and cannot have {count}: queues can only be"
+            " added, as what is stored in one stays there until it is consumed; make a topic of"
+            " another name"
         )
-    fresh = [_part(registry, topic, number) for number in range(len(topic.parts), count)]
-    if not fresh:
-        return
+    if count > now:
+        _add(registry, topic, [NORMAL_PRIORITY] * (count - now))
+
+
+def add_priority(registry: TopicRegistry, topic: Topic, priority: int) -> Topic:
+    """Add the queue for the messages of a priority that the topic has had none of.
+
+    Raises:
+        QueuesRefused: the topic has the maximum number of queues.
+        WritesRefused: it could not be journaled, and nothing is changed.
+    """
+    assert priority != NORMAL_PRIORITY and priority not in topic.by_priority
+    _add(registry, topic, [priority])
+    return topic.by_priority[priority]
+
+
+def _add(registry: TopicRegistry, topic: Topic, priorities: Sequence[int]) -> None:
+    """Add a queue for each of some priorities."""
+    first = len(topic.parts)
+    if first + len(priorities) > MAX_QUEUES:
+        raise QueuesRefused(
+            f"topic {topic.name!r} has {first} queues, and cannot have {len(priorities)} more: the"
+            f" maximum is {MAX_QUEUES}, those of priorities included"
+        )
+    fresh = [
+        _part(registry, topic, number, priority)
+        for number, priority in enumerate(priorities, first)
+    ]
     parts = topic.parts + fresh
     entries: list[TopologyEntry] = [TopicEntry(part.describe()) for part in parts]
     for name, channel in topic.channels.items():
@@ -65,20 +94,19 @@ def grow(registry: TopicRegistry, topic: Topic, count: int) -> None:
             for part in fresh
         ]
     topic.journal(entries)
-    topic.parts += fresh
     for part in fresh:
         registry.adopt(part)
-    for part in topic.parts:
-        part.parts, part.several = topic.parts, True
+        topic.add_part(part)
     for channel in topic.channels.values():
         _grow_channel(topic, channel, fresh)
 
 
-def _part(registry: TopicRegistry, topic: Topic, number: int) -> Topic:
+def _part(registry: TopicRegistry, topic: Topic, number: int, priority: int) -> Topic:
     id = registry.next_id()
     id_base = (topic.queue.id_base + (number << OFFSET_BITS)) & ID_MASK
     index = Index(registry.log.storage, id, number)
-    part = Topic(registry, id, topic.name, QueueLog(registry.log, id, number, id_base, index, 0))
+    queue = QueueLog(registry.log, id, number, id_base, index, 0, priority=priority)
+    part = Topic(registry, id, topic.name, queue)
     part.parts = topic.parts
     part.paused_at = 0 if topic.paused else None
     part.policy = topic.policy
@@ -99,6 +127,8 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
         )
         for part in fresh:
             part.channels[channel.name].add_share(subscriber)
+        assert isinstance(channel.all_queues, PartitionedChannel)
+        subscriber.turns = channel.all_queues.turns
         if not isinstance(consumer, Share):
             _notify(channel, subscriber)
         subscriber.resume_delivery()

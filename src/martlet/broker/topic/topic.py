@@ -41,6 +41,7 @@ from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
 from martlet.names import is_ephemeral, is_valid_name
+from martlet.properties.model import NORMAL_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,9 +82,13 @@ class Topic(SingleQueueTopic):
         self.ephemeral = self.bounded = is_ephemeral(name)
         self.parts: list[Topic] = [self]
         """The topic at each of its queues, by number."""
+        self.normal_parts: list[Topic] = [self]
+        """Those of the parts for messages of normal priority."""
+        self.by_priority: dict[int, Topic] = {}
+        """The part for the messages of each other priority, once there were any."""
         self.several = False
         """Whether it has more than one queue."""
-        self._turn = self
+        self._turn = 0
         self.message_count = 0
         self.dropped_count = 0
         """Messages dropped to free space before every channel had finished them."""
@@ -127,6 +132,7 @@ class Topic(SingleQueueTopic):
             paused_at=self.paused_at,
             backlog_offset=backlog_offset,
             voids=tuple(self.voids),
+            priority=self.queue.priority,
             policy=self.policy.to_json() or None,
             end_offset=None if channels is None else self.queue.end_offset,
             channels=None if channels is None else tuple(map(self.describe_channel, channels)),
@@ -191,21 +197,37 @@ class Topic(SingleQueueTopic):
 
     def part_for_key(self, key: bytes) -> Topic:
         """Return the topic at the queue for a key: the CRC-32C of the key, modulo the number of
-        queues.
+        queues of normal priority.
 
         It stays the same until the topic gets more queues.
         """
-        return self.parts[crc32c(key) % len(self.parts)]
+        return self.normal_parts[crc32c(key) % len(self.normal_parts)]
 
     def next_part(self) -> Topic:
         """Return the topic at the next queue, round-robin, for messages without a key.
 
         The messages of one turn of the loop stay together.
         """
-        part = self._turn
-        if part.queue.batch is None:
-            self._turn = part = self.parts[(part.number + 1) % len(self.parts)]
-        return part
+        parts = self.normal_parts
+        if parts[self._turn].queue.batch is None:
+            self._turn = (self._turn + 1) % len(parts)
+        return parts[self._turn]
+
+    def add_part(self, part: Topic) -> None:
+        """Add the topic at a further queue."""
+        assert part.number == len(self.parts)
+        part.parts, part.normal_parts, part.by_priority = (
+            self.parts,
+            self.normal_parts,
+            self.by_priority,
+        )
+        self.parts.append(part)
+        if part.queue.priority == NORMAL_PRIORITY:
+            self.normal_parts.append(part)
+        else:
+            assert part.queue.priority not in self.by_priority
+            self.by_priority[part.queue.priority] = part
+        self.several = part.several = True
 
     # messages
 
@@ -444,6 +466,7 @@ def join(topic: Topic, name: str) -> None:
         joined = channels[0].all_queues
         if isinstance(joined, PartitionedChannel):
             joined.parts[:] = channels  # Clients are subscribed to this object.
+            joined.prioritize()
         else:
             joined = PartitionedChannel(channels)
         for channel in channels:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from martlet.properties.model import NORMAL_PRIORITY
+
 if TYPE_CHECKING:
     from martlet.broker.tracing.recorder import TraceEvent
     from martlet.properties.model import Properties
@@ -94,13 +96,15 @@ def fields_of(found: TraceResult) -> dict[str, Any]:
 
 def _trace_fields(trace: Trace) -> dict[str, Any]:
     properties = trace.properties
-    carried = {
+    carried: dict[str, Any] = {
         "tag": properties.tag,
         "keys": list(properties.keys),
         "order_key": properties.order_key,
         "headers": dict(properties.headers),
         "system": dict(properties.system),
     }
+    if properties.priority != NORMAL_PRIORITY:
+        carried["priority"] = properties.priority
     return {
         "id": trace.id,
         "topic": trace.topic,

@@ -145,4 +145,6 @@ def _part(topic: Topic, queue: int) -> Topic:
     """Return a topic at one of its queues; the number may be beyond its queues."""
     if queue < 0:
         return topic.next_part()
-    return topic.parts[queue % len(topic.parts)]
+    if queue < len(topic.parts):
+        return topic.parts[queue]
+    return topic.normal_parts[queue % len(topic.normal_parts)]

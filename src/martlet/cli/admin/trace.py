@@ -210,8 +210,8 @@ def _happened(event: Mapping[str, Any]) -> str:
 def _carried(properties: Mapping[str, Any]) -> Iterator[str]:
     for key in properties.get("keys", ()):
         yield f"key {key}"
-    for name in ("tag", "order_key"):
-        if properties.get(name):
+    for name in ("tag", "order_key", "priority"):
+        if properties.get(name) not in (None, ""):
             yield f"{name.replace('_', ' ')} {properties[name]}"
     for name, value in properties.get("system", {}).items():
         yield f"{name} {value}"

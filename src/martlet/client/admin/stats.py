@@ -8,6 +8,7 @@ from typing import Any
 from martlet.client.admin.decode import Described, named
 from martlet.client.admin.http import AdminHttp
 from martlet.client.names import check_name
+from martlet.properties.model import NORMAL_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +104,14 @@ class TopicQueueStats(Described):
 
     Attributes:
         queue: its number.
+        priority: of its messages.
         start_offset: the first stored offset.
         end_offset: the offset of the next message.
         depth: messages that no channel has received.
     """
 
     queue: int
+    priority: int = NORMAL_PRIORITY
     start_offset: int
     end_offset: int
     depth: int
@@ -139,8 +142,8 @@ class TopicStats(Described):
 
     @property
     def queue_count(self) -> int:
-        """The number of queues."""
-        return max(1, len(self.queues))
+        """The number of queues, without those of other priorities than the normal one."""
+        return max(1, sum(queue.priority == NORMAL_PRIORITY for queue in self.queues))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.noun import Noun, place
 from martlet.client.admin.stats import TopicStats, node_stats
+from martlet.properties.model import NORMAL_PRIORITY
 
 Policy = Mapping[str, Any]
 """The settings of a topic or a channel that differ from their defaults."""
@@ -24,11 +25,13 @@ class LogQueue(Described):
 
     Attributes:
         queue: its number.
+        priority: of its messages.
         id_base: the id of the message at offset 0, as 16 hexadecimal digits.
         start_offset, end_offset: the offsets of the first stored and the next new message.
     """
 
     queue: int
+    priority: int = NORMAL_PRIORITY
     id_base: str
     start_offset: int
     end_offset: int
@@ -176,6 +179,7 @@ class TopicAdmin(Noun):
         keys: Sequence[str] = (),
         order_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        priority: int | None = None,
         defer_ms: int = 0,
     ) -> Answers[None]:
         """Publish one message at the first broker that has the topic, else at the first of all.
@@ -185,7 +189,7 @@ class TopicAdmin(Noun):
         Args:
             topic: its topic, created where it is missing.
             body: at least one byte.
-            tag, keys, order_key, headers: its properties, which nsqd does not have.
+            tag, keys, order_key, headers, priority: its properties, which nsqd does not have.
             defer_ms: how long to defer it.
 
         Raises AdminError: the broker refused it.
@@ -195,6 +199,7 @@ class TopicAdmin(Noun):
             *([("X-Martlet-Tag", tag)] if tag else []),
             *(("X-Martlet-Key", key) for key in keys),
             *([("X-Martlet-Order-Key", order_key)] if order_key else []),
+            *([("X-Martlet-Priority", str(priority))] if priority is not None else []),
             *(("X-Martlet-Header", f"{name}={value}") for name, value in (headers or {}).items()),
         ]
         arguments = place(topic) | ({"defer": str(defer_ms)} if defer_ms else {})

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from martlet.client.producer.pending import SendFields
-from martlet.properties.model import MAX_BYTES, Properties
+from martlet.properties.model import MAX_BYTES, NORMAL_PRIORITY, Properties, check_priority
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -27,6 +27,7 @@ class MessageKeywords(TypedDict, total=False):
     queue: int | None
     defer_ms: int | None
     deliver_at: datetime | float | None
+    priority: int | None
 
 
 class SendKeywords(MessageKeywords, total=False):
@@ -52,6 +53,8 @@ class SendOptions:
         queue: the number of the queue; not beside ``order_key``.
         defer_ms: the delay of the delivery in milliseconds.
         deliver_at: the delivery time: with a time zone, or seconds since 1970.
+        priority: 0 (the lowest) to 9; channels deliver higher ones first, and keep the order of
+            each. Without one it is 4. Not beside ``queue``.
         wait_store_ok: False for an answer once the broker has written the message, even if its
             flush mode makes others wait for the disk.
         timeout_s: the time limit of all attempts, overriding the producer's.
@@ -64,6 +67,7 @@ class SendOptions:
     queue: int | None = None
     defer_ms: int | None = None
     deliver_at: datetime | float | None = None
+    priority: int | None = None
     wait_store_ok: bool = True
     timeout_s: float | None = None
 
@@ -72,6 +76,10 @@ class SendOptions:
             self.queue = operator.index(self.queue)
             if self.order_key:
                 raise ValueError("queue and order_key both choose a queue: give one")
+            if self.priority is not None:
+                raise ValueError("queue and priority both choose a queue: give one")
+        if self.priority is not None:
+            self.priority = check_priority(operator.index(self.priority))
         if self.defer_ms is not None:
             self.defer_ms = int(self.defer_ms)
             if self.defer_ms < 0:
@@ -92,8 +100,14 @@ class SendOptions:
             or self.headers
             or self.queue is not None
             or self.deliver_at is not None
+            or self.message_priority != NORMAL_PRIORITY
             or not self.wait_store_ok
         )
+
+    @property
+    def message_priority(self) -> int:
+        """The priority of messages that have none of their own."""
+        return NORMAL_PRIORITY if self.priority is None else self.priority
 
     @property
     def text_key(self) -> str:
@@ -124,7 +138,12 @@ class SendOptions:
     def fields(self, retries: int | None) -> SendFields:
         """Return the options of a SEND. Raises ValueError."""
         return SendFields(
-            self.deliver_at_ms, self.wait_store_ok, self.text_key, self.queue, retries
+            self.deliver_at_ms,
+            self.wait_store_ok,
+            self.text_key,
+            self.queue,
+            retries,
+            self.message_priority,
         )
 
     def pack_with(
@@ -138,13 +157,17 @@ class SendOptions:
         Raises:
             BadProperties: they are invalid.
         """
-        if not (self.tag or self.keys or self.headers or self.order_key or properties):
+        priority = self.message_priority
+        if priority == NORMAL_PRIORITY and not (
+            self.tag or self.keys or self.headers or self.order_key or properties
+        ):
             return Properties(headers=more_headers).pack() if more_headers else b""
         own = Properties(
             self.tag or properties.tag,
             tuple(self.keys) or properties.keys,
             self.headers if self.headers is not None else properties.headers,
             self.text_key or properties.order_key,
+            priority=priority,
         )
         packed = own.pack()
         if not more_headers or len(packed) + _size_bytes(more_headers) > MAX_BYTES:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from martlet.client.errors import Refused
+from martlet.properties.model import NORMAL_PRIORITY
 
 OrderKey = tuple[str, str]
 """A topic, and an order key in it."""
@@ -21,6 +22,7 @@ class SendFields(NamedTuple):
         order_key: messages with this key go to one queue, in order.
         queue: the queue's number; None if the broker may choose.
         retries: the number of retries; None for no limit.
+        priority: 0 to 9.
     """
 
     deliver_at_ms: int = 0
@@ -28,6 +30,7 @@ class SendFields(NamedTuple):
     order_key: str = ""
     queue: int | None = None
     retries: int | None = None
+    priority: int = NORMAL_PRIORITY
 
     def to_json(self) -> dict[str, Any]:
         """Return the options of a SEND."""
@@ -40,6 +43,8 @@ class SendFields(NamedTuple):
             fields["queue"] = self.queue
         elif self.order_key:
             fields["order_key"] = self.order_key
+        if self.priority != NORMAL_PRIORITY:
+            fields["priority"] = self.priority
         return fields
 
 

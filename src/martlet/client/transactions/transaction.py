@@ -41,7 +41,7 @@ from martlet.client.producer.options import (
     options_of,
 )
 from martlet.properties.block import pack_block
-from martlet.properties.model import NONE, Properties
+from martlet.properties.model import NONE, NORMAL_PRIORITY, Properties
 from martlet.protocol.nsq import commands
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ _MAX_FUTURES = 2000
 """The maximum number of pieces that wait for their answers."""
 _ROLLBACK_S = 5.0
 """The time limit of the rollback after an exception in the block."""
-_Destination = tuple[str, str, int | None]
-"""A topic, an order key, and a queue."""
+_Destination = tuple[str, str, int | None, int]
+"""A topic, an order key, a queue, and a priority."""
 
 
 class Contribution(NamedTuple):
@@ -245,7 +245,7 @@ class Transaction:
             self._pinned.check_broker(self.id, topic, options.text_key)
         entry = options.pack_with(properties, more_headers)
         adding = _Adding(
-            (topic, options.text_key, options.queue),
+            (topic, options.text_key, options.queue, options.message_priority),
             bodies,
             sum(map(len, bodies)) + len(bodies) * len(entry),
             entry,
@@ -294,7 +294,7 @@ class Transaction:
         return some
 
     async def _send(self, some: list[_Adding]) -> None:
-        topic, order_key, queue = some[0].destination
+        topic, order_key, queue, priority = some[0].destination
         options: dict[str, Any] = {
             "transaction": self.id,
             "branch": self.branch,
@@ -306,6 +306,8 @@ class Transaction:
             options["queue"] = queue
         elif order_key:
             options["order_key"] = order_key
+        if priority != NORMAL_PRIORITY:
+            options["priority"] = priority
         times = [
             (at_ms, sum(len(adding.bodies) for adding in run))
             for at_ms, run in groupby(some, _DELIVER_AT_MS)

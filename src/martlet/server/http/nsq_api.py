@@ -21,6 +21,7 @@ from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
+from martlet.properties.model import NORMAL_PRIORITY
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.http.publish_headers import asked_properties, asked_time_ns
 from martlet.server.http.request import HttpError, PublishEndpoint, Request, Routes
@@ -254,9 +255,11 @@ class NsqApi:
         """Store messages. Returns the answer."""
         entry = properties.pack()
         entries = [(number, entry) for number in range(len(bodies))] if entry else []
-        if properties.order_key:
-            topic = topic.part_for_key(properties.order_key.encode())
         try:
+            if properties.priority != NORMAL_PRIORITY:
+                topic = self._broker.part_of_priority(topic.parts[0], properties.priority)
+            elif properties.order_key:
+                topic = topic.part_for_key(properties.order_key.encode())
             if for_later:
                 return await self._store_for_later(topic, bodies, deliver_at_ns, entries)
             stage = topic.stage
@@ -264,7 +267,7 @@ class NsqApi:
                 stage = partial(self._broker.delays.defer, topic)
             await self._commits.settled(stage(bodies, deliver_at_ns, entries))
             return "OK"
-        except WritesRefused as error:
+        except (QueuesRefused, WritesRefused) as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
 
     async def _store_for_later(

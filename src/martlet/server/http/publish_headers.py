@@ -1,7 +1,8 @@
 """The headers of a publish over HTTP, whose text is UTF-8.
 
 ``X-Martlet-Tag``, ``X-Martlet-Key`` (one for each key), ``X-Martlet-Order-Key`` and
-``X-Martlet-Header: name=value`` (one for each header) are properties of the message.
+``X-Martlet-Header: name=value`` (one for each header) are properties of the message, and so is
+``X-Martlet-Priority``, 0 to 9.
 
 ``X-Martlet-Deliver-At`` is the delivery time: in milliseconds since 1970, or in ISO 8601 with a
 time zone.  As with SEND's ``deliver_at_ms`` a time in the past means now.  The answer is SEND's::
@@ -16,7 +17,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from martlet.properties.model import BadProperties, Properties
+from martlet.properties.model import NORMAL_PRIORITY, BadProperties, Properties
 from martlet.server.delivery_time import deliver_at_ns
 from martlet.server.http.request import HttpError
 from martlet.server.rpc.arguments import CallArguments, CallError
@@ -24,12 +25,13 @@ from martlet.server.rpc.arguments import CallArguments, CallError
 if TYPE_CHECKING:
     from martlet.server.http.request import Request
 
-_TAG, _KEY, _ORDER_KEY, _HEADER = (
-    f"X-Martlet-{name}" for name in ("Tag", "Key", "Order-Key", "Header")
+_TAG, _KEY, _ORDER_KEY, _HEADER, _PRIORITY = (
+    f"X-Martlet-{name}" for name in ("Tag", "Key", "Order-Key", "Header", "Priority")
 )
 _DELIVER_AT = "X-Martlet-Deliver-At"
-_KNOWN = (_TAG, _KEY, _ORDER_KEY, _HEADER, _DELIVER_AT)
+_KNOWN = (_TAG, _KEY, _ORDER_KEY, _HEADER, _PRIORITY, _DELIVER_AT)
 _KNOWN_LOWER = frozenset(name.lower() for name in _KNOWN)
+_DIGITS = re.compile(r"[0-9]{1,9}")
 _MILLISECONDS = re.compile(r"[0-9]{1,18}")
 
 
@@ -46,10 +48,13 @@ def asked_properties(request: Request) -> Properties:
             )
     tags, order_keys = request.headers(_TAG), request.headers(_ORDER_KEY)
     keys, headers = request.headers(_KEY), request.headers(_HEADER)
-    if not (tags or keys or order_keys or headers):
+    priorities = request.headers(_PRIORITY)
+    if not (tags or keys or order_keys or headers or priorities):
         return Properties()
-    if len(tags) > 1 or len(order_keys) > 1:
-        raise HttpError(400, "INVALID_PROPERTIES: a message has one tag and one order key at most")
+    if len(tags) > 1 or len(order_keys) > 1 or len(priorities) > 1:
+        raise HttpError(
+            400, "INVALID_PROPERTIES: a message has one tag, one order key and one priority at most"
+        )
     named: dict[str, str] = {}
     for header in headers:
         name, equals, value = header.partition("=")
@@ -58,7 +63,14 @@ def asked_properties(request: Request) -> Properties:
                 400, f"INVALID_PROPERTIES: {_HEADER} must be name=value, each name once"
             )
         named[name] = value
-    properties = Properties("".join(tags), tuple(keys), named, "".join(order_keys))
+    priority = "".join(priorities).strip() or str(NORMAL_PRIORITY)
+    properties = Properties(
+        "".join(tags),
+        tuple(keys),
+        named,
+        "".join(order_keys),
+        priority=int(priority) if _DIGITS.fullmatch(priority) else -1,
+    )
     try:
         properties.pack()
     except BadProperties as error:

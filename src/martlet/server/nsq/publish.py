@@ -11,6 +11,8 @@ The options of SEND, all of which may be left out:
 
 - ``deliver_at_ms``: delivery time since 1970 (see `martlet.server.delivery_time`)
 - ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
+- ``priority``: 0 to 9, 4 by default; the messages of each other one have a queue of their own, so
+  not beside ``queue``
 - ``wait``: false for an answer once they are written, even if a PUB would wait for the disk
 - ``flush_timeout_ms``: the limit of the wait for the disk or for replicas, in place of
   ``--sync-flush-timeout`` and ``--sync-replica-timeout``; the status is then FLUSH_DISK_TIMEOUT or
@@ -23,9 +25,10 @@ The options of SEND, all of which may be left out:
 
 The options of SEND into a transaction are ``transaction``, its id; ``branch``, the name of the
 sender; ``number``, of the send in its branch, from 0, so that a repeated one is stored once;
-``queue`` or ``order_key``, as above; ``deliver_at_ms`` or ``delay_ms``, a list of ``[time, count]``
-with the delivery times of all messages in order: since 1970, or from now on; and ``begin``, with
-the arguments of the call `transaction.begin`, to begin the transaction too.  The answer is
+``queue``, ``order_key`` and ``priority``, as above; ``deliver_at_ms`` or ``delay_ms``, a list of
+``[time, count]`` with the delivery times of all messages in order: since 1970, or from now on; and
+``begin``, with the arguments of the call `transaction.begin`, to begin the transaction too.  The
+answer is
 ``{"status": "OK", "count": 3}``, once they are as safe as a PUB that is answered OK.
 
 Answers keep the order of the commands: one that need not wait comes after one that must.
@@ -37,11 +40,17 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import BrokerError, LimitReached, NotFound, WritesRefused
+from martlet.broker.errors import (
+    BrokerError,
+    LimitReached,
+    NotFound,
+    QueuesRefused,
+    WritesRefused,
+)
 from martlet.broker.idempotence import ProducerSend, Reused, TooOld, marked
 from martlet.broker.queue.queue_log import Receipt
 from martlet.durations import MILLISECOND_NS
-from martlet.properties.model import PRODUCER_BYTES, Sent
+from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
 from martlet.put_status import PutStatus
 from martlet.server.delivery_time import deliver_at_ns
@@ -67,6 +76,7 @@ _OPTIONS = (
     "flush_timeout_ms",
     "oneway",
     "order_key",
+    "priority",
     "producer",
     "queue",
     "sequence",
@@ -79,6 +89,7 @@ _TRANSACTION_OPTIONS = (
     "deliver_at_ms",
     "number",
     "order_key",
+    "priority",
     "queue",
     "transaction",
 )
@@ -86,6 +97,7 @@ _MAX_TIMES = 10_000
 CODES: dict[type[Exception], str] = {
     LimitReached: "LIMIT_REACHED",
     NotFound: "NO_QUEUE",
+    QueuesRefused: "NO_QUEUE",
     Reused: "SEQUENCE_REUSED",
     TooOld: "TOO_OLD",
 }
@@ -352,7 +364,15 @@ class PublishCommands:
             no_reply = NoReply(self._events, connection.remote_address, command.topic)
         try:
             self._stage(connection, command, CallArguments(command.options), no_reply)
-        except (CallError, LimitReached, NotFound, Reused, TooOld, WritesRefused) as error:
+        except (
+            CallError,
+            LimitReached,
+            NotFound,
+            QueuesRefused,
+            Reused,
+            TooOld,
+            WritesRefused,
+        ) as error:
             if no_reply is not None:
                 no_reply.refused(error)
             else:
@@ -394,7 +414,9 @@ class PublishCommands:
             )
             receipt = known.receipt
         else:
-            target, count = _part(topic, arguments), len(command.bodies)
+            queue = queue_of(broker, topic, arguments)
+            target = topic.next_part() if queue < 0 else topic.parts[queue]
+            count = len(command.bodies)
             part = broker.delays.bucket(target, at_ns, count) if at_ns else target
             offset = part.next_offset
             properties = command.properties if sent is None else marked(command.properties, sent)
@@ -435,7 +457,7 @@ class PublishCommands:
         transaction_id = arguments.text("transaction", max_value=255)
         branch, number = arguments.text("branch", max_value=64), arguments.number("number")
         topic = self._broker.topic(command.topic)
-        queue = queue_of(topic, arguments)
+        queue = queue_of(self._broker, topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
         if "begin" in arguments and transaction_id not in transactions.open:
             begin_open(
@@ -505,18 +527,21 @@ def _sent(arguments: CallArguments, count: int) -> Sent | None:
     return Sent(producer_id, sequence, count)
 
 
-def _part(topic: Topic, arguments: CallArguments) -> Topic:
-    """Return the topic's queue that the messages go to."""
-    queue = queue_of(topic, arguments)
-    return topic.next_part() if queue < 0 else topic.parts[queue]
+def queue_of(broker: BrokerCore, topic: Topic, arguments: CallArguments) -> int:
+    """Return the number of the target queue; -1 for any.
 
-
-def queue_of(topic: Topic, arguments: CallArguments) -> int:
-    """Return the number of the target queue; -1 for any. Raises CallError and NotFound."""
+    Raises CallError, NotFound, QueuesRefused and WritesRefused.
+    """
+    priority = arguments.number("priority", NORMAL_PRIORITY, max_value=MAX_PRIORITY)
     if "queue" in arguments:
-        if "order_key" in arguments:
-            raise CallError("BAD_ARGUMENT", "'queue' and 'order_key' both choose a queue: give one")
+        for name in ("order_key", "priority"):
+            if name in arguments:
+                raise CallError(
+                    "BAD_ARGUMENT", f"'queue' and {name!r} both choose a queue: give one"
+                )
         return topic.part(arguments.number("queue")).number
+    if priority != NORMAL_PRIORITY:
+        return broker.part_of_priority(topic, priority).number
     if "order_key" in arguments:
         return topic.part_for_key(arguments.text("order_key").encode()).number
     return -1

@@ -144,6 +144,7 @@ async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
         reports.append(
             {
                 "queue": part.number,
+                "priority": part.queue.priority,
                 "start_offset": part.queue.start_offset,
                 "end_offset": part.queue.visible_end,
                 "depth": part.depth,

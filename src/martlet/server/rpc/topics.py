@@ -64,6 +64,7 @@ class TopicCalls:
             "queues": [
                 {
                     "queue": part.number,
+                    "priority": part.queue.priority,
                     "id_base": f"{part.queue.id_base & ID_MASK:016x}",
                     "start_offset": part.queue.start_offset,
                     "end_offset": part.queue.visible_end,

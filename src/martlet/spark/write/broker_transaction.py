@@ -27,6 +27,7 @@ from martlet.client.sync.loop_thread import loop_thread
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.client.transport.identity import Features
 from martlet.client.transport.tls import Tls
+from martlet.properties.model import NORMAL_PRIORITY
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder
 from martlet.spark.write.options import WriteOptions
@@ -163,7 +164,9 @@ class BrokerTransaction:
             if error.code != "NOT_FOUND":
                 raise
             return 1  # Staging for it will create it with 1 queue.
-        return len(described["queues"])
+        queues = described["queues"]
+        # Keys choose among the queues of normal priority.
+        return sum(each.get("priority", NORMAL_PRIORITY) == NORMAL_PRIORITY for each in queues)
 
     def commit(self, branches: Mapping[str, int]) -> bool:
         """Publish the rows that the tasks have staged.

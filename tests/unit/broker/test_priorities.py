@@ -1,0 +1,182 @@
+"""Priorities: a channel delivers higher ones first, and starves none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+from tests.unit.broker.test_queues import Client
+
+from martlet.broker.broker import BrokerCore
+from martlet.broker.channel.priority_turns import MAX_PASSED, TURN
+from martlet.broker.errors import QueuesRefused
+from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.queue_log import MAX_QUEUES
+
+
+def publish(broker: BrokerCore, priority: int, *bodies: bytes, due_ns: int = 0) -> None:
+    part = broker.part_of_priority(broker.topic("t"), priority)
+    assert part.stage(list(bodies), due_ns).error is None
+    broker.commit()
+
+
+def numbered(priority: int, count: int) -> list[bytes]:
+    return [b"%d-%05d" % (priority, number) for number in range(count)]
+
+
+def drain(client: Client, count: int) -> list[bytes]:
+    """Finish messages one by one, until the client has got that many."""
+    seen: list[bytes] = []
+    while client.got and len(seen) < count:
+        message = client.got.pop(0)
+        seen.append(message.body)
+        client.finish(message)
+    return seen
+
+
+def test_higher_priorities_come_first_and_each_keeps_its_order() -> None:
+    core = Core()
+    for priority in (4, 0, 9, 5):
+        publish(core.broker, priority, *numbered(priority, 20))
+    client = Client(core).ready(1)
+    seen = drain(client, 80)
+    assert seen == [*numbered(9, 20), *numbered(5, 20), *numbered(4, 20), *numbered(0, 20)]
+
+
+def test_a_topic_of_one_priority_has_one_queue() -> None:
+    core = Core()
+    publish(core.broker, 4, b"normal")
+    topic = core.broker.topics["t"]
+    assert not topic.several
+    assert Client(core).ready(1).bodies == [b"normal"]
+
+
+@pytest.mark.parametrize("ready", [1, 7, 2500])
+def test_no_priority_starves(ready: int) -> None:
+    core = Core()
+    for priority in (0, 4, 9):
+        publish(core.broker, priority, *numbered(priority, 3 * MAX_PASSED))
+    client = Client(core).ready(ready)
+    seen = drain(client, 2 * MAX_PASSED)
+    counts = Counter(body[:1] for body in seen)
+    assert counts[b"9"] >= 0.97 * len(seen)
+    assert TURN <= counts[b"4"] <= 2 * TURN
+    assert TURN <= counts[b"0"] <= 2 * TURN
+    for priority in (0, 4, 9):
+        mine = [body for body in seen if body.startswith(b"%d" % priority)]
+        assert mine == numbered(priority, len(mine))
+    assert seen.index(b"0-00000") <= MAX_PASSED + 2 * TURN
+
+
+def test_a_priority_that_was_empty_has_no_turns_to_catch_up() -> None:
+    core = Core()
+    publish(core.broker, 0, b"first")
+    client = Client(core).ready(1)
+    client.finish(client.got.pop())
+    publish(core.broker, 9, *numbered(9, 3 * MAX_PASSED))
+    assert len(drain(client, 3 * MAX_PASSED)) == 3 * MAX_PASSED
+    publish(core.broker, 9, *numbered(9, 10))
+    publish(core.broker, 0, *numbered(0, 10))
+    assert drain(client, 20) == [*numbered(9, 10), *numbered(0, 10)]
+
+
+def test_messages_that_come_again_keep_their_priority() -> None:
+    core = Core()
+    publish(core.broker, 9, b"urgent")
+    publish(core.broker, 0, *numbered(0, 5))
+    client = Client(core).ready(1)
+    (first,) = client.got
+    assert first.body == b"urgent"
+    client.got.clear()
+    client.channel.requeue(client.consumer, client.place(first), SECOND_NS)
+    assert [got.body for got in client.got] == [b"0-00000"]
+    core.wait(SECOND_NS)
+    seen = drain(client, 3)
+    assert b"urgent" in seen[:2]
+
+
+def test_a_consumer_that_is_there_first_gets_priorities_that_come_later() -> None:
+    core = Core()
+    publish(core.broker, 4, b"a")
+    client = Client(core).ready(1)
+    other = Client(core).ready(1)
+    publish(core.broker, 4, b"b", b"c")
+    publish(core.broker, 9, b"urgent")
+    assert client.bodies == [b"a"] and other.bodies == [b"b"]
+    client.finish(client.got.pop())
+    assert client.bodies == [b"urgent"]
+
+
+def test_several_consumers_get_each_message_once() -> None:
+    core = Core()
+    for priority in (2, 4, 7):
+        publish(core.broker, priority, *numbered(priority, 300))
+    clients = [Client(core).ready(ready) for ready in (1, 3, 50)]
+    seen: list[bytes] = []
+    while any(client.got for client in clients):
+        for client in clients:
+            seen += drain(client, 5)
+    assert sorted(seen) == sorted(numbered(2, 300) + numbered(4, 300) + numbered(7, 300))
+    assert core.broker.topics["t"].channels["c"].all_queues.depth == 0
+
+
+def test_deferred_messages_keep_their_priority() -> None:
+    core = Core()
+    now_ns = core.broker.clock()
+    client = Client(core).ready(1)
+    publish(core.broker, 4, *numbered(4, 5))
+    publish(core.broker, 9, b"later", due_ns=now_ns + SECOND_NS)
+    assert client.bodies == [b"4-00000"]
+    core.wait(SECOND_NS)
+    client.finish(client.got.pop())
+    assert client.bodies == [b"later"]
+
+
+def test_a_filter_that_wants_nothing_of_a_priority_does_not_hold_up_others() -> None:
+    core = Core()
+    publish(core.broker, 9, *numbered(9, 50))
+    publish(core.broker, 4, b"plain")
+    topic = core.broker.topics["t"]
+    topic.channel("c")
+    publish(core.broker, 4, b"last")
+    topic.configure_channel("c", ChannelPolicy.read({"tags": ["red"]}))
+    client = Client(core).ready(1)
+    assert not client.got
+    assert core.broker.topics["t"].channels["c"].all_queues.in_flight_count == 0
+
+
+def test_priorities_beside_several_queues() -> None:
+    core = Core()
+    core.broker.set_queues("t", 3)
+    topic = core.broker.topics["t"]
+    publish(core.broker, 9, b"urgent")
+    core.broker.set_queues("t", 4)
+    assert [part.queue.priority for part in topic.parts] == [4, 4, 4, 9, 4]
+    assert {topic.part_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 4}
+    assert {topic.next_part().number for _ in range(1)} <= {0, 1, 2, 4}
+    with pytest.raises(QueuesRefused, match="has 4 queues and cannot have 2"):
+        core.broker.set_queues("t", 2)
+
+
+def test_a_topic_with_all_queues_has_no_room_for_a_priority() -> None:
+    core = Core()
+    core.broker.set_queues("t", MAX_QUEUES)
+    with pytest.raises(QueuesRefused, match=r"has 1024 queues, and cannot have 1 more: .*1024"):
+        publish(core.broker, 9, b"urgent")
+
+
+def test_priorities_survive_a_restart() -> None:
+    core = Core()
+    core.broker.topic("t").channel("c")
+    for priority in (0, 9, 4):
+        publish(core.broker, priority, *numbered(priority, 10))
+    core.broker.write_journal()
+    core.kill()
+    topic = core.broker.topics["t"]
+    assert sorted(topic.by_priority) == [0, 9]
+    assert drain(Client(core).ready(1), 30) == [
+        *numbered(9, 10),
+        *numbered(4, 10),
+        *numbered(0, 10),
+    ]
