@@ -103,7 +103,7 @@ def test_a_consumer_that_is_there_first_gets_priorities_that_come_later() -> Non
     other = Client(core).ready(1)
     publish(core.broker, 4, b"b", b"c")
     publish(core.broker, 9, b"urgent")
-    assert client.bodies == [b"a"] and other.bodies == [b"b"]
+    assert (client.bodies, other.bodies) == ([b"a"], [b"b"])
     client.finish(client.got.pop())
     assert client.bodies == [b"urgent"]
 
