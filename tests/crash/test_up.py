@@ -202,16 +202,20 @@ def test_its_servers_end_when_it_is_killed(up: Callable[..., Up], tmp_path: Path
     assert (tmp_path / "broker-0" / "checkpoint").exists()
 
 
-def test_a_taken_port_is_named(up: Callable[..., Up], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lookup", "admin"])
+def test_a_taken_port_is_named(up: Callable[..., Up], tmp_path: Path, name: str) -> None:
+    """The flag is that of `martlet up`, and not that of the server."""
+    flag = f"--{name}-http-address"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        up_now = up(f"--data-path={tmp_path}", f"--lookup-http-address={address}")
-        assert up_now.process.wait(WAIT_S) == 1
+        up_now = up(f"--data-path={tmp_path}", f"{flag}={address}")
+        # All other servers start first, and are stopped again.
+        assert up_now.process.wait(3 * WAIT_S) == 1
     last = next(line for line in reversed(up_now.log.splitlines()) if "FATAL" in line)
-    assert "FATAL: lookup cannot start: it (process " in last
-    assert f"listen ({address}) failed" in last
-    way_out = "another process listens there: stop it, or give another port with --http-address"
-    assert way_out in last
+    assert f"FATAL: {name} cannot start: it (process " in last
+    assert f"listen ({address}" in last
+    assert f"another process listens there: stop it, or give another port with {flag}" in last
+    assert " --http-address" not in last
 
 
 def test_a_data_path_that_is_no_folder_is_named(up: Callable[..., Up], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import ssl
 from contextlib import AsyncExitStack
@@ -91,8 +92,14 @@ class AdminServer:
         try:
             await tcp.start()
         except OSError as error:
+            why = error.strerror
+            if error.errno == errno.EADDRINUSE:
+                why = (
+                    "another process listens there: stop it, or give another port with"
+                    " --http-address"
+                )
             raise OSError(
-                f"--http-address={options.http_address} cannot be listened on: {error.strerror}"
+                f"listen ({options.http_address}) failed: {why}"
             ) from error
         name, port_number, *_ = runner.addresses[0]
         self.address = f"[{name}]:{port_number}" if ":" in name else f"{name}:{port_number}"

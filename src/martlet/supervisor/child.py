@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import time
@@ -39,6 +40,7 @@ STEADY_S = 10.0
 _MAX_LINE_BYTES = 64 * 1024
 _LAST_WORDS_S = 1.0
 """How long to wait for the output of a process that has ended."""
+_ADDRESS_FLAG = re.compile(r"--((?:tcp|http)-address)\b")
 
 
 class Child:
@@ -50,6 +52,8 @@ class Child:
         show: called with the name and each line of output, without the newline.
         folder: where its socket is made.
         max_restarts: maximum restarts in a row; 0 for no limit.
+        flag_prefix: what the flags of its addresses begin with in the command that runs it: an
+            error of a server names its own flag, which the user has not given.
 
     Attributes:
         ready: set while the process is ready.
@@ -62,6 +66,7 @@ class Child:
         show: Callable[[str, bytes], None],
         folder: Path,
         max_restarts: int = 0,
+        flag_prefix: str = "",
     ) -> None:
         self.name = name
         self.ready = asyncio.Event()
@@ -69,6 +74,7 @@ class Child:
         self._show = show
         self._address = folder / name
         self._max_restarts = max_restarts
+        self._flag_prefix = flag_prefix
         self._process: asyncio.subprocess.Process | None = None
         self._lives = False
         """Whether datagrams count: a quick process is ready before its start has returned."""
@@ -202,6 +208,7 @@ class Child:
 
     def _last_words(self) -> str:
         text = self._last_line.decode(errors="replace").strip()
+        text = _ADDRESS_FLAG.sub(rf"--{self._flag_prefix}\1", text)
         return f": {text}" if text else ""
 
     def _signal(self, number: signal.Signals) -> None:

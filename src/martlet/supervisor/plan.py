@@ -31,6 +31,8 @@ class Planned:
         arguments: those of its command, whose name is the first.
         tcp_address, http_address: where it will listen; the admin page has no TCP.
         folder: a broker's data folder.
+        flag_prefix: what the flags of its addresses begin with in ``martlet up``, such as
+            ``admin-``.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Planned:
     tcp_address: str
     http_address: str
     folder: Path = Path()
+    flag_prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _lookup(options: UpOptions, ports: _Ports) -> Planned:
         *("lookup", *_shared(options, options.lookup_config)),
         *(f"--tcp-address={tcp}", f"--http-address={http}"),
     )
-    return Planned("lookup", arguments, tcp, http)
+    return Planned("lookup", arguments, tcp, http, flag_prefix="lookup-")
 
 
 def _admin(
@@ -105,7 +108,7 @@ def _admin(
         *(f"--{kind}-http-address={_reached(each.http_address)}" for each in servers),
         *([f"--{FLAG}={token_file}"] if token_file else []),
     )
-    return Planned("admin", arguments, "", http)
+    return Planned("admin", arguments, "", http, flag_prefix="admin-")
 
 
 def _replicas(

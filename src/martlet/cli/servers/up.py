@@ -88,7 +88,9 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
     def child(server: Planned) -> Child:
         command = [sys.executable, "-m", "martlet.cli.servers.supervised", str(os.getpid())]
         arguments = [*command, *server.arguments]
-        return Child(server.name, arguments, show, sockets, options.max_restarts)
+        return Child(
+            server.name, arguments, show, sockets, options.max_restarts, server.flag_prefix
+        )
 
     return Supervisor(
         [[child(each) for each in group] for group in (found.lookup, found.brokers, found.admin)],
