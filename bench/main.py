@@ -24,6 +24,7 @@ BENCHMARKS = {
     "replicas": "bench.replicas",
     "trace": "bench.trace",
     "keys": "bench.keys",
+    "admin-page": "bench.admin_page",
     "spark-archive": "bench.spark.archive",
     "spark-audit": "bench.spark.audit",
     "spark-read": "bench.spark.read",
