@@ -151,7 +151,8 @@ class Collector:
     def _rated(self, view: ClusterView, url: str, key: Hashable, count: float) -> float:
         stats = view.brokers[url].stats
         assert stats is not None
-        return max(0.0, self._rates.rate(url, key, count, stats.started_at_s, view.at_s))
+        at_s = stats.taken_at_s or view.at_s
+        return max(0.0, self._rates.rate(url, key, count, stats.started_at_s, at_s))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

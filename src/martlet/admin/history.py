@@ -117,7 +117,7 @@ class Rates:
             key: of the counter.
             count: what it stands at.
             started_s: when the broker was started.
-            now_s: the time of the look.
+            now_s: when it was counted. An answer may take a good part of the time between looks.
         """
         last = self._last.get((broker, key))
         self._last[broker, key] = (count, now_s, int(started_s))

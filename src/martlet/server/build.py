@@ -38,6 +38,7 @@ from martlet.server.nsq.handshake import SessionCommands
 from martlet.server.nsq.publish import LonePublish, PublishCommands
 from martlet.server.nsq.upgrade import UpgradeContext
 from martlet.server.observability.event_log import EventLog
+from martlet.server.observability.log_report import log_report
 from martlet.server.observability.stats import StatsSource
 from martlet.server.observability.statsd import expand_prefix
 from martlet.server.rpc.registry import CallRegistry
@@ -266,7 +267,11 @@ def assemble_server(
         log=log,
     )
     stats = StatsSource(
-        broker, clients.connections, options.e2e_processing_latency_percentiles, replication
+        broker,
+        clients.connections,
+        options.e2e_processing_latency_percentiles,
+        partial(log_report, broker.log, folder, commits.flusher, options),
+        replication,
     )
     server = Server(
         options=options,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import time
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from martlet.client.admin.decode import Described, named
@@ -80,22 +81,89 @@ class ClientStats(Described):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinishLatency(Described):
+    """How long messages took from their publishing to their finish, since the broker's start.
+
+    Attributes:
+        bounds_ms: the greatest latency of each bucket, rising.
+        counts: the messages of each bucket; the last one, without a bound, is for longer times.
+    """
+
+    bounds_ms: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    def __add__(self, other: FinishLatency) -> FinishLatency:
+        if self.bounds_ms != other.bounds_ms:
+            raise ValueError("brokers of different versions measure in other buckets")
+        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        return FinishLatency(bounds_ms=self.bounds_ms, counts=counts)
+
+    def quantile_ms(self, level: float) -> float | None:
+        """Return a bound that this part of the messages kept; None without one.
+
+        Args:
+            level: over 0 and at most 1.
+        """
+        rank, reached = level * sum(self.counts), 0
+        for bound_ms, count in zip(self.bounds_ms, self.counts, strict=False):
+            reached += count
+            if 0 < rank <= reached:
+                return bound_ms
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStats(Described):
+    """The log of a Martlet broker, and its disk.
+
+    Attributes:
+        disk_bytes: the size of all files of the log.
+        disk_free_bytes: free space on their disk.
+        min_free_bytes: the free space below which publishing is refused.
+        max_disk_bytes: the size of the log above which publishing is refused; 0 for none.
+        position, durable_position: where the log ends, and up to where it survives a power cut.
+        flush_p50_ms, flush_p99_ms, checkpoint_p50_ms, checkpoint_p99_ms: a bound that half and 99 %
+            of all flushes and checkpoints since the start kept; None where there is none.
+    """
+
+    disk_bytes: int
+    disk_free_bytes: int
+    min_free_bytes: int = 0
+    max_disk_bytes: int = 0
+    position: int = 0
+    durable_position: int = 0
+    flush_p50_ms: float | None = None
+    flush_p99_ms: float | None = None
+    checkpoint_p50_ms: float | None = None
+    checkpoint_p99_ms: float | None = None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether its disk has little space left, as the alert MartletDiskLow says."""
+        return self.disk_free_bytes < 2 * self.min_free_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChannelStats(Described, ChannelCounts):
     """A channel of one broker.
 
     Attributes:
         topic, channel: its names.
         is_paused: whether its delivery is paused.
+        kind: ``shared`` by consumers, ``offsets`` of a group, ``follower`` of an external reader.
         oldest_message_age_ms: how long its oldest waiting message waits, 0 where none waits; None
             at an nsqd, which does not say.
         clients: its consumers, if they were asked for.
+        finish_latency: of a channel that was named; None at an nsqd.
     """
 
     topic: str
     channel: str = named("channel_name")
     is_paused: bool = named("paused")
+    kind: str = "shared"
     oldest_message_age_ms: int | None = None
     clients: tuple[ClientStats, ...] = ()
+    finish_latency: FinishLatency | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +221,23 @@ class NodeStats(Described):
     Attributes:
         version: the version of nsqd that it implements.
         health: ``OK``, or why it is unhealthy.
+        martlet_version: the version of Martlet; empty at an nsqd.
         started_at_s: when it was started, in seconds since 1970.
+        connection_count: clients over TCP; None at an nsqd.
+        log: its log and disk; None at an nsqd, and at a standby.
         topics: its topics.
+        taken_at_s: about when it was counted, by the clock of this machine, in seconds since 1970:
+            in the middle between the request and the answer.
     """
 
     version: str = ""
     health: str = ""
+    martlet_version: str = ""
+    connection_count: int | None = None
+    log: LogStats | None = None
     started_at_s: int = named("start_time", default=0)
     topics: tuple[TopicStats, ...]
+    taken_at_s: float = 0.0
 
 
 async def node_stats(
@@ -174,7 +251,9 @@ async def node_stats(
     }
     wanted = {"topic": topic, "channel": channel}
     arguments |= {name: value for name, value in wanted.items() if value}
-    return await http.get(url, "/stats", arguments, read_stats)
+    asked_at_s = time.time()
+    stats = await http.get(url, "/stats", arguments, read_stats)
+    return replace(stats, taken_at_s=(asked_at_s + time.time()) / 2)
 
 
 def read_stats(answer: Any) -> NodeStats:

@@ -26,3 +26,17 @@ class Histogram:
         """Count a duration."""
         self.counts[bisect_left(self.bounds_s, duration_s)] += 1
         self.sum_s += duration_s
+
+    def quantile_s(self, level: float) -> float | None:
+        """Return a bound that this part of the durations keeps; None without one.
+
+        Args:
+            level: over 0 and at most 1.
+        """
+        rank = level * sum(self.counts)
+        reached = 0
+        for bound_s, count in zip(self.bounds_s, self.counts, strict=False):
+            reached += count
+            if 0 < rank <= reached:
+                return bound_s
+        return None

@@ -2,11 +2,17 @@
 
 One field differs in meaning: every waiting message is in the log, so ``backend_depth``, the depth
 on disk, is the full depth. An unmeasured value (latency, without its flag) is reported as nsqd
-reports an unused one. Five fields are Martlet's own: ``dropped_count``, the messages that were
-removed to free space, by ``--disk-full-policy``; ``refused_count``, those refused at publishing for
-lack of space; ``dead_letter_count``, those that went to a channel's dead-letter topic;
-``oldest_message_age_ms``, since when a channel's oldest waiting message waits; and ``queues``, of a
-topic that has several. A broker with replicas has a field ``replication``, too.
+reports an unused one. Martlet's own fields are:
+
+- before the topics ``martlet_version``, ``connection_count``, ``log``, the space that the log takes
+  and how long its flushes and checkpoints take, and ``replication`` of a broker with replicas;
+- ``dropped_count``, the messages that were removed to free space, by ``--disk-full-policy``, and
+  ``refused_count``, those refused at publishing for lack of space;
+- of a channel ``dead_letter_count``, the messages that went to its dead-letter topic;
+  ``oldest_message_age_ms``, since when its oldest waiting message waits; ``kind``, where members or
+  a reader fetch; and, if it is the only one asked for, ``finish_latency``, the histogram of
+  ``/metrics``, which would cost too much for thousands;
+- ``queues``, of a topic that has several.
 
 Counting thousands of channels takes long, so it is done in slices (`martlet.server.time_slice`),
 and the numbers of one report may be taken some milliseconds apart.
@@ -18,11 +24,14 @@ import gc
 import resource
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from martlet import __version__
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.topic.partitioned import PartitionedTopic
+from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.tracing.latency import Latency, Together, quantiles
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.protocol.nsq.v2 import NSQD_VERSION
@@ -32,7 +41,6 @@ from martlet.server.tls import suite_name, version_name
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
@@ -51,6 +59,7 @@ class StatsSource:
         broker: has the topics.
         connections: those of the clients.
         levels: the reported percentiles of latency.
+        log: reports on the log and its disk.
         replication: of a broker with replicas.
     """
 
@@ -59,9 +68,11 @@ class StatsSource:
         broker: BrokerCore,
         connections: Collection[ClientConnection],
         levels: Sequence[float],
+        log: Callable[[], Report],
         replication: Replication | None = None,
     ) -> None:
         self._broker = broker
+        self._log = log
         self._connections = connections
         self._levels = levels
         self._replication = replication
@@ -72,6 +83,9 @@ class StatsSource:
             "version": NSQD_VERSION,
             "health": self._broker.health,
             "start_time": self._broker.started_at_ns // SECOND_NS,
+            "martlet_version": __version__,
+            "connection_count": len(self._connections),
+            "log": self._log(),
             **({"replication": of.report()} if (of := self._replication) is not None else {}),
         }
 
@@ -119,7 +133,8 @@ async def _topic(
         if each.latency is not None:
             latencies.add(each.latency)
         if channel in ("", each.name):
-            reports.append(await _channel(each, include_clients, published, levels, pace))
+            report = await _channel(each, include_clients, published, levels, pace)
+            reports.append(report | (_finishes(each) if channel else {}))
         await pace.rest()
     depth = topic.depth
     return {
@@ -175,6 +190,7 @@ async def _channel(
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
+        **_kind(channel),
         **_near(channel),
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
@@ -186,6 +202,18 @@ async def _channel(
         "paused": channel.paused,
         "e2e_processing_latency": _latency(channel.latency, levels),
     }
+
+
+def _kind(channel: Channel | PartitionedChannel) -> Report:
+    """Report the kind of a channel that is not shared by consumers, as all are in nsqd."""
+    one = channel.parts[0] if isinstance(channel, PartitionedChannel) else channel
+    return {"kind": one.policy.kind} if one.policy.kind != "shared" else {}
+
+
+def _finishes(channel: Channel | PartitionedChannel) -> Report:
+    """Report how long messages took from their publishing to their finish, in buckets."""
+    bounds_ms = [bound_ns / MILLISECOND_NS for bound_ns in BOUNDS_NS]
+    return {"finish_latency": {"bounds_ms": bounds_ms, "counts": list(channel.finishes.counts)}}
 
 
 def _near(channel: Channel | PartitionedChannel) -> Report:
