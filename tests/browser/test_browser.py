@@ -140,6 +140,30 @@ async def test_numbers_change_without_a_reload(
         assert await tab.get_by_label("Name").input_value() == "half a na"
 
 
+async def test_new_messages_are_followed(browser: Any, page: Page, brokers: list[Broker]) -> None:
+    async with tab_of(browser, page) as tab:
+        await tab.goto(f"/messages?topic=followed&broker=http://{brokers[0].http_address}")
+        assert await tab.locator("#follow").count() == 0, "there is no such topic yet"
+        await publish(brokers[0], "followed", 1)
+        await tab.reload()
+        rows = tab.locator("[data-follow] tbody tr")
+        await playwright.expect(rows).to_have_count(1)
+        await tab.get_by_label("follow").check()
+        await publish(brokers[0], "followed", 2)
+        await playwright.expect(rows).to_have_count(3)
+        await tab.goto("/messages?topic=followed&text=a")
+        assert await tab.locator("#follow").count() == 0, "a search costs too much"
+
+
+async def test_a_body_is_copied(browser: Any, page: Page, paths: dict[str, str]) -> None:
+    async with tab_of(browser, page, permissions=["clipboard-read", "clipboard-write"]) as tab:
+        await tab.goto(paths["message"])
+        await tab.get_by_role("button", name="Copy").click()
+        await tab.get_by_role("button", name="Copied").wait_for()
+        copied = await tab.evaluate("navigator.clipboard.readText()")
+        assert copied == await tab.locator("pre.body").first.text_content()
+
+
 async def test_a_message_that_is_being_written_stays(
     browser: Any, page: Page, brokers: list[Broker]
 ) -> None:
@@ -182,7 +206,7 @@ async def test_the_keyboard_is_enough(browser: Any, page: Page) -> None:
         await _tab_to(tab, "Unpause")
         await tab.keyboard.press("Enter")
         await tab.get_by_text("Topic orders was unpaused at 2 brokers").wait_for()
-        await _tab_to(tab, "Delete")
+        await _tab_to(tab, "Delete…")
         await tab.keyboard.press("Enter")
         await tab.wait_for_url("**/confirm**")
         await playwright.expect(tab.locator("input[name=typed]")).to_be_focused()
@@ -216,7 +240,7 @@ async def test_without_javascript(browser: Any, page: Page) -> None:
         assert await tab.locator(".tag").count() == 3
         await tab.get_by_role("button", name="Unpause").first.click()
         await tab.get_by_text("Channel work of orders was unpaused at 2 brokers").wait_for()
-        await tab.get_by_role("button", name="Empty").nth(1).click()
+        await tab.get_by_role("button", name="Empty…").nth(1).click()
         await tab.get_by_role("button", name="Empty").click()
         await tab.get_by_text("Channel work of orders was emptied at").wait_for()
 

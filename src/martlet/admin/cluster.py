@@ -30,6 +30,7 @@ class ChannelTotals:
         topic, channel: its names.
         counts: the sums over the brokers.
         is_paused: whether its delivery is paused, at any broker.
+        kind: ``shared``, ``offsets`` of a group, or ``follower``.
         in_per_s, out_per_s: messages a second that came in, and that were finished.
         nodes: the channel of each broker, by URL.
         oldest_age_s: how long the oldest waiting message waits; None where no broker says.
@@ -39,6 +40,7 @@ class ChannelTotals:
     channel: str
     counts: ChannelCounts = field(default_factory=ChannelCounts)
     is_paused: bool = False
+    kind: str = "shared"
     in_per_s: float = 0.0
     out_per_s: float = 0.0
     nodes: dict[str, ChannelStats] = field(default_factory=dict)
@@ -87,6 +89,11 @@ class TopicTotals:
     def total_depth(self) -> int:
         """Messages that wait in the topic and in all its channels."""
         return self.depth + sum(each.counts.depth for each in self.channels.values())
+
+    @property
+    def queue_count(self) -> int:
+        """The greatest number of queues at a broker."""
+        return max((each.queue_count for each in self.nodes.values()), default=1)
 
     @property
     def out_per_s(self) -> float:
@@ -140,6 +147,14 @@ class BrokerView:
         return self.url.partition("://")[2]
 
     @property
+    def software(self) -> str:
+        """What it runs, such as ``Martlet 0.2.0``."""
+        if self.stats is None:
+            return ""
+        own = self.stats.martlet_version
+        return f"Martlet {own}" if own else f"nsqd {self.stats.version}"
+
+    @property
     def is_healthy(self) -> bool:
         """Whether it answers, and says that it is well."""
         return not self.error and self.stats is not None and self.stats.health == "OK"
@@ -184,6 +199,14 @@ class ClusterView:
     def depth(self) -> int:
         """Messages that wait."""
         return sum(each.total_depth for each in self.topics.values())
+
+    def depths(self) -> dict[str, int]:
+        """Return the messages that wait at each broker, by URL."""
+        found = dict.fromkeys(self.brokers, 0)
+        for topic in self.topics.values():
+            for broker, stats in topic.nodes.items():
+                found[broker] += stats.depth + sum(each.depth for each in stats.channels)
+        return found
 
     def channel(self, topic: str, channel: str) -> ChannelTotals | None:
         """Return a channel; None if there is none."""
@@ -256,6 +279,7 @@ def _add_topic(view: ClusterView, url: str, stats: TopicStats) -> None:
         channel.nodes[url] = each
         channel.counts += each.counts
         channel.is_paused |= each.is_paused
+        channel.kind = each.kind
         if each.oldest_message_age_ms:
             age_s = each.oldest_message_age_ms / 1000
             channel.oldest_age_s = max(channel.oldest_age_s or 0.0, age_s)

@@ -52,6 +52,7 @@ async def confirm(request: web.Request) -> web.StreamResponse:
             "typed": _typed(view, places, action),
             "fields": [each for each in request.query.items() if each[0] != "typed"],
             "button": _button(view, places, action),
+            "obstacle": "",
             "back": _back(site, request.query.get("back", "")),
         },
     )
@@ -97,7 +98,8 @@ async def _confirm_operation(
             "consequences": preview.lines,
             "typed": preview.typed,
             "fields": [*given, *preview.fields.items()],
-            "button": preview.button if preview.is_possible else "",
+            "button": preview.button if preview.is_possible and not preview.obstacle else "",
+            "obstacle": preview.obstacle,
             "back": _back(asked.site, asked.fields.get("back", "")),
         },
     )
@@ -254,6 +256,11 @@ def _consequences(view: ClusterView, places: Sequence[Place], action: Action) ->
     if consumers:
         verb = "is" if consumers == 1 else "are"
         lines.append(f"{counted(consumers, 'consumer')} {verb} connected.")
+    if action is ACTIONS["empty_channel"]:
+        lines.append(
+            "What a Martlet broker empties can be put back for a time (--keep-emptied), on the page"
+            " of the channel."
+        )
     if view.missing:
         missing = ", ".join(each.address for each in view.missing)
         lines.append(

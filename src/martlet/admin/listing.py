@@ -40,6 +40,7 @@ class TablePage(Generic[T]):
         pages: how many there are.
         total, found: how many rows there are, and how many the filter leaves.
         text: the filter.
+        all_found: the rows of all pages.
     """
 
     rows: Sequence[T]
@@ -50,6 +51,7 @@ class TablePage(Generic[T]):
     total: int
     found: int
     text: str
+    all_found: Sequence[T]
 
     def sorted_by(self, column: Column[T]) -> str:
         """Return the ``sort`` that a click on a heading asks for."""
@@ -95,7 +97,7 @@ def listing(
     asked = query.get("page", "1")
     page = min(pages, max(1, int(asked))) if asked.isdecimal() and len(asked) < 9 else 1
     shown = found[(page - 1) * ROWS : page * ROWS]
-    return TablePage(shown, columns, wanted, page, pages, len(rows), len(found), text)
+    return TablePage(shown, columns, wanted, page, pages, len(rows), len(found), text, found)
 
 
 def _order(value: Any) -> tuple[bool, Any]:

@@ -31,6 +31,7 @@ class Preview:
         fields: those of the form that are set, whatever the address had.
         typed: what must be typed; empty for nothing.
         is_possible: whether there is anything to do.
+        obstacle: what has to be done before; empty for nothing.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Preview:
     fields: Mapping[str, str] = field(default_factory=dict)
     typed: str = ""
     is_possible: bool = True
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)

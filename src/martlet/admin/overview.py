@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -12,9 +13,17 @@ from martlet.admin import shown
 from martlet.admin.audit import AuditEntry
 from martlet.admin.cluster import BrokerView, ChannelTotals, ClusterView, TopicTotals
 from martlet.admin.history import CountHistory
-from martlet.admin.listing import Column, listing
-from martlet.admin.site import SITE, PageNotFound
-from martlet.client.admin import Admin, AdminError, ClientStats, ReplicaReport, TopicStats
+from martlet.admin.listing import Column, TablePage, listing
+from martlet.admin.pages.export import send_lines
+from martlet.admin.site import SITE, PageNotFound, Site
+from martlet.client.admin import (
+    Admin,
+    AdminError,
+    ClientStats,
+    FinishLatency,
+    ReplicaReport,
+    TopicStats,
+)
 
 _TOP = 10
 """The rows of each list of the overview."""
@@ -24,6 +33,7 @@ TOPIC_COLUMNS: tuple[Column[TopicTotals], ...] = (
     Column("depth", "Waiting", lambda topic: topic.total_depth, "In the topic and its channels"),
     Column("in", "Messages/s in", lambda topic: topic.in_per_s),
     Column("out", "out", lambda topic: topic.out_per_s, "Finished by all channels together"),
+    Column("queues", "Queues", lambda topic: topic.queue_count),
     Column("channels", "Channels", lambda topic: len(topic.channels)),
     Column("consumers", "Consumers", lambda topic: topic.client_count),
     Column("messages", "Messages", lambda topic: topic.message_count, "Published so far"),
@@ -103,7 +113,7 @@ async def overview(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
 
     async def context(view: ClusterView) -> dict[str, Any]:
-        return {"tops": _tops(view, site.collector.history)}
+        return {"tops": _tops(view, site.collector.history), "depths": view.depths()}
 
     return await site.show(request, "overview.html", context)
 
@@ -144,40 +154,58 @@ async def channel(request: web.Request) -> web.StreamResponse:
         if found is None:
             raise PageNotFound(f"no broker that answers has a channel {names[1]!r} of {names[0]!r}")
         if names not in view.asked:
-            view.asked[names] = asyncio.ensure_future(_consumers(site.admin, *names))
+            view.asked[names] = asyncio.ensure_future(_ask_channel(site.admin, *names))
         # Shielded: other tabs await it, too.
-        rows, error = await asyncio.shield(view.asked[names])
-        table = listing(rows, _CONSUMER_COLUMNS, request.query, _identity, "name")
-        undos = site.undos.of(*names)
-        return {"channel": found, "list": table, "consumers_error": error, "undos": undos}
+        asked: _NamedChannel = await asyncio.shield(view.asked[names])
+        return {
+            "channel": found,
+            "list": listing(asked.consumers, _CONSUMER_COLUMNS, request.query, _identity, "name"),
+            "latency": asked.latency,
+            "consumers_error": asked.error,
+            "undos": site.undos.of(*names),
+        }
 
     return await site.show(request, "channel.html", context)
 
 
-async def _consumers(admin: Admin, topic: str, channel: str) -> tuple[list[ConnectedConsumer], str]:
-    """Return the consumers of a channel, and what went wrong."""
+@dataclass(frozen=True)
+class _NamedChannel:
+    """What brokers say of a channel that is asked for by its name.
+
+    Attributes:
+        consumers: those of all brokers.
+        latency: of their finishes; None where no broker says.
+        error: what went wrong.
+    """
+
+    consumers: list[ConnectedConsumer] = field(default_factory=list)
+    latency: FinishLatency | None = None
+    error: str = ""
+
+
+async def _ask_channel(admin: Admin, topic: str, channel: str) -> _NamedChannel:
     try:
         answers = await admin.channels.list(topic, channel, include_clients=True)
     except AdminError as error:
-        return [], str(error)
+        return _NamedChannel(error=str(error))
     found = [
         ConnectedConsumer(broker.partition("://")[2], client)
         for broker, channels in answers.values.items()
         for each in channels
         for client in each.clients
     ]
-    return found, "; ".join(map(str, answers.failures.values()))
+    latency: FinishLatency | None = None
+    for each in answers.joined():
+        if each.finish_latency is not None:
+            latency = latency + each.finish_latency if latency else each.finish_latency
+    return _NamedChannel(found, latency, "; ".join(map(str, answers.failures.values())))
 
 
 async def nodes(request: web.Request) -> web.StreamResponse:
     """``/nodes``"""
 
     async def context(view: ClusterView) -> dict[str, Any]:
-        depths = dict.fromkeys(view.brokers, 0)
-        for each in view.topics.values():
-            for broker, stats in each.nodes.items():
-                depths[broker] += stats.depth + sum(found.depth for found in stats.channels)
-        return {"depths": depths}
+        return {"depths": view.depths()}
 
     return await request.app[SITE].show(request, "nodes.html", context)
 
@@ -196,11 +224,38 @@ async def node(request: web.Request) -> web.StreamResponse:
         rows = found.stats.topics if found.stats else ()
         table = listing(rows, _NODE_COLUMNS, request.query, lambda topic: topic.topic, "name")
         if found.url not in view.asked:
-            view.asked[found.url] = asyncio.ensure_future(_replicas(site.admin.at(found.url)))
-        report = await asyncio.shield(view.asked[found.url])
-        return {"broker": found, "list": table, "report": report}
+            view.asked[found.url] = asyncio.ensure_future(_ask_node(site, found.url))
+        report, daemons = await asyncio.shield(view.asked[found.url])
+        return {"broker": found, "list": table, "report": report, "daemons": daemons}
 
     return await site.show(request, "node.html", context)
+
+
+Daemons = list[tuple[str, Sequence[str]]]
+"""The lookup daemons that know a broker, each with the topics for which it hides it."""
+
+
+async def _ask_node(site: Site, url: str) -> tuple[ReplicaReport | None, Daemons | None]:
+    """Return what a broker says of its replicas, and lookup daemons of it; None where not asked."""
+    has_daemons = bool(site.options.lookupd_http_addresses)
+    report, daemons = await asyncio.gather(
+        _replicas(site.admin.at(url)),
+        _daemons(site.admin, url.partition("://")[2]) if has_daemons else asyncio.sleep(0),
+    )
+    return report, daemons
+
+
+async def _daemons(admin: Admin, address: str) -> Daemons | None:
+    try:
+        answers = await admin.nodes.list()
+    except AdminError:
+        return None  # The page of lookup daemons says why.
+    return [
+        (daemon, each.tombstones)
+        for daemon, nodes in answers.values.items()
+        for each in nodes
+        if f"{each.broadcast_address}:{each.http_port}" == address
+    ]
 
 
 async def _replicas(admin: Admin) -> ReplicaReport | None:
@@ -222,18 +277,33 @@ async def counter(request: web.Request) -> web.StreamResponse:
     return await request.app[SITE].show(request, "counter.html", context)
 
 
-async def audit(request: web.Request) -> web.StreamResponse:
-    """``/audit``"""
-    site = request.app[SITE]
-    entries = list(reversed(site.audit.entries))
+def _audit_table(request: web.Request) -> TablePage[AuditEntry]:
+    entries = list(reversed(request.app[SITE].audit.entries))
 
     def text(entry: AuditEntry) -> str:
         return " ".join(
             (entry.user, entry.remote_ip, entry.action, entry.topic, entry.channel, entry.result)
         )
 
-    table = listing(entries, _AUDIT_COLUMNS, request.query, text, "-time", is_ordered=True)
-    return site.page(request, "audit.html", {"list": table})
+    return listing(entries, _AUDIT_COLUMNS, request.query, text, "-time", is_ordered=True)
+
+
+async def audit(request: web.Request) -> web.StreamResponse:
+    """``/audit``"""
+    return request.app[SITE].page(request, "audit.html", {"list": _audit_table(request)})
+
+
+async def export_audit(request: web.Request) -> web.StreamResponse:
+    """``/audit/export``: what a filter leaves of the audit, as JSON lines, as in --audit-file."""
+    if not request.app[SITE].options.export:
+        raise web.HTTPForbidden(text="nothing is downloaded from this page: see --export")
+    found = _audit_table(request).all_found
+
+    async def rows() -> AsyncIterator[Mapping[str, Any]]:
+        for entry in found:
+            yield asdict(entry)
+
+    return await send_lines(request, "audit", rows())
 
 
 async def data(request: web.Request) -> web.StreamResponse:

@@ -38,6 +38,7 @@ _PAGES = {
     "/lookup": lookup_page.lookup,
     "/counter": overview.counter,
     "/audit": overview.audit,
+    "/audit/export": overview.export_audit,
     "/data": overview.data,
     "/data/{topic}": overview.data,
     "/data/{topic}/{channel}": overview.data,
@@ -98,9 +99,7 @@ class AdminServer:
                     "another process listens there: stop it, or give another port with"
                     " --http-address"
                 )
-            raise OSError(
-                f"listen ({options.http_address}) failed: {why}"
-            ) from error
+            raise OSError(f"listen ({options.http_address}) failed: {why}") from error
         name, port_number, *_ = runner.addresses[0]
         self.address = f"[{name}]:{port_number}" if ":" in name else f"{name}:{port_number}"
         tasks = [asyncio.create_task(collector.run())]

@@ -206,9 +206,11 @@ async def _first_pages(
     found = await asyncio.gather(*map(first, urls))
     pages = [each for each in found if isinstance(each, AnswerPage)]
     errors = [each for each in found if isinstance(each, AdminError)]
-    if errors and not pages:
-        raise errors[0]
-    return pages, [str(each) for each in errors if not isinstance(each, AdminNotFound)]
+    serious = [each for each in errors if not isinstance(each, AdminNotFound)]
+    # A channel without dead letters is well, and its page says so; not so a topic of none.
+    if errors and not pages and (serious or "dead_letter_topic" in whose):
+        raise (serious or errors)[0]
+    return pages, [str(each) for each in serious]
 
 
 async def export(request: web.Request) -> web.StreamResponse:

@@ -152,20 +152,21 @@ async def _preview(asked: Asked) -> Preview:
     )
     if skipped:
         lines.append(f"{skipped:,} offsets are passed: their messages are not delivered.")
-    if members:
-        some = counted(members, "member")
-        lines.append(
-            f"Its {some} have to join again, and get messages twice."
-            if asked.text("force")
-            else f"It has {some}: stop them first, or choose to reset it even with members."
-        )
+    some, obstacle = counted(members, "member"), ""
+    if members and asked.text("force"):
+        verb = "has" if members == 1 else "have"
+        lines.append(f"Its {some} {verb} to join again, and may get messages twice.")
+    elif members:
+        who = "it" if members == 1 else "them"
+        obstacle = f"It has {some}: stop {who} first, or choose to reset it even with members."
     lag = answers.total(lambda each: each.lag)
     return Preview(
         title=title,
         button=f"Reset to {_where(asked)}: lag {lag:,}",
         lines=[*lines, *silent(answers)],
         fields=fields,
-        is_possible=bool(rows) and not (members and not asked.text("force")),
+        is_possible=bool(rows),
+        obstacle=obstacle,
     )
 
 

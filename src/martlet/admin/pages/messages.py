@@ -88,6 +88,7 @@ async def _looked(request: web.Request, asked: Asked) -> Mapping[str, Any]:
         "after": json.dumps(dict(look.after)) if look.after else "",
         "next": look.next and "|".join(map(str, look.next)),
         "several": len(look.queues) != 1,
+        "is_followed": _is_newest(asked),
         "earlier": _earlier(asked, look),
     }  # fmt: skip
 
@@ -155,6 +156,12 @@ def _earlier(asked: Asked, look: LogLook) -> int | None:
     if len(chosen) != 1 or not offsets or is_search or min(offsets) <= chosen[0].start_offset:
         return None
     return max(chosen[0].start_offset, min(offsets) - MAX_FOUND)
+
+
+def _is_newest(asked: Asked) -> bool:
+    """Whether the newest messages are listed, which a page can follow; a search costs too much."""
+    others = ("key", "header", "text", "go", "after")
+    return asked.text("from") in ("", "last") and not any(map(asked.text, others))
 
 
 def _form(asked: Asked) -> str:

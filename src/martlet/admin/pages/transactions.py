@@ -44,6 +44,7 @@ async def overview(request: web.Request) -> web.StreamResponse:
         {
             "rows": rows,
             "states": _STATES,
+            "seen": {each.state for _, each in rows},
             "full": full,
             "limit": _MAX_LISTED,
             "failures": list(answers.failures.values()),

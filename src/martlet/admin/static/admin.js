@@ -56,6 +56,39 @@
     filter?.setSelectionRange(filter.value.length, filter.value.length);
   }
 
+  // Follow: the newest messages every two seconds, for ten minutes, in no tab that is hidden.
+  const FOLLOW_MS = 2000, MAX_LOOKS = 300;
+  const box = document.getElementById("follow");
+  let timer = 0, looks = 0;
+  async function look() {
+    if (!document.hidden) {
+      const answer = await fetch(location.href);
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const found = page.querySelector("[data-follow]");
+      if (found) document.querySelector("[data-follow]").replaceChildren(...found.childNodes);
+      looks += 1;
+    }
+    if (looks >= MAX_LOOKS) box.checked = false;
+    if (box.checked) timer = setTimeout(look, FOLLOW_MS);
+  }
+  box?.addEventListener("change", () => {
+    clearTimeout(timer);
+    looks = 0;
+    if (box.checked) timer = setTimeout(look, 0);
+  });
+  box?.closest("label").removeAttribute("hidden");
+
+  // Copy: what is shown of a body. Browsers let only pages of this machine, or over HTTPS.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const shown = button.closest("section").querySelector("pre.body");
+    navigator.clipboard.writeText(shown.textContent).then(() => { button.textContent = "Copied"; });
+  });
+  if (navigator.clipboard) {
+    document.querySelectorAll("[data-copy]").forEach((button) => { button.hidden = false; });
+  }
+
   // Plots: the last hour, drawn again every ten seconds.
   const plots = new WeakMap();
   async function draw(element) {
@@ -65,7 +98,7 @@
     const text = isDark() ? "#c8d0da" : "#39424e";
     const grid = { stroke: isDark() ? "#2b333d" : "#e3e7ec", width: 1 };
     const axis = { stroke: text, grid, ticks: grid };
-    const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+    const time = (at) => new Date(at * 1000).toISOString().slice(11, 19);
     const rate = (self, values) => values.map((each) => each.toLocaleString("en"));
     const series = (label, stroke, scale) => ({ label, stroke, scale, width: 1.5, points: { show: false } });
     plots.get(element)?.destroy();
@@ -79,7 +112,7 @@
         { ...axis, values: rate, label: "waiting", side: 1, scale: "depth", size: 70, grid: { show: false } },
       ],
       series: [
-        { label: "at", value: (self, at) => (at ? time(at) : "--") },
+        { label: "UTC", value: (self, at) => (at ? time(at) : "--") },
         series("in", "#2f7dd1", "y"),
         series("out", "#2f9e6e", "y"),
         series("waiting", "#c77d16", "depth"),

@@ -76,7 +76,7 @@ async def test_letters_are_shown_with_their_bodies_as_text(page: Page) -> None:
     assert "<script>alert" not in html
     filtered = await page.get("/dead/letters?topic=orders&channel=work&error=bold")
     assert filtered.count('name="ids"') == 1
-    assert "No such dead letter." in await page.get(
+    assert "No dead letter has that." in await page.get(
         "/dead/letters?dead_letter_topic=orders.work.dead&since=2030-01-01"
     )
 
@@ -175,8 +175,13 @@ async def test_roles(brokers: list[Broker]) -> None:
         assert "see --export" in await page.get(EXPORT, 403)
 
 
-async def test_an_unknown_channel_is_said(page: Page) -> None:
-    assert "has no dead letters" in await page.get("/dead/letters?topic=orders&channel=x", 404)
+async def test_a_channel_without_dead_letters_is_no_error(page: Page) -> None:
+    html = await page.get("/dead/letters?topic=orders&channel=x")
+    assert "No dead letters: none of its messages failed too often." in html
+    assert "alarm" not in html
+
+
+async def test_a_topic_without_dead_letters_is_said(page: Page) -> None:
     for address in page.server.options.nsqd_http_addresses:
         await change(address, "/topic/create?topic=plain")
     assert "is no dead-letter topic" in await page.get("/dead/letters?dead_letter_topic=plain", 404)
