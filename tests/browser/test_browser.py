@@ -153,6 +153,7 @@ async def test_new_messages_are_followed(browser: Any, page: Page, brokers: list
         await playwright.expect(rows).to_have_count(3)
         await tab.goto("/messages?topic=followed&text=a")
         assert await tab.locator("#follow").count() == 0, "a search costs too much"
+    await page.act("delete_topic", topic="followed", typed="followed")
 
 
 async def test_a_body_is_copied(browser: Any, page: Page, paths: dict[str, str]) -> None:

@@ -281,6 +281,10 @@ def _same(value: Any, key: str = "") -> Any:
         # and has all of its backlog on the disk.
         left_out = {
             "martlet_version",
+            "log",
+            "connection_count",
+            "kind",
+            "finish_latency",
             "dropped_count",
             "refused_count",
             "dead_letter_count",
