@@ -266,13 +266,8 @@ def assemble_server(
         receive_view=memoryview(receive_buffer),
         log=log,
     )
-    stats = StatsSource(
-        broker,
-        clients.connections,
-        options.e2e_processing_latency_percentiles,
-        partial(log_report, broker.log, folder, commits.flusher, options),
-        replication,
-    )
+    report_log = partial(log_report, broker.log, folder, commits.flusher, options)
+    levels = options.e2e_processing_latency_percentiles
     server = Server(
         options=options,
         broker=broker,
@@ -286,7 +281,7 @@ def assemble_server(
         connect=partial(_connection, context),
         routes=lambda: _routes(server, replication),
         calls=calls,
-        stats=stats,
+        stats=StatsSource(broker, clients.connections, levels, report_log, replication),
         lookups=lookups,
         flush_timeouts=flush_timeouts,
         auth_servers=auth_servers,

@@ -69,7 +69,7 @@ async def test_a_broker_short_of_space_is_named_on_every_page(
             assert "of its disk left, and refuses messages below" in text
 
 
-async def test_groups_are_told_apart_from_channels() -> None:
+async def test_a_group_has_its_mark() -> None:
     async with broker_of(3) as broker, page_of([broker.http_address]) as page:
         async with Admin(broker.http_address) as admin:
             await admin.channels.create("orders", "billing")
