@@ -17,6 +17,9 @@ import uvloop
 
 from bench.flags import parse
 from bench.inprocess import BODY, CHANNEL, TOPIC, Client, Step, least_cost_us, publishing
+from martlet.broker.policy import ChannelPolicy
+from martlet.properties.block import pack_block
+from martlet.properties.model import Properties
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.frames import FrameSplitter
 from martlet.protocol.nsq.message_run import MessageRun
@@ -25,6 +28,7 @@ from martlet.server.server import Server
 READY = 2500
 FINISHES = 256
 QUEUES = 8
+KEYS, SENDS = 1000, 20
 
 
 def mixed(seed: int) -> list[bytes]:
@@ -33,9 +37,21 @@ def mixed(seed: int) -> list[bytes]:
     return [b"x" * draw(100, 300) for _ in range(200)]
 
 
+def keyed() -> list[bytes]:
+    """SENDs of a message for each of the keys, some in a receive."""
+    sends = []
+    for number in range(KEYS):
+        order_key = f"customer {number}"
+        block = pack_block([(0, Properties(order_key=order_key).pack())])
+        sends.append(commands.send(TOPIC, [BODY], {"order_key": order_key}, block))
+    return [b"".join(sends[at : at + SENDS]) for at in range(0, KEYS, SENDS)]
+
+
 def subscriber(server: Server, ready: int) -> Client:
-    """A consumer with a ready count."""
+    """A consumer with a ready count, which takes properties."""
     client = Client(server)
+    client.feed(commands.identify({"feature_negotiation": True, "martlet": True}))
+    client.taken()
     client.feed(commands.subscribe(TOPIC, CHANNEL))
     client.taken()
     client.feed(commands.ready(ready))
@@ -79,6 +95,7 @@ def pinging(server: Server) -> Step:
 
 PUB = commands.publish(TOPIC, BODY)
 MPUB = commands.publish_many(TOPIC, [BODY] * 200)
+MPUB_1000 = commands.publish_many(TOPIC, [BODY] * 1000)
 MIXED = commands.publish_many(TOPIC, mixed(1))
 LARGE = commands.publish_many(TOPIC, [b"x" * 1000] * 100)
 ROWS: dict[str, tuple[str, Callable[[Server], Step]]] = {
@@ -91,6 +108,9 @@ ROWS: dict[str, tuple[str, Callable[[Server], Step]]] = {
     "pub-queues": (f"PUB, one in a receive, to {QUEUES} queues", publishing(PUB)),
     "mpub-queues": (f"MPUB of 200, to {QUEUES} queues", publishing(MPUB)),
     "consume-queues": (f"delivery + FIN of {QUEUES} queues", consuming),
+    "consume-keyed": (f"the same of {KEYS} order keys", consuming),
+    "consume-by-key": ("the same in the order of each key", consuming),
+    "consume-by-queue": ("the same in the order of each queue", consuming),
     "ping": ("PUB, delivery, FIN, one by one", pinging),
 }
 
@@ -100,7 +120,11 @@ def measure(
 ) -> float:
     """Return the least processor time of a command of the row, in microseconds."""
     backlog = int(5000 * seconds) + 10 if row.startswith("consume") else 0
-    queues = QUEUES if row.endswith("-queues") else 1
+    queues, fill = (QUEUES if row.endswith("-queues") else 1), [MPUB_1000]
+    if row.startswith(("consume-by", "consume-keyed")):
+        queues, fill, backlog = QUEUES, keyed(), int(400 * seconds)
+    order = row.removeprefix("consume-by-")
+    policy = ChannelPolicy(order=order) if order in ("key", "queue") else None
     return uvloop.run(
         least_cost_us(
             ROWS[row][1],
@@ -108,6 +132,8 @@ def measure(
             repeat,
             queues=queues,
             backlog=backlog,
+            fill=fill,
+            policy=policy,
             trace=trace,
             profile=profile,
         )

@@ -14,10 +14,13 @@ import gc
 import logging
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
+from itertools import repeat as repeated
 from typing import Any
 
+from martlet.broker.policy import ChannelPolicy
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq import commands
 from martlet.server.build import build_server
@@ -38,6 +41,15 @@ class Wire(asyncio.Transport):
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Hold nothing back."""
+
+    def pause_reading(self) -> None:
+        """Do nothing: the connection keeps what it is fed, and goes on in its next turn."""
+
+    resume_reading = pause_reading
+
+    def is_closing(self) -> bool:
+        """Stay open."""
+        return False
 
     def close(self) -> None:
         """Show the server's last words, which say why it closes."""
@@ -123,19 +135,27 @@ async def least_cost_us(
     *,
     queues: int = 1,
     backlog: int = 0,
+    fill: Sequence[bytes] = (),
+    policy: ChannelPolicy | None = None,
     trace: bool = False,
     profile: cProfile.Profile | None = None,
 ) -> float:
-    """Return the least processor time of a command; first publish `backlog` thousand messages."""
+    """Return the least processor time of a command; first receive each of
+    `fill`, `backlog` times.
+    """
     best = float("inf")
     for _ in range(repeat):
         async with serving(trace=trace) as server:
-            server.broker.set_queues(TOPIC, queues).channel(CHANNEL)
-            fill = publishing(commands.publish_many(TOPIC, [BODY] * 1000))(server)
-            for _ in range(backlog):
-                client, data, _ = fill()
-                client.feed(data)
+            topic = server.broker.set_queues(TOPIC, queues)
+            topic.channel(CHANNEL)
+            if policy is not None:
+                topic.configure_channel(CHANNEL, policy)
+            producer = Client(server)
+            producer.feed(commands.identify({"feature_negotiation": True, "martlet": True}))
+            for data in chain.from_iterable(repeated(fill, backlog)):
+                producer.feed(data)
                 await asyncio.sleep(0)
+                producer.wire.sent.clear()
             best = min(best, await _cost_us(step_of(server), seconds, profile))
     return best
 
