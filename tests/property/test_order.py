@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.ordering import MAX_PARKED
 from martlet.broker.queue.cursor import Cursor
+from martlet.log.index import IndexEntry
 from martlet.properties.model import Properties
 
 TIMEOUT_NS = 5 * SECOND_NS
@@ -88,6 +90,20 @@ class Ordered:
             client.finish(number)
         self.look()
 
+    def finish_all(self) -> None:
+        """Finish all that a client has, in one run."""
+        if not self.clients:
+            return
+        client = self.random.choice(self.clients)
+        held, self.held[client] = self.held[client], []
+        if held:
+            self.finished.update(message for _, message in held)
+            offsets = [client.offset(number) for number, _ in held]
+            left = client.channel.finish_run(client.consumer, np.array(offsets, np.int64))
+            for offset in left.tolist():  # Those that were held when the ordering began.
+                client.channel.finish(client.consumer, offset)
+            self.look()
+
     def leave(self) -> None:
         if self.clients:
             client = self.clients.pop(self.random.randrange(len(self.clients)))
@@ -136,6 +152,7 @@ STEPS = [
     "finish",
     "finish",
     "finish",
+    "finish all",
     "fail",
     "leave",
     "wait",
@@ -157,6 +174,8 @@ def test_nothing_overtakes_its_key_and_all_arrives(order: str, todo: list[str], 
             ordered.subscribe(ordered.random.randrange(1, 5))
         elif step in ("finish", "fail"):
             ordered.answer(fail=step == "fail")
+        elif step == "finish all":
+            ordered.finish_all()
         elif step == "leave":
             ordered.leave()
         elif step == "wait":
@@ -177,6 +196,52 @@ def test_other_keys_go_on_while_one_fails() -> None:
     assert client.bodies[3:] == [b"5"]
     ordered.core.wait(SECOND_NS)
     assert [(got.body, got.attempts) for got in client.got[4:]] == [(b"0", 2)]
+
+
+def test_a_run_of_finishes_lets_the_next_of_each_key_go_out_together() -> None:
+    ordered = Ordered("key", 1)
+    ordered.publish(["a", "b", "a", "", "b"])
+    client = ordered.core.client("t").ready(10)
+    assert client.bodies == [b"0", b"1", b"3"]
+    answered = np.array([client.offset(number) for number in (2, 0, 1, 0)], np.int64)
+    left = client.channel.finish_run(client.consumer, answered)
+    assert left.tolist() == [client.offset(0)]  # Said twice: its second answer is refused.
+    assert client.bodies[3:] == [b"2", b"4"]
+
+
+def test_consumers_share_what_may_be_delivered() -> None:
+    ordered = Ordered("key", 1)
+    clients = [ordered.core.client("t") for _ in range(3)]
+    ordered.publish([str(number) for number in range(30)])
+    ordered.core.channel("t").paused = True
+    for client in clients:
+        client.ready(30)
+    ordered.core.channel("t").paused = False
+    ordered.core.channel("t").pump()
+    counts = [len(client.got) for client in clients]
+    assert sum(counts) == 30
+    assert min(counts) >= 5
+
+
+def test_a_failed_read_of_messages_to_deliver_delays_them_and_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ordered = Ordered("key", 1)
+    ordered.publish(["a", "b", "a", "b"])
+    read, calls = Cursor.read, iter(range(1000))
+
+    def fails_once(cursor: Cursor, entry: IndexEntry) -> tuple[int, memoryview]:
+        if next(calls) == 1:
+            raise OSError(24, "too many open files")
+        return read(cursor, entry)
+
+    monkeypatch.setattr(Cursor, "read", fails_once)
+    client = ordered.core.client("t").ready(10)
+    assert not client.got
+    ordered.core.wait(SECOND_NS)
+    assert client.bodies == [b"0", b"1"]
+    client.finish()
+    assert client.bodies[2:] == [b"2", b"3"]
 
 
 def test_a_queue_stays_with_its_consumer_until_its_lock_runs_out() -> None:

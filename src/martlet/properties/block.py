@@ -68,7 +68,8 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
         return _SINGLE.pack(1, number, len(entry), hash_of(entry)) + entry
     numbers, packed = zip(*entries, strict=True)
     ends = np.fromiter(map(len, packed), "<u4", count).cumsum(dtype="<u4")
-    tags = np.fromiter(map(hash_of, packed), "<u4", count)
+    hashes = {entry: hash_of(entry) for entry in set(packed)}  # Many messages may share one.
+    tags = np.fromiter(map(hashes.__getitem__, packed), "<u4", count)
     head = (_COUNT.pack(count), np.array(numbers, "<u4").tobytes(), ends.tobytes(), tags.tobytes())
     return b"".join([*head, *packed])
 
@@ -97,6 +98,26 @@ def entry_of(data: Bytes, number: int) -> bytes:
         if count == 1:
             return bytes(data[_SINGLE.size : _SINGLE.size + length]) if only == number else b""
     return Block(data).of(number)
+
+
+def entries_between(data: Bytes, begin: int, end: int) -> list[bytes]:
+    """Return the entry of each message of a block from number `begin` up to `end`; empty for one
+    that has none.
+    """
+    if end - begin == 1:
+        return [entry_of(data, begin)]
+    block = Block(data)
+    first, stop = np.searchsorted(block.numbers, (begin, end)).tolist()
+    entries = [b""] * (end - begin)
+    if first < stop:
+        start = int(block.ends[first - 1]) if first else 0
+        raw = bytes(block.entries[start : int(block.ends[stop - 1])])
+        at = 0
+        stops = (block.ends[first:stop] - np.uint32(start)).tolist()
+        for number, next_at in zip(block.numbers[first:stop].tolist(), stops, strict=True):
+            entries[number - begin] = raw[at:next_at]
+            at = next_at
+    return entries
 
 
 _NO_NUMBERS: Numbers = np.empty(0, np.uint32)
@@ -128,10 +149,11 @@ class Block:
         self._entries_at = at + 12 * count
         if not count or len(data) < self._entries_at:
             raise BadProperties("a truncated block of properties")
-        self.numbers = np.frombuffer(data, "<u4", count, at)
-        self._ends = np.frombuffer(data, "<u4", count, at + 4 * count)
-        self.tags = np.frombuffer(data, "<u4", count, at + 8 * count)
-        if self._entries_at + int(self._ends[-1]) != len(data):
+        columns = np.frombuffer(data, "<u4", 3 * count, at)
+        self.numbers = columns[:count]
+        self._ends = columns[count : 2 * count]
+        self.tags = columns[2 * count :]
+        if self._entries_at + columns.item(2 * count - 1) != len(data):
             raise BadProperties("a block of properties whose entries do not fill it")
 
     def __len__(self) -> int:
@@ -154,13 +176,16 @@ class Block:
 
     def entry(self, at: int) -> memoryview:
         """Return the entry at an index of `numbers`."""
-        start = int(self._ends[at - 1]) if at else 0
-        return self._data[self._entries_at + start : self._entries_at + int(self._ends[at])]
+        start = self._ends.item(at - 1) if at else 0
+        return self._data[self._entries_at + start : self._entries_at + self._ends.item(at)]
 
     def of(self, number: int) -> bytes:
         """Return the entry of the message of that number in the batch; empty where it has none."""
-        at = int(np.searchsorted(self.numbers, number))
-        if at < len(self.numbers) and self.numbers[at] == number:
+        numbers = self.numbers
+        if number < len(numbers) and numbers.item(number) == number:
+            return bytes(self.entry(number))  # All messages up to this one have properties.
+        at = int(np.searchsorted(numbers, number))
+        if at < len(numbers) and numbers.item(at) == number:
             return bytes(self.entry(at))
         return b""
 

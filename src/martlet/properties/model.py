@@ -367,6 +367,18 @@ def tag_hash(tag: str) -> int:
     return total
 
 
+def order_key_of(entry: bytes) -> bytes:
+    """Return the order key in an entry, empty where it has none."""
+    at = 0
+    while at < len(entry):
+        kind, name_length, length = _FIELD.unpack_from(entry, at)
+        at += _FIELD.size + name_length
+        if kind == Field.ORDER_KEY:
+            return entry[at : at + length]
+        at += length
+    return b""
+
+
 def hash_of(entry: bytes) -> int:
     """Return the hash of the tag in an entry, 0 where it has none."""
     at = 0

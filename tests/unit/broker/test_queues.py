@@ -157,6 +157,21 @@ def test_a_run_of_fins_of_several_queues() -> None:
     assert channel.in_flight_count == channel.depth == 0
 
 
+def test_a_fin_said_twice_in_a_run_of_ordered_queues_is_refused_once() -> None:
+    core = four()
+    topic = core.broker.topic("t")
+    topic.channel("c")
+    topic.configure_channel("c", ChannelPolicy(order="queue"))
+    for queue in range(4):
+        publish(core.broker, "t", queue, b"one", b"two")
+    client = Client(core).ready(25)
+    first = [2 << 54, 0, 1 << 54, 3 << 54]
+    left = client.channel.finish_run(client.consumer, np.array([*first, 2 << 54, 0], np.int64))
+    assert sorted(left.tolist()) == [0, 2 << 54]
+    assert client.consumer.finish_count == 4
+    assert len(client.got) == 8
+
+
 def test_capacity_freed_by_a_timeout_serves_all_queues() -> None:
     """The one message of queue 0 is taken back for good; what waits in queue 1 must come."""
     core = four()

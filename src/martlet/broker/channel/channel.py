@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from martlet.broker.policy import ChannelPolicy
     from martlet.broker.queue.channel_state import ChannelContext, Source, Waiting
     from martlet.broker.queue.cursor import Cursor
+    from martlet.broker.queue.pending import PendingMessage
     from martlet.broker.tracing.latency import Latency
 
 ConsumerT = TypeVar("ConsumerT", bound=ChannelConsumer)
@@ -288,19 +289,49 @@ class Channel(ChannelState):
         window = self.cursor.window
         left = _NO_OFFSETS
         rising = bool((offsets[1:] > offsets[:-1]).all())
-        if not rising or not window.release_run(consumer.number, offsets):
+        if rising and window.release_run(consumer.number, offsets):
+            consumer.answered = max(consumer.answered, int(offsets[-1]))
+        else:
             held = window.held_of(consumer.number, offsets)
             some = np.sort(offsets[held])
-            if not len(some) or not (some[1:] > some[:-1]).all():
+            if not (some[1:] > some[:-1]).all():
                 return offsets
-            left, offsets = offsets[~held], some
-            window.release_run(consumer.number, offsets)
-        consumer.answered = max(consumer.answered, int(offsets[-1]))
+            if len(some):
+                window.release_run(consumer.number, some)
+                consumer.answered = max(consumer.answered, int(some[-1]))
+            others, left = self._finish_pending(consumer, offsets[~held])
+            if not len(some) and not len(others):
+                return offsets
+            offsets = np.sort(np.concatenate((some, others)))
         self.finishes.note_run(offsets)
         if self.trail is not None:
             self.trail.note_run(TraceStep.FINISHED, offsets, self.context.clock(), consumer)
         self._finished(consumer, len(offsets))
         return left
+
+    def _finish_pending(
+        self, consumer: ChannelConsumer, offsets: Offsets
+    ) -> tuple[Offsets, Offsets]:
+        """Finish those of some messages that are pending ones in flight to a consumer. Returns
+        them, and the others.
+        """
+        pending = self.cursor.pending
+        held: dict[int, PendingMessage[ChannelConsumer]] = {}
+        left: list[int] = []
+        for offset in offsets.tolist():
+            message = None if offset in held else pending.get(offset, consumer)
+            if message is None:
+                left.append(offset)
+            else:
+                held[offset] = message
+        if not held:
+            return _NO_OFFSETS, offsets
+        consumer.progress.answered(*max((held[each].asked_rank, each) for each in held))
+        # Some answers may be to earlier deliveries, as in `finish`.
+        if any(message.asked_rank < message.rank for message in held.values()):
+            consumer.progress.answered_late(self.context.clock(), used_up=False)
+        pending.finish_owned(held.keys())
+        return np.fromiter(held, np.int64, len(held)), np.array(left, np.int64)
 
     def _finished(self, consumer: ChannelConsumer, count: int) -> None:
         consumer.in_flight_count -= count

@@ -8,17 +8,19 @@ line again while it has capacity.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from martlet.broker.offset_ranges import merged
 from martlet.broker.queue.consumer import ChannelConsumer, Lease
+from martlet.broker.queue.cursor import with_attempts
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
 from martlet.broker.queue.started import next_rank, notes_of
 from martlet.broker.queue.topology import NearestFirst
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.properties.block import lone_frame
+from martlet.properties.block import frame as property_frame
+from martlet.properties.block import pack_block
 
 if TYPE_CHECKING:
     from martlet.broker.queue.channel_state import ChannelState, Waiting
@@ -239,58 +241,66 @@ class Delivery:
         pending = self.cursor.pending
         offset = pending.next_ready()
         assert offset is not None
-        self.deliver_pending(consumer, offset)
+        self.deliver_pending(consumer, (offset,))
 
-    def deliver_pending(self, consumer: ChannelConsumer, offset: int) -> None:
-        """Deliver a pending message that is ready; drop it if it was deleted or is filtered out."""
-        cursor = self.cursor
-        attempts = cursor.pending.by_offset[offset].attempts + 1
-        frame = cursor.frame(offset, attempts)
-        properties = b""
-        if consumer.with_properties or self.state.wanted is not None:
-            properties = cursor.properties(offset)
-        self.state.moved()
-        if frame is None or not self.wants(properties) or self.samples_out(consumer):
-            cursor.pending.remove(offset)
-        else:
-            self.hand_out(consumer, offset, attempts, frame, properties)
+    def deliver_pending(self, consumer: ChannelConsumer, offsets: Sequence[int]) -> None:
+        """Deliver pending messages that are ready, at rising offsets; drop those that were deleted
+        or are filtered out.
+        """
+        state, cursor = self.state, self.cursor
+        pending, progress = cursor.pending, consumer.progress
+        with_properties = consumer.with_properties
+        notes_failures = state.retry is not None and progress.says_started
+        is_plain = state.wanted is None and not consumer.sample_rate
+        held: list[int] = []
+        frames: list[memoryview | bytes | bytearray] = []
+        entries: list[tuple[int, bytes]] = []
+        for offset, frame, properties in cursor.messages(
+            offsets, with_properties=with_properties or state.wanted is not None
+        ):
+            is_wanted = is_plain or (self.wants(properties) and not self.samples_out(consumer))
+            if frame is None or not is_wanted:
+                pending.remove(offset)
+                continue
+            message = pending.by_offset[offset]
+            if message.last_progress is not progress:
+                message.asked_rank = 0
+            if message.failures and notes_failures:
+                properties += notes_of(message.failures, is_suspect=message.is_suspect)
+            if properties and with_properties:
+                entries.append((len(frames), properties))
+            if message.attempts:
+                state.retry_count += 1
+                frames.append(with_attempts(frame, message.attempts + 1))
+            else:
+                frames.append(frame)
+            held.append(offset)
+        state.moved()
+        if not held:
+            return
+        if entries:
+            frames.insert(0, property_frame(pack_block(entries)))
+        self._lend_pending(consumer, held)
+        consumer.client.send_messages(frames)
 
-    def hand_out(
-        self,
-        consumer: ChannelConsumer,
-        offset: int,
-        attempts: int,
-        frame: memoryview | bytearray,
-        properties: bytes,
-    ) -> None:
-        """Deliver a message that is, or becomes, a pending one."""
+    def _lend_pending(self, consumer: ChannelConsumer, offsets: Sequence[int]) -> None:
+        """Record that a consumer holds pending messages."""
         state = self.state
         now_ns = state.context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
-        pending = state.cursor.pending
-        known = pending.by_offset.get(offset)
-        failures, asked_rank, is_suspect = 0, 0, False
-        if known is not None:
-            failures, is_suspect = known.failures, known.is_suspect
-            asked_rank = known.asked_rank if known.last_progress is consumer.progress else 0
-            if failures and state.retry is not None and consumer.progress.says_started:
-                properties += notes_of(failures, is_suspect=is_suspect)
-        pending.hold(
-            offset, attempts, consumer, now_ns, deadline_ns, failures, next_rank(), asked_rank
-        ).is_suspect = is_suspect
-        if attempts > 1:
-            state.retry_count += 1
+        pending = self.cursor.pending
+        pending.lend(offsets, consumer, now_ns, deadline_ns, next_rank())
         if state.trail is not None:
-            state.trail.note(TraceStep.DELIVERED, offset, offset + 1, now_ns, consumer, attempts)
+            for offset in offsets:
+                attempts = pending.by_offset[offset].attempts
+                state.trail.note(
+                    TraceStep.DELIVERED, offset, offset + 1, now_ns, consumer, attempts
+                )
         state.alarm.at(deadline_ns)
-        consumer.in_flight_count += 1
-        consumer.message_count += 1
+        consumer.in_flight_count += len(offsets)
+        consumer.message_count += len(offsets)
         if len(self._line) > 1:
             self._line.rotate(-1)
-        if properties and consumer.with_properties:
-            consumer.client.send_messages((lone_frame(properties), frame))
-        else:
-            consumer.client.send_messages((frame,))
 
     def wants(self, properties: bytes) -> bool:
         """Whether the channel's filter accepts a message with such properties."""
@@ -316,6 +326,10 @@ class Delivery:
                 return consumer
             self.leave_line(consumer)
         return None
+
+    def share(self, consumer: ChannelConsumer, available: int) -> int:
+        """Return how many of the available messages the consumer whose turn it is gets."""
+        return min(consumer.room, -(-available // max(1, len(self._line))))
 
     def spread(self) -> None:
         """Make each message in flight a pending message of its own."""

@@ -12,6 +12,10 @@ message without a key waits for no other. By queue, all messages have the same k
 the queue is locked for one consumer as long as that acknowledges: another one gets it when the
 first leaves, or does nothing for longer than the lock lasts.
 
+A run of FINs is one change and one delivery: the messages that it frees, and new ones, are given
+out in shares, each share with one read of each batch and one write. New messages are parked first,
+and those that are the first of their key go out with the freed ones.
+
 Unfinished messages behind the cursor are pending messages, parked ones as such that were never
 delivered. So the journal has no entry for the order: a restart rebuilds it from the pending
 messages, by offset. The number of parked messages is limited; then the cursor waits. Deferred
@@ -21,10 +25,11 @@ messages are delivered at their time, in no order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from martlet.properties.model import Field, fields
+from martlet.properties.model import order_key_of
 
 if TYPE_CHECKING:
     from martlet.broker.channel.delivery import Delivery
@@ -92,19 +97,29 @@ class Ordering:
         """Deliver what may be delivered. Raises OSError where the index cannot be read."""
         if not self._has_begun:
             self._begin()
+        try:
+            self._pump()
+        except OSError:
+            self._has_begun = False  # Some messages were taken from the heap, and not delivered.
+            raise
+
+    def _pump(self) -> None:
         delivery = self._delivery
         self._check_ready()
-        for _ in range(_MAX_AT_ONCE):
-            consumer = self._next_consumer()
-            if consumer is None:
+        left = _MAX_AT_ONCE
+        while (consumer := self._next_consumer()) is not None:
+            if left <= 0:
+                delivery.look_again_soon()
                 return
-            offset = self._next_free()
-            if offset is not None:
-                delivery.deliver_pending(consumer, offset)
+            offsets = self._next_free(delivery.share(consumer, len(self._free)))
+            if offsets:
+                delivery.deliver_pending(consumer, offsets)
                 self._lend(consumer)
-            elif not self._read(consumer):
+                left -= len(offsets)
+            elif not (count := self._read(min(left, consumer.room))):
                 return
-        delivery.look_again_soon()
+            else:
+                left -= count
 
     def _next_consumer(self) -> ChannelConsumer | None:
         """Return the consumer for the next message; None where no consumer has capacity or the
@@ -129,17 +144,21 @@ class Ordering:
 
     # the next message
 
-    def _next_free(self) -> int | None:
-        """Return the lowest of the offsets that may be delivered now."""
-        pending = self._pending
-        while self._free:
-            offset = self._free[0]
-            key = self._keys.get(offset)
-            is_first = key is None or self._behind[key][0] == offset
-            if is_first and pending.is_ready(offset):
-                return offset
-            heappop(self._free)
-        return None
+    def _next_free(self, max_count: int) -> list[int]:
+        """Take the lowest of the offsets that may be delivered now, rising."""
+        is_ready, free = self._pending.is_ready, self._free
+        offsets: list[int] = []
+        while free and len(offsets) < max_count:
+            offset = heappop(free)
+            # An offset may be there twice, or have left.
+            if is_ready(offset) and self._is_first(offset) and offset not in offsets[-1:]:
+                offsets.append(offset)
+        return offsets
+
+    def _is_first(self, offset: int) -> bool:
+        """Whether a message waits for no other."""
+        key = self._keys.get(offset)
+        return key is None or self._behind[key][0] == offset
 
     def _check_ready(self) -> None:
         """Check the messages that have become ready since the last time."""
@@ -147,71 +166,59 @@ class Ordering:
             self._offer(offset)
 
     def _offer(self, offset: int) -> None:
-        key = self._keys.get(offset)
-        if key is None or self._behind[key][0] == offset:
+        if self._is_first(offset):
             heappush(self._free, offset)
 
-    def _read(self, consumer: ChannelConsumer) -> bool:
-        """Read the next new message, and deliver it if it need not wait. Returns False where there
-        is none, or none may be read.
+    def _read(self, max_count: int) -> int:
+        """Read some new messages; those that need not wait may be delivered. Returns how many were
+        read, or 0 where there are none, or none may be read.
         """
         delivery = self._delivery
-        if not self._by_key and self._keys:
-            return False
-        if self.parked_count >= MAX_PARKED:
-            return False
+        max_count = min(max_count, MAX_PARKED - self.parked_count)
+        if not self._by_key:
+            max_count = 0 if self._keys else 1
         cursor = delivery.cursor
         limit = delivery.limit()
-        if cursor.next >= limit:
-            return False
-        offset = cursor.next
-        taken = cursor.take_one(limit)
+        if max_count <= 0 or cursor.next >= limit:
+            return 0
+        all_properties = cursor.skip_some(max_count, limit)
         self._state.moved()
-        if taken is None:
-            return True
-        frame, properties = taken
-        if not delivery.wants(properties) or delivery.samples_out(consumer):
-            return True
-        is_first = self._enter(offset, properties)
-        if is_first:
-            delivery.hand_out(consumer, offset, 1, frame, properties)
-            self._lend(consumer)
-        else:
-            now_ns = self._state.context.clock()
-            cursor.pending.wait(offset, 0, now_ns, now_ns)
-        return True
+        first = cursor.next - len(all_properties)
+        entered: list[int] = []
+        for offset, properties in enumerate(all_properties, first):
+            if delivery.wants(properties):
+                entered.append(offset)
+                if self._enter(offset, properties):
+                    heappush(self._free, offset)
+        cursor.pending.park(entered, self._state.context.clock())
+        return max(1, len(all_properties))
 
     def _enter(self, offset: int, properties: bytes) -> bool:
         """Add an unfinished message. Returns whether it is the first of its key."""
         key = _ANY
         if self._by_key:
-            key = _order_key(properties)
+            key = order_key_of(properties)
             if not key:
                 return True
         self._keys[offset] = key
-        behind = self._behind.setdefault(key, deque())
+        behind = self._behind.get(key)
+        if behind is None:
+            self._behind[key] = deque((offset,))
+            return True
         behind.append(offset)
-        return len(behind) == 1
+        return False
 
-    def _removed(self, offset: int) -> None:
-        """Remove a finished or deleted message: the next one of its key may be delivered."""
-        key = self._keys.pop(offset, None)
-        if key is None:
-            return
-        behind = self._behind[key]
-        behind.remove(offset)
-        if not behind:
-            del self._behind[key]
-        elif self._pending.is_ready(behind[0]):
-            heappush(self._free, behind[0])
+    def _removed(self, offsets: Collection[int]) -> None:
+        """Remove finished or deleted messages: the next ones of their keys may be delivered."""
+        for offset in offsets:
+            key = self._keys.pop(offset, None)
+            if key is None:
+                continue
+            behind = self._behind[key]
+            behind.remove(offset)
+            if not behind:
+                del self._behind[key]
+            elif self._pending.is_ready(behind[0]):
+                heappush(self._free, behind[0])
         if self._holder is not None:
             self._lent_until_ns = self._state.context.clock() + self._lock_ns
-
-
-def _order_key(properties: bytes) -> bytes:
-    """Return the order key in properties; empty for none."""
-    if properties:
-        for kind, _, value in fields(properties):
-            if kind == Field.ORDER_KEY:
-                return value
-    return b""

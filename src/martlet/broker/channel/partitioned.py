@@ -190,7 +190,7 @@ class PartitionedChannel:
                 return self._finish_some(subscriber, first, places)
             left = [
                 self._finish_some(subscriber, number, places[numbers == number])
-                for number in np.unique(numbers).tolist()
+                for number in np.bincount(numbers.astype(np.int64)).nonzero()[0].tolist()
             ]
             return np.concatenate(left)
         finally:
@@ -205,7 +205,7 @@ class PartitionedChannel:
         left = self.parts[number].finish_run(subscriber.shares[number], offsets)
         if not len(left):
             return _NO_PLACES
-        return left if not number else places[np.isin(offsets, left)]
+        return left + np.int64(places.item(0) & ~OFFSET_MASK)
 
     # statistics
 

@@ -15,8 +15,8 @@ channel's number, negated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.in_flight import InFlightWindow
@@ -33,7 +33,7 @@ from martlet.log.record import (
     properties_of,
     read_record,
 )
-from martlet.properties.block import Block, entry_of, frame
+from martlet.properties.block import Block, entries_between, entry_of, frame
 
 if TYPE_CHECKING:
     from martlet.broker.queue.crash_charges import CrashCharges
@@ -50,6 +50,18 @@ MAX_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that exceeds this size, so that one consumer does not get everything
 at once.
 """
+
+
+class _OpenBatch(NamedTuple):
+    """A batch that was read: the number of its row, the row, the end of its frames in its record,
+    the record, and its properties, if it has any and they are wanted.
+    """
+
+    row: int
+    entry: IndexEntry
+    payload_end: int
+    record: memoryview
+    block: Block | None
 
 
 class Cursor:
@@ -197,27 +209,31 @@ class Cursor:
             self._release_record()
         return parts, taken
 
-    def take_one(self, limit: int) -> tuple[memoryview, bytes] | None:
-        """Skip one message below offset `limit`; the caller keeps track of it.
+    def skip_some(self, max_count: int, limit: int) -> list[bytes]:
+        """Skip up to `max_count` messages of one batch, below offset `limit`; the caller keeps
+        track of them.
 
-        Returns its frame and its packed properties, or None where there was no message, though
-        `next` may have moved.
+        Returns the packed properties of each. None may be skipped although `next` has moved.
         """
-        offset = self.window.next
+        first = self.window.next
         entry = self._entry
-        if entry is None or not entry.first_offset <= offset < entry.end_offset:
-            if not self._move(offset, limit):
-                return None
+        if entry is None or not entry.first_offset <= first < entry.end_offset:
+            if not self._move(first, limit):
+                return []
             entry = self._entry
             assert entry is not None
-        number = offset - entry.first_offset
+        end = min(entry.end_offset, first + max_count, limit)
         block = properties_of(self._record)
-        frame = self._slice(entry, number, number + 1)
-        properties = b"" if block is None else entry_of(block, number)
-        self._skip(offset + 1)
-        if offset + 1 == entry.end_offset:
+        base = entry.first_offset
+        properties = (
+            [b""] * (end - first)
+            if block is None
+            else entries_between(block, first - base, end - base)
+        )
+        self._skip(end)
+        if end == entry.end_offset:
             self._release_record()
-        return frame, properties
+        return properties
 
     def _append_property_frame(
         self, entry: IndexEntry, begin: int, end: int, parts: list[memoryview | bytes]
@@ -242,14 +258,7 @@ class Cursor:
         Returns False where `next` was moved instead, over messages that are not delivered from
         here: deferred and deleted ones.
         """
-        index = self.queue.index
-        row = self._row + 1
-        if self._entry is None or not index.first_row <= row < index.end_row:
-            row = index.find(offset)
-        entry = index.row(row) if index.first_row <= row < index.end_row else None
-        if entry is None or not entry.first_offset <= offset < entry.end_offset:
-            row = index.find(offset)
-            entry = index.row(row) if row < index.end_row else None
+        row, entry = self._find(offset, self._row + 1 if self._entry is not None else -1)
         self._entry = None
         if entry is None or entry.first_offset > offset:
             self._skip(min(limit, entry.first_offset if entry else limit))
@@ -266,6 +275,18 @@ class Cursor:
             return False
         self._entry, self._row, self._ends = entry, row, None
         return True
+
+    def _find(self, offset: int, guess: int) -> tuple[int, IndexEntry | None]:
+        """Return the number of the row that holds an offset, else of the first row behind it, and
+        the row, if any; `guess` is a likely number.
+        """
+        index = self.queue.index
+        if index.first_row <= guess < index.end_row:
+            entry = index.row(guess)
+            if entry.first_offset <= offset < entry.end_offset:
+                return guess, entry
+        row = index.find(offset)
+        return row, index.row(row) if row < index.end_row else None
 
     def read(self, entry: IndexEntry) -> tuple[int, memoryview]:
         """Return the end of a batch's frames in its record, and the record.
@@ -296,12 +317,32 @@ class Cursor:
         start = self._ends[begin - 1] if begin else 0
         return self._record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
 
-    def frame(self, offset: int, attempts: int) -> bytearray | None:
-        """Copy one message's frame, with its attempts; None if it was deleted."""
-        index = self.queue.index
-        row = index.find(offset)
-        entry = index.row(row) if row < index.end_row else None
-        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+    def messages(
+        self, offsets: Iterable[int], *, with_properties: bool
+    ) -> Iterator[tuple[int, memoryview | None, bytes]]:
+        """Yield some offsets, rising, each with its message's frame in place, and its packed
+        properties if wanted; without a frame, and reported as lost, if it was deleted.
+        """
+        batch: _OpenBatch | None = None
+        row = self._row
+        for offset in offsets:
+            if batch is None or offset >= batch.entry.end_offset:
+                batch = self._open(offset, row, with_properties=with_properties)
+                if batch is None:
+                    yield offset, None, b""
+                    continue
+                row = batch.row + 1
+            entry, block = batch.entry, batch.block
+            properties = b"" if block is None else block.of(offset - entry.first_offset)
+            frame = self.frame_of(entry, batch.payload_end, batch.record, offset)
+            yield offset, frame, properties
+
+    def _open(self, offset: int, guess: int, *, with_properties: bool) -> _OpenBatch | None:
+        """Read the batch of an offset, whose row is likely number `guess`; None, and reported as
+        lost, if it was deleted.
+        """
+        row, entry = self._find(offset, guess)
+        if entry is None or entry.first_offset > offset:
             self.on_lost(offset, offset + 1, "no batch of the index holds it")
             return None
         try:
@@ -309,17 +350,18 @@ class Cursor:
         except BadRecord as error:
             self.on_lost(offset, offset + 1, str(error))
             return None
-        frame = bytearray(self.frame_of(entry, payload_end, record, offset))
-        in_frame = min(attempts, MAX_ATTEMPTS)
-        frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = in_frame.to_bytes(2, "big")
-        return frame
+        data = properties_of(record) if with_properties else None
+        return _OpenBatch(row, entry, payload_end, record, None if data is None else Block(data))
+
+    def frame(self, offset: int, attempts: int) -> bytearray | None:
+        """Copy one message's frame, with its attempts; None if it was deleted."""
+        ((_, frame, _),) = self.messages((offset,), with_properties=False)
+        return None if frame is None else with_attempts(frame, attempts)
 
     def properties(self, offset: int) -> bytes:
         """Return the packed properties of one message; empty where it has none, or was deleted."""
-        index = self.queue.index
-        row = index.find(offset)
-        entry = index.row(row) if row < index.end_row else None
-        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+        _, entry = self._find(offset, self._row)
+        if entry is None or entry.first_offset > offset:
             return b""
         try:
             _, record = self.read(entry)
@@ -358,6 +400,13 @@ class Cursor:
         self.deferred_ahead = deferred_ahead
         self._entry = None
         self._release_record()
+
+
+def with_attempts(frame: memoryview, attempts: int) -> bytearray:
+    """Return a copy of a message's frame with its attempts."""
+    copy = bytearray(frame)
+    copy[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = min(attempts, MAX_ATTEMPTS).to_bytes(2, "big")
+    return copy
 
 
 def frame_ends(entry: IndexEntry, payload_end: int, record: memoryview) -> memoryview:

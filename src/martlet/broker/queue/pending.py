@@ -8,7 +8,7 @@ until a deadline. A heap orders the times; an outdated entry of the heap is igno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -66,8 +66,8 @@ class PendingMessages(Generic[OwnerT]):
         self.in_flight_count = 0
         self.changed: set[int] = set()
         self.removed: set[int] = set()
-        self.on_removed: Callable[[int], None] | None = None
-        """Called with each offset that is finished."""
+        self.on_removed: Callable[[Collection[int]], None] | None = None
+        """Called with the offsets that are finished."""
         self.errors: dict[int, tuple[str, str]] = {}
         """The error texts of the first and the last failure of a message, if any."""
         self._errors_length = 0
@@ -123,6 +123,36 @@ class PendingMessages(Generic[OwnerT]):
         else:
             self._at(due_ns, offset)
         return message
+
+    def park(self, offsets: Collection[int], now_ns: int) -> None:
+        """Add new messages that are ready, for an ordering: they are in no line."""
+        for offset in offsets:
+            self.by_offset[offset] = PendingMessage(0, now_ns)
+        self._rising = None
+        self._ready_set.update(offsets)
+        self.changed.update(offsets)
+        self.removed.difference_update(offsets)
+
+    def lend(
+        self, offsets: Collection[int], owner: OwnerT, now_ns: int, deadline_ns: int, rank: int
+    ) -> None:
+        """Put ready messages in flight to an owner until a deadline, with one more attempt."""
+        for offset in offsets:
+            message = self.by_offset[offset]
+            message.attempts += 1
+            message.owner = owner
+            message.due_ns = deadline_ns
+            message.delivered_at_ns = now_ns
+            message.rank = rank
+            message.asked_rank = message.asked_rank or rank
+            message.last_progress = None
+            self._at(deadline_ns, offset)
+        assert self._ready_set.issuperset(offsets)
+        self._ready_set.difference_update(offsets)
+        while self.ready and self.ready[0] not in self._ready_set:
+            self.ready.popleft()
+        self.in_flight_count += len(offsets)
+        self.changed.update(offsets)
 
     def hold(
         self,
@@ -187,7 +217,20 @@ class PendingMessages(Generic[OwnerT]):
         if self.errors:
             self._forget_errors(offset)
         if self.on_removed is not None:
-            self.on_removed(offset)
+            self.on_removed((offset,))
+
+    def finish_owned(self, offsets: Collection[int]) -> None:
+        """Remove finished messages, each in flight to an owner."""
+        for offset in offsets:
+            del self.by_offset[offset]
+            if self.errors:
+                self._forget_errors(offset)
+        self.in_flight_count -= len(offsets)
+        assert self.in_flight_count >= 0
+        self.changed.difference_update(offsets)
+        self.removed.update(offsets)
+        if self.on_removed is not None:
+            self.on_removed(offsets)
 
     def note_error(self, offset: int, error: str) -> None:
         """Record the error text of a failed message that is or becomes pending."""
