@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, cast
 
 from martlet.client.errors import BadBody
@@ -91,20 +92,46 @@ def are_bare(messages: Iterable[Sendable]) -> bool:
     return set(map(type, messages)) == {bytes}
 
 
+def split(
+    messages: Sequence[Sendable], max_bytes: int
+) -> tuple[Sequence[bytes], Sequence[Properties]]:
+    """Return the bodies of messages, and their properties.
+
+    Raises:
+        BadBody, TypeError: one of them cannot be sent.
+    """
+    if set(map(type, messages)) == {Outgoing}:
+        bodies, properties = zip(*cast("Sequence[Outgoing]", messages), strict=True)
+        if are_fit(bodies, max_bytes) and set(map(type, properties)) == {Properties}:
+            return bodies, properties
+    pairs = [check_message(message, max_bytes) for message in messages]
+    return [body for body, _ in pairs], [properties for _, properties in pairs]
+
+
+def are_fit(bodies: Sequence[Any], max_bytes: int) -> bool:
+    """Return whether all are bytes of a size that brokers accept."""
+    return are_bare(bodies) and 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= max_bytes
+
+
 def checked(messages: Sequence[Sendable], max_bytes: int) -> Sequence[Sendable]:
     """Check messages, and return them, those without properties as bytes.
 
     Raises:
         BadBody, TypeError: one of them cannot be sent.
     """
-    bodies: Any = messages
-    if are_bare(messages) and 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= max_bytes:
+    if are_fit(messages, max_bytes):
         return messages
-    found: list[Sendable] = []
-    for message in messages:
-        body, properties = check_message(message, max_bytes)
-        found.append(message if properties else body)
-    return found
+    bodies, properties = split(messages, max_bytes)
+    bare = {id(each) for each in _distinct(properties) if not each}
+    if not bare:
+        return messages
+    some = zip(messages, bodies, properties, strict=True)
+    return [body if id(each) in bare else message for message, body, each in some]
+
+
+def _distinct(properties: Iterable[Properties]) -> Iterable[Properties]:
+    """Return each of the objects once: many messages may share one."""
+    return {id(each): each for each in properties}.values()
 
 
 async def check_all(messages: Sequence[Sendable], max_bytes: int) -> list[Sendable]:
@@ -141,22 +168,16 @@ def prepare(
     Raises:
         BadBody, BadProperties, TypeError: one of them cannot be sent.
     """
-    messages = checked(messages, max_bytes)
-    packed = options.pack_with(NONE, more_headers)
-    if are_bare(messages):
+    if are_fit(messages, max_bytes):
         bodies = cast("Sequence[bytes]", messages)
+        packed = options.pack_with(NONE, more_headers)
         entries = [(number, packed) for number in range(len(bodies))] if packed else []
         return Prepared(bodies, entries, bodies_bytes(bodies) + len(bodies) * len(packed))
-    bodies, entries = [], []
-    known = NONE
-    for number, message in enumerate(messages):
-        body, properties = check_message(message, max_bytes)
-        if properties is not known:
-            known, packed = properties, options.pack_with(properties, more_headers)
-        if packed:
-            entries.append((number, packed))
-        bodies.append(body)
-    return Prepared(bodies, entries, bodies_bytes(bodies) + sum(len(each) for _, each in entries))
+    bodies, properties = split(messages, max_bytes)
+    known = {id(each): options.pack_with(each, more_headers) for each in _distinct(properties)}
+    every = [known[id(each)] for each in properties]
+    entries = [(number, packed) for number, packed in enumerate(every) if packed]
+    return Prepared(bodies, entries, bodies_bytes(bodies) + sum(map(len, every)))
 
 
 def bodies_bytes(bodies: Sequence[bytes]) -> int:
@@ -175,7 +196,7 @@ def cut(messages: Iterable[Sendable], limits: Limits) -> Iterator[list[Sendable]
     ahead = min(max_count, _FIRST_AHEAD) if is_lazy else max_count
     iterator = iter(messages)
     while part := list(islice(iterator, ahead)):
-        sizes = list(map(len, cast("list[bytes]", part)) if are_bare(part) else map(size_of, part))
+        sizes = _sizes(part)
         ends = [sum(sizes) + MPUB_EXTRA_BYTES * len(part)]
         if ends[0] <= max_bytes:
             yield part
@@ -188,6 +209,18 @@ def cut(messages: Iterable[Sendable], limits: Limits) -> Iterator[list[Sendable]
                 start, passed = end, ends[end - 1]
         if is_lazy:
             ahead = min(max_count, max(1, max_bytes * len(part) // ends[-1]))
+
+
+def _sizes(messages: Sequence[Sendable]) -> list[int]:
+    """Return the sizes of bodies."""
+    kinds = set(map(type, messages))
+    if kinds == {bytes}:
+        return list(map(len, cast("Sequence[bytes]", messages)))
+    if kinds == {Outgoing}:
+        bodies = list(map(itemgetter(0), cast("Sequence[Outgoing]", messages)))
+        if are_bare(bodies):
+            return list(map(len, bodies))
+    return list(map(size_of, messages))
 
 
 def size_of(message: Sendable) -> int:

@@ -373,7 +373,8 @@ class Producer(ProducerTransactions):
         """
         check_name(topic, "topic")
         self._check_open()
-        messages = checked(messages, self._max_bytes)
+        if not mode.is_send:
+            messages = checked(messages, self._max_bytes)
         fields = None
         if not (mode.is_send or self._accumulator.takes_sends):
             more_headers = NO_HEADERS
