@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 
 FLAG = "operator-token-file"
+SETTING = "operator_token_file"
+"""Its name in the client's config file."""
 VARIABLE = "MARTLET_OPERATOR_TOKEN_FILE"
 """The environment variable that stands for the flag, of commands and Spark jobs."""
 SCHEME = "Bearer "

@@ -222,7 +222,7 @@ A = ("--nsqd-tcp-address=127.0.0.1:1",)
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("pub", "--topic=t"), 2, "--nsqd-tcp-address is missing"),
+        (("pub", "--topic=t"), 2, "name the broker to publish to"),
         (("pub", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
         (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic=$ is not valid"),
         (("tail", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic=$ is not valid"),

@@ -244,7 +244,7 @@ def test_a_tool_whose_output_is_not_read_can_be_stopped(
         ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "give one of --to-"),
         ("replay t c --nsqd-http-address=A --to-time=soon", 2, "--to-time=soon is no time"),
         ("replay t c --nsqd-http-address=A --to-offset=99", 1, "cannot be set back to 99"),
-        ("replay t c --lookupd-http-address=A --to-offset=9", 2, "needs one --nsqd-http-address"),
+        ("replay t c --lookupd-http-address=A --to-offset=9", 2, "needs one --address"),
         ("replay t c --nsqd-http-address=A --beginning --new-channel", 1, "there is a channel 'c'"),
         ("stat --nsqd-http-address=A --channel=c", 2, "the topic of the channel is missing"),
         ("stat --nsqd-http-address=A", 2, "output without a table prints one channel: add --topic"),

@@ -15,7 +15,7 @@ import pytest
 from tests.interop.asking import ask, until
 from tests.interop.http_sink import HttpSink
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
-from tests.interop.test_tools import channels, command, running
+from tests.interop.test_tools import channels, command, martlet, running
 
 from martlet.cli.nsq_tools import relay as relay_module
 from martlet.cli.nsq_tools.relay import Relay, RelayOptions
@@ -529,3 +529,18 @@ def test_relay_refuses_wrong_options(options: dict[str, Any], text: str) -> None
     with pytest.raises(OptionError) as caught:
         RelayOptions(**right | options)
     assert text in str(caught.value)
+
+
+def test_tools_find_the_port_of_a_broker_that_is_named_by_its_http_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with BrokerProcess(None) as broker:
+        by_http = f"--address={broker.http_address}"
+        assert martlet("pub", "--topic=t", by_http, input=b"one\n").returncode == 0
+        monkeypatch.setenv("MARTLET_ADDRESS", f"http://{broker.http_address}")
+        shown = martlet("tail", "--topic=t", "--channel=c", "-n=1")
+        assert (shown.returncode, shown.stdout) == (0, b"one\n")
+        wrong = martlet("tail", "--topic=t", f"--address={broker.tcp_address}")
+        assert wrong.returncode == 1
+        assert b"is not the HTTP address of a broker" in wrong.stderr
+        assert b"--nsqd-tcp-address" in wrong.stderr

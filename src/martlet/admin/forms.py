@@ -171,7 +171,7 @@ def _read(site: Site, view: ClusterView, form: Form) -> tuple[Action, list[Place
     if name == "tombstone_topic_producer" and not broker:
         raise ActionRefused("no broker was named that is to be hidden")
     if action.at_daemons and not site.options.lookupd_http_addresses:
-        raise ActionRefused("this page asks no lookup daemon: see --lookupd-http-address")
+        raise ActionRefused("this page asks no lookup daemon: see --lookup")
     return action, [Place(topic, channel, broker) for topic in dict.fromkeys(topics)]
 
 

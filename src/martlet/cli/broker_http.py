@@ -7,39 +7,19 @@ from dataclasses import dataclass
 from martlet.client.admin import Admin
 from martlet.durations import SECOND_NS
 from martlet.operator_tokens import read_tokens
+from martlet.options.addresses import AddressOptions
 from martlet.options.checks import require_name
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
-from martlet.options.options import LogOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokerHttpOptions(LogOptions):
+class BrokerHttpOptions(AddressOptions):
     """The brokers to ask, and the timeouts."""
 
-    nsqd_http_addresses: tuple[str, ...] = option(
-        (),
-        "<addr>:<port> of a broker's HTTP; may be given several times",
-        name="nsqd-http-address",
-        section="brokers",
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        (),
-        "<addr>:<port> of a lookup daemon, which knows the brokers that have the topic; may be"
-        " given several times",
-        name="lookupd-http-address",
-    )
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout()
     operator_token_file: str = operator_token_file()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if bool(self.nsqd_http_addresses) == bool(self.lookupd_http_addresses):
-            raise OptionError(
-                "say which brokers to ask, either with --nsqd-http-address or with"
-                " --lookupd-http-address"
-            )
 
     def admin(self) -> Admin:
         """Return the API over these brokers. Raises OSError: the token cannot be read."""

@@ -25,81 +25,150 @@ class Command(NamedTuple):
     """The extra of the package with the command's further dependencies."""
     is_in_checkout: bool = False
     """Whether the module is outside of the package: in the repository, beside `src`."""
+    actions: tuple[str, ...] = ()
+    """The words that may stand first behind the command, for completion."""
 
 
-COMMANDS = {
-    "broker": Command("martlet.cli.servers.broker", "run a broker; takes nsqd's flags"),
-    "lookup": Command(
-        "martlet.cli.servers.lookup", "run a lookup daemon; takes nsqlookupd's flags"
-    ),
-    "admin": Command(
-        "martlet.cli.servers.admin",
-        "show brokers in a browser; takes nsqadmin's flags",
-        extra="admin",
-    ),
-    "up": Command("martlet.cli.servers.up", "run brokers and a lookup daemon on this machine"),
-    "pub": Command("martlet.cli.nsq_tools.pub", "publish a pipe or files; takes to_nsq's flags"),
-    "tail": Command(
-        "martlet.cli.nsq_tools.tail", "show messages as they arrive; takes nsq_tail's flags"
-    ),
-    "to-file": Command(
-        "martlet.cli.nsq_tools.to_file", "write topics to files; takes nsq_to_file's flags"
-    ),
-    "to-http": Command(
-        "martlet.cli.nsq_tools.to_http", "send topics to URLs; takes nsq_to_http's flags"
-    ),
-    "relay": Command(
-        "martlet.cli.nsq_tools.relay", "publish topics to other brokers; takes nsq_to_nsq's flags"
-    ),
-    "stat": Command(
-        "martlet.cli.nsq_tools.stat", "show counts as they change; takes nsq_stat's flags"
-    ),
-    "peek": Command(
-        "martlet.cli.admin.peek", "show the unfinished messages of a channel, without consuming any"
-    ),
-    "replay": Command("martlet.cli.admin.replay", "rewind a channel to an offset or a time"),
-    "trace": Command(
-        "martlet.cli.admin.trace", "show the history of a message, by its id or a key"
-    ),
-    "topic": Command(
-        "martlet.cli.admin.topic", "list, create, pause, empty, delete or configure topics"
-    ),
-    "channel": Command(
-        "martlet.cli.admin.channel", "list, create, pause, empty, delete or configure channels"
-    ),
-    "nodes": Command("martlet.cli.admin.nodes", "list the brokers that lookup daemons know"),
-    "health": Command("martlet.cli.admin.health", "check brokers and lookup daemons"),
-    "delayed": Command("martlet.cli.admin.delayed", "list or cancel delayed messages"),
-    "dead-letters": Command(
-        "martlet.cli.admin.dead_letters",
-        "list, show, redrive or purge dead letters",
-    ),
-    "groups": Command("martlet.cli.admin.groups", "list, describe or reset consumer groups"),
-    "transactions": Command(
-        "martlet.cli.admin.transactions", "list, show, commit or roll back transactions"
-    ),
-    "replicas": Command(
-        "martlet.cli.admin.replicas", "show or change the replicas of a broker, or the primary"
-    ),
-    "log": Command("martlet.cli.log", "verify or dump the commit log of a data folder"),
-    "import-nsqd": Command("martlet.cli.import_nsqd", "import a stopped nsqd's data folder"),
-    "pipeline": Command("martlet.cli.pipeline", "jobs on topics that run on Spark", "spark"),
-    "bench": Command(
-        "bench.main", "measure a broker, beside another NSQ server", "cli", is_in_checkout=True
-    ),
-    "demo": Command(
-        "examples.flights.main",
-        "the main job on real data, with a kill -9",
-        "demo",
-        is_in_checkout=True,
-    ),
+GROUPS: dict[str, dict[str, Command]] = {
+    "run servers": {
+        "up": Command(
+            "martlet.cli.servers.up", "run brokers, a lookup daemon and the page on this machine"
+        ),
+        "broker": Command("martlet.cli.servers.broker", "run a broker; takes nsqd's flags"),
+        "lookup": Command(
+            "martlet.cli.servers.lookup", "run a lookup daemon; takes nsqlookupd's flags"
+        ),
+        "admin": Command(
+            "martlet.cli.servers.admin",
+            "show brokers in a browser; takes nsqadmin's flags",
+            extra="admin",
+        ),
+    },
+    "move messages": {
+        "pub": Command(
+            "martlet.cli.nsq_tools.pub", "publish a pipe or files; takes to_nsq's flags"
+        ),
+        "tail": Command(
+            "martlet.cli.nsq_tools.tail", "show messages as they arrive; takes nsq_tail's flags"
+        ),
+        "to-file": Command(
+            "martlet.cli.nsq_tools.to_file", "write topics to files; takes nsq_to_file's flags"
+        ),
+        "to-http": Command(
+            "martlet.cli.nsq_tools.to_http", "send topics to URLs; takes nsq_to_http's flags"
+        ),
+        "relay": Command(
+            "martlet.cli.nsq_tools.relay",
+            "publish topics to other brokers; takes nsq_to_nsq's flags",
+        ),
+    },
+    "look": {
+        "stat": Command(
+            "martlet.cli.nsq_tools.stat", "show counts as they change; takes nsq_stat's flags"
+        ),
+        "nodes": Command("martlet.cli.admin.nodes", "list the brokers that lookup daemons know"),
+        "health": Command("martlet.cli.admin.health", "check brokers and lookup daemons"),
+        "peek": Command(
+            "martlet.cli.admin.peek",
+            "show the unfinished messages of a channel, without consuming any",
+        ),
+        "trace": Command(
+            "martlet.cli.admin.trace", "show the history of a message, by its id or a key"
+        ),
+    },
+    "change": {
+        "topic": Command(
+            "martlet.cli.admin.topic",
+            "list, create, pause, empty, delete or configure topics",
+            actions=("list", "create", "pause", "unpause", "empty", "delete", "configure"),
+        ),
+        "channel": Command(
+            "martlet.cli.admin.channel",
+            "list, create, pause, empty, delete or configure channels",
+            actions=("list", "create", "pause", "unpause", "empty", "delete", "configure"),
+        ),
+        "groups": Command(
+            "martlet.cli.admin.groups",
+            "list, describe or reset consumer groups",
+            actions=("list", "describe", "reset"),
+        ),
+        "replay": Command("martlet.cli.admin.replay", "rewind a channel to an offset or a time"),
+        "dead-letters": Command(
+            "martlet.cli.admin.dead_letters",
+            "list, show, redrive or purge dead letters",
+            actions=("list", "show", "redrive", "purge"),
+        ),
+        "delayed": Command(
+            "martlet.cli.admin.delayed",
+            "list or cancel delayed messages",
+            actions=("list", "cancel"),
+        ),
+        "transactions": Command(
+            "martlet.cli.admin.transactions",
+            "list, show, commit or roll back transactions",
+            actions=("list", "show", "commit", "rollback"),
+        ),
+        "replicas": Command(
+            "martlet.cli.admin.replicas",
+            "show or change the replicas of a broker, or the primary",
+            actions=(
+                *("show", "create", "add", "remove", "hand-over", "set", "force", "recreate"),
+            ),
+        ),
+    },
+    "Spark": {
+        "pipeline": Command(
+            "martlet.cli.pipeline",
+            "jobs on topics that run on Spark",
+            "spark",
+            actions=("archive", "audit", "dead-letters", "replay", "report"),
+        ),
+    },
+    "this machine": {
+        "config": Command(
+            "martlet.cli.config",
+            "show or set the default addresses of all commands",
+            actions=("show", "set", "unset"),
+        ),
+        "completion": Command(
+            "martlet.cli.completion",
+            "complete commands and flags in bash, zsh or fish",
+            actions=("bash", "zsh", "fish"),
+        ),
+        "log": Command(
+            "martlet.cli.log",
+            "verify or dump the commit log of a data folder",
+            actions=("verify", "dump"),
+        ),
+        "import-nsqd": Command("martlet.cli.import_nsqd", "import a stopped nsqd's data folder"),
+        "bench": Command(
+            "bench.main", "measure a broker, beside another NSQ server", "cli", is_in_checkout=True
+        ),
+        "demo": Command(
+            "examples.flights.main",
+            "the main job on real data, with a kill -9",
+            "demo",
+            is_in_checkout=True,
+        ),
+    },
 }
+"""The commands, by what they are for."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+_EXAMPLES = """examples:
+  martlet up                                            a broker, a lookup daemon, a page
+  martlet config set address 127.0.0.1:4151             the default of all commands below
+  echo hello | martlet pub --topic=greetings
+  martlet tail --topic=greetings
+  martlet topic list"""
 
 
 def usage() -> str:
     """Return what `martlet --help` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    lines: list[str] = []
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<{width}}  {command.help}" for name, command in commands.items()]
     return "\n".join(
         [
             "usage: martlet COMMAND [ARGUMENTS]",
@@ -108,9 +177,9 @@ def usage() -> str:
             "",
             "A message broker that every NSQ client uses unchanged, and that loses nothing",
             "it answered OK.",
-            "",
-            "commands:",
             *lines,
+            "",
+            _EXAMPLES,
         ]
     )
 

@@ -18,6 +18,7 @@ from martlet.options.flag import FlagKind
 
 T = TypeVar("T", bound=LogOptions)
 A = TypeVar("A")
+M = TypeVar("M")
 _log = logging.getLogger(start.ROOT)
 
 
@@ -51,7 +52,6 @@ def options(
 
 def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into the flags with their values, and the other words."""
-    known = kind.flags()
     found: list[str] = []
     others: list[str] = []
     arguments = iter(argv)
@@ -60,7 +60,7 @@ def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[
             others += arguments
         elif argument.startswith("-") and argument != "-":
             found.append(argument)
-            flag = known.get(argument.lstrip("-"))
+            flag = kind.flag(argument.lstrip("-"))
             if flag is not None and flag.kind is not FlagKind.BOOL:
                 found += [value for value in [next(arguments, None)] if value is not None]
         else:
@@ -125,6 +125,19 @@ def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
             await running[0]
 
     return run(run_it, lambda: [task.cancel() for task in running])
+
+
+def made(make: Callable[[], M]) -> M:
+    """Make a tool of its options.
+
+    Raises:
+        SystemExit: with 1, after logging that a broker cannot be asked.
+    """
+    try:
+        return make()
+    except ClientError as error:
+        _log.critical("%s", error)
+        raise SystemExit(1) from None
 
 
 def run(

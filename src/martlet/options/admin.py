@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from ipaddress import ip_network
+from typing import ClassVar
 
 from martlet.addresses import is_loopback
 from martlet.durations import SECOND_NS
+from martlet.options.addresses import AddressOptions, address_option, lookup_option
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
-from martlet.options.options import LogOptions
 
 _HIGHEST_PORT = 65535
 _NO_GRAPHITE = "rates are the page's own"
@@ -18,25 +19,18 @@ _PATH = re.compile(r"/?([A-Za-z0-9._~-]+/)*[A-Za-z0-9._~-]*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdminOptions(LogOptions):
+class AdminOptions(AddressOptions):
     """The options of ``martlet admin``."""
 
     http_address: str = option(
         "127.0.0.1:4171", "<addr>:<port> to listen on for browsers", section="addresses"
     )
     base_path: str = option("/", "the path of the page behind a proxy, such as /martlet")
-    lookupd_http_addresses: tuple[str, ...] = option(
-        (),
-        "<addr>:<port> of a lookup daemon's HTTP; may be given several times",
-        name="lookupd-http-address",
-        config_key="nsqlookupd_http_addresses",
+    verb: ClassVar[str] = "show"
+    nsqd_http_addresses: tuple[str, ...] = address_option(
+        "nsqd-http-address", config_key="nsqd_http_addresses"
     )
-    nsqd_http_addresses: tuple[str, ...] = option(
-        (),
-        "<addr>:<port> of a broker's HTTP; may be given several times",
-        name="nsqd-http-address",
-        config_key="nsqd_http_addresses",
-    )
+    lookupd_http_addresses: tuple[str, ...] = lookup_option(config_key="nsqlookupd_http_addresses")
     operator_token_file: str = operator_token_file()
     http_client_connect_timeout_ns: int = connect_timeout()
     http_client_request_timeout_ns: int = request_timeout()
@@ -130,11 +124,6 @@ class AdminOptions(LogOptions):
             raise OptionError(
                 f"--base-path={self.base_path} must be a path such as /martlet, of letters, digits"
                 " and . _ ~ -"
-            )
-        if bool(self.nsqd_http_addresses) == bool(self.lookupd_http_addresses):
-            raise OptionError(
-                "say which brokers to show, either with --nsqd-http-address or with"
-                " --lookupd-http-address"
             )
         if bool(self.http_client_tls_cert) != bool(self.http_client_tls_key):
             raise OptionError(

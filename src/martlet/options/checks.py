@@ -29,12 +29,12 @@ def require_names(flag: str, names: Iterable[str]) -> None:
 
 
 def require_addresses(flag: str, addresses: Iterable[str]) -> None:
-    """Check the addresses of brokers. Raises OptionError."""
+    """Check the addresses of brokers. Raises OptionError, which begins with the flag."""
     for address in addresses:
         try:
             Address.parse(address)
         except ValueError as error:
-            raise OptionError(f"--{flag}={address}: {error}") from None
+            raise OptionError(f"{flag}={address}: {error}") from None
 
 
 def require_ids(ids: Iterable[str]) -> None:

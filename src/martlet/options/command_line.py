@@ -54,6 +54,7 @@ class ParsedArguments:
         self, prog: str, version: str, description: str, kind: type[Options], others: str = ""
     ) -> None:
         self._flags = kind.flags()
+        self._flag = kind.flag
         defaults = kind.defaults()
         self._version = version
         self._parser = parser = argparse.ArgumentParser(
@@ -91,9 +92,10 @@ class ParsedArguments:
         texts: dict[str, list[str]] = {}
         values: dict[str, Any] = {}
         for name, text in self._pairs(argv):
+            flag = self._flag(name)
+            name = flag.name if flag is not None else name
             texts.setdefault(name, []).append(text)
-            if name in self._flags:
-                flag = self._flags[name]
+            if flag is not None:
                 values[flag.field] = self._value(flag, texts[name])
             elif name not in _WITH_TEXT:
                 self._boolean(name, text)
@@ -132,11 +134,11 @@ class ParsedArguments:
                 yield name, following
 
     def _knows(self, name: str) -> bool:
-        return name in self._flags or name in _GENERAL
+        return self._flag(name) is not None or name in _GENERAL
 
     def _stands_alone(self, name: str) -> bool:
-        if name in self._flags:
-            return _means_true(self._flags[name])
+        if flag := self._flag(name):
+            return _means_true(flag)
         return name not in _WITH_TEXT
 
     def _boolean(self, name: str, text: str) -> bool:
@@ -172,8 +174,8 @@ class ParsedArguments:
         values: dict[str, Any] = {}
         warnings = self._unknown_keys(path, config)
         for flag in self._flags.values():
-            key = flag.config_key
-            if key not in config or (flag.field in overridden and flag.kind is not FlagKind.CHOICE):
+            key = next((key for key in flag.config_keys if key in config), None)
+            if key is None or (flag.field in overridden and flag.kind is not FlagKind.CHOICE):
                 continue
             try:
                 values[flag.field] = value = flag.coerce(config[key])
@@ -187,7 +189,7 @@ class ParsedArguments:
         return values, warnings
 
     def _unknown_keys(self, path: str, config: Mapping[str, object]) -> list[str]:
-        keys = {flag.config_key for flag in self._flags.values()}
+        keys = {key for flag in self._flags.values() for key in flag.config_keys}
         warnings: list[str] = []
         for key in config.keys() - keys - {name.replace("-", "_") for name in _DEPRECATED}:
             flag = self._flags.get(key.lower().replace("_", "-"))
@@ -234,6 +236,8 @@ def _help(flag: Flag, default: object) -> str:
     if "default" not in text and default not in ("", ()):
         shown = flag.format(default).replace("\n", "\\n")
         text += f" (default: {shown})"
+    if flag.aliases:
+        text += f" [also {', '.join(f'--{name}' for name in flag.aliases)}]"
     if flag.instead:
         text += f" [accepted without effect: {flag.instead}]"
     return text

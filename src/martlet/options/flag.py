@@ -156,6 +156,7 @@ class Flag:
 
     Attributes:
         name: on the command line, without dashes: ``msg-timeout``.
+        aliases: other names that mean the same.
         config_key: in a config file: ``msg_timeout``.
         field: in Python, a field of the options: ``msg_timeout_ns``.
         minimum, maximum: the limits of a number; None for none.
@@ -166,6 +167,7 @@ class Flag:
 
     help: str
     name: str = ""
+    aliases: tuple[str, ...] = ()
     kind: FlagKind = FlagKind.CHOICE
     config_key: str = ""
     field: str = ""
@@ -284,6 +286,11 @@ class Flag:
         raise ValueError(f"{text!r} is none of {self._shown}")
 
     @property
+    def config_keys(self) -> tuple[str, ...]:
+        """Its names in a config file, the usual one first."""
+        return (self.config_key, *(name.replace("-", "_") for name in self.aliases))
+
+    @property
     def _shown(self) -> str:
         return ", ".join(t for t, value in self.choices if t and not isinstance(value, Removed))
 
@@ -292,7 +299,7 @@ def option(
     default: object,
     description: str,
     *,
-    name: str = "",
+    name: str | tuple[str, ...] = "",
     config_key: str = "",
     limits: tuple[int | None, int | None] = (None, None),
     choices: tuple[tuple[str, object], ...] = (),
@@ -307,13 +314,16 @@ def option(
     Args:
         default: the value without the flag; what can be called is a default factory.
         description: the text of ``--help``.
-        name, config_key: where they do not follow from the field.
+        name, config_key: where they do not follow from the field. Behind the first name may stand
+            others, which mean the same.
         limits: the least and the greatest number; None for no limit.
         choices, instead, section: as those of `Flag`.
     """
+    first, *aliases = (name,) if isinstance(name, str) else name
     flag = Flag(
         help=description,
-        name=name,
+        name=first,
+        aliases=tuple(aliases),
         config_key=config_key,
         minimum=limits[0],
         maximum=limits[1],

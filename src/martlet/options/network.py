@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from martlet import operator_tokens
 from martlet.durations import SECOND_NS
-from martlet.options.flag import option
+from martlet.options.addresses import default_of
+from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
 
 
@@ -29,11 +30,18 @@ def request_timeout(
     return option(seconds * SECOND_NS, description, name=name, limits=(min_value, None))
 
 
+def _default_token_file() -> str:
+    # Wrong addresses in the config file are an error of the commands that need them.
+    with suppress(OptionError):
+        return "".join(default_of(operator_tokens.SETTING))
+    return ""
+
+
 def operator_token_file(more: str = "") -> Any:
     """``--operator-token-file`` of a client, by default what the environment says."""
     variable = operator_tokens.VARIABLE
     return option(
-        lambda: os.environ.get(variable, ""),
+        _default_token_file,
         f"the file with the token by which brokers know an operator{more} (default: ${variable})",
     )
 

@@ -38,6 +38,12 @@ class Options:
         return _flags_of(kind)
 
     @classmethod
+    def flag(cls, name: str) -> Flag | None:
+        """The flag of that name, or with that alias; None for none."""
+        kind: Any = cls
+        return _names_of(kind).get(name)
+
+    @classmethod
     def defaults(cls) -> dict[str, object]:
         """The default of each option, by field."""
         kind: Any = cls
@@ -64,6 +70,12 @@ def _flags_of(kind: type[Options]) -> dict[str, Flag]:
         if "flag" in entry.metadata
     ]
     return {flag.name: flag for flag in flags}
+
+
+@cache
+def _names_of(kind: type[Options]) -> dict[str, Flag]:
+    flags = kind.flags().values()
+    return {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
 
 
 @cache

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from martlet.addresses import Address
 from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.options.addresses import (
+    HOW_TO_NAME,
+    address_option,
+    default_addresses,
+    lookup_option,
+)
 from martlet.options.flag import OptionError, option
 from martlet.options.network import operator_token_file
 from martlet.options.options import LogOptions
@@ -15,17 +21,13 @@ from martlet.options.options import LogOptions
 class JobOptions(LogOptions):
     """The brokers of a job, and the Spark that runs it."""
 
-    addresses: tuple[str, ...] = option(
-        (),
-        "<addr>:<port> of a broker's HTTP listener, or https://<addr>:<port>; may be given several"
-        " times, or separated by commas",
-        section="brokers",
+    addresses: tuple[str, ...] = address_option(
+        "addresses",
+        "nsqd-http-address",
+        description="<addr>:<port> of a broker's HTTP listener, or https://<addr>:<port>; may be"
+        " given several times, or separated by commas",
     )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        (),
-        "<addr>:<port> of a lookup that knows the brokers; may be given several times",
-        name="lookupd-http-address",
-    )
+    lookupd_http_addresses: tuple[str, ...] = lookup_option()
     timeout_ns: int = option(
         5 * MINUTE_NS,
         "how long a broker may be unreachable before the job fails",
@@ -59,9 +61,9 @@ class JobOptions(LogOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for address in self.http_addresses:
-            _require_address("addresses", address, "127.0.0.1:4151")
+            _require_address("address", address, "127.0.0.1:4151")
         for address in self.lookup_addresses:
-            _require_address("lookupd-http-address", address, "127.0.0.1:4161")
+            _require_address("lookup", address, "127.0.0.1:4161")
         for setting in self.spark_conf:
             name, equals, _ = setting.partition("=")
             if not (equals and name.startswith("spark.")):
@@ -114,13 +116,20 @@ class JobOptions(LogOptions):
         }
         return {name: value for name, value in found.items() if value}
 
-    def require_brokers(self) -> None:
-        """Check that brokers are named. Raises OptionError."""
+    def require_brokers(self, otherwise: str = "") -> None:
+        """Check that brokers are named, by flags or defaults.
+
+        Args:
+            otherwise: what may be named instead, for the error.
+
+        Raises OptionError.
+        """
         if not (self.addresses or self.lookupd_http_addresses):
-            raise OptionError(
-                "no brokers: name them with --addresses=HOST:PORT, or a lookup that knows them with"
-                " --lookupd-http-address=HOST:PORT"
-            )
+            brokers, daemons = default_addresses()
+            object.__setattr__(self, "addresses", brokers)
+            object.__setattr__(self, "lookupd_http_addresses", daemons)
+        if not (self.addresses or self.lookupd_http_addresses):
+            raise OptionError(f"no brokers: name them, {HOW_TO_NAME}{otherwise}")
 
 
 @dataclass(frozen=True, kw_only=True)

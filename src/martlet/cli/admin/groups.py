@@ -72,7 +72,7 @@ class GroupOptions(BrokerHttpOptions):
             parse_time("to-time", self.to_time, 0)
         if self.to_offset >= 0 and len(self.nsqd_http_addresses) != 1:
             raise OptionError(
-                "--to-offset needs one --nsqd-http-address: each broker counts offsets of its own"
+                "--to-offset needs one --address: each broker counts offsets of its own"
             )
 
 

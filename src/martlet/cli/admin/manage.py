@@ -123,7 +123,7 @@ def way_out(error: AdminError, names: Mapping[str, str]) -> str:
     if "there is no topic" in error.why:
         words = ["topic", "create", names["topic"]]
     address = error.url.removeprefix("http://")
-    return f"{error.why}; to create it: martlet {' '.join(words)} --nsqd-http-address={address}"
+    return f"{error.why}; to create it: martlet {' '.join(words)} --address={address}"
 
 
 def _describe(topics: Sequence[TopicStats], channels: Sequence[ChannelStats]) -> str:
@@ -169,8 +169,7 @@ def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
             f"usage: {forms[0]}",
             *(f"       {form}" for form in forms[1:]),
             "",
-            "Each takes --nsqd-http-address=ADDR:PORT or --lookupd-http-address=ADDR:PORT, several"
-            " times too.",
+            "Each takes --address=ADDR:PORT or --lookup=ADDR:PORT, several times too.",
             "",
             *(f"  {name:<{width}}  {each.help}" for name, each in actions.items()),
             "",

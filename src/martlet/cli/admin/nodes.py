@@ -13,7 +13,7 @@ from martlet.client.admin import distinct_nodes
 DESCRIPTION = (
     "List the brokers that lookup daemons know: their addresses, their numbers of topics, which"
     " daemons know them, and which of their topics are hidden from lookups. With"
-    " --nsqd-http-address, list those brokers as they describe themselves."
+    " --address, list those brokers as they describe themselves."
 )
 
 

@@ -47,7 +47,7 @@ class ReplayOptions(ChannelOptions):
             )
         if self.to_offset >= 0 and len(self.nsqd_http_addresses) != 1:
             raise OptionError(
-                "--to-offset needs one --nsqd-http-address: each broker counts offsets of its own"
+                "--to-offset needs one --address: each broker counts offsets of its own"
             )
         if self.to_time:
             parse_time("to-time", self.to_time, 0)

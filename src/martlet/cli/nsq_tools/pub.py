@@ -1,6 +1,7 @@
 """``martlet pub``: publish a pipe or files, a message for each line.
 
-Each named broker gets every message, as from to_nsq.
+Each broker that ``--nsqd-tcp-address`` names gets every message, as from to_nsq; of those that
+``--address`` names, one gets each.
 
 Input is published in batches of all that is available; reading waits while the broker has more than
 a few batches unanswered. The command ends when everything is stored.
@@ -29,10 +30,12 @@ from martlet.cli.nsq_tools.client_options import (
     producer_settings,
     without_effect,
 )
+from martlet.cli.nsq_tools.listeners import tcp_addresses
 from martlet.client import Producer
 from martlet.client.errors import ClientError
 from martlet.client.names import check_name
 from martlet.durations import SECOND_NS
+from martlet.options.addresses import address_option, default_of
 from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
 from martlet.options.options import LogOptions
@@ -44,9 +47,13 @@ class PublishOptions(LogOptions):
     """The options of ``martlet pub``."""
 
     topic: str = option("", "the topic to publish to", section="messages")
+    nsqd_http_addresses: tuple[str, ...] = address_option(
+        description="<addr>:<port> of a broker's HTTP; of several, one gets each message"
+    )
     nsqd_tcp_addresses: tuple[str, ...] = option(
         (),
-        "<addr>:<port> of a broker; may be given several times: each gets every message",
+        "<addr>:<port> of a broker's NSQ protocol, in place of --address; may be given several"
+        " times: each gets every message",
         name="nsqd-tcp-address",
     )
     delimiter: str = option("\n", "the character that ends each message of the input")
@@ -80,10 +87,16 @@ class PublishOptions(LogOptions):
         _ = self.client
         if not self.topic:
             raise OptionError("--topic is missing: name the topic to publish to")
-        if not self.nsqd_tcp_addresses:
-            raise OptionError("--nsqd-tcp-address is missing: name the broker to publish to")
+        if not (self.nsqd_tcp_addresses or self.nsqd_http_addresses):
+            object.__setattr__(self, "nsqd_http_addresses", default_of("address"))
+        if bool(self.nsqd_tcp_addresses) == bool(self.nsqd_http_addresses):
+            raise OptionError(
+                "name the broker to publish to, either with --address=HOST:4151 or with"
+                " --nsqd-tcp-address=HOST:4150, or once for all commands with: martlet config set"
+                " address HOST:4151"
+            )
         require_names("topic", [self.topic])
-        require_addresses("nsqd-tcp-address", self.nsqd_tcp_addresses)
+        require_addresses("--nsqd-tcp-address", self.nsqd_tcp_addresses)
         if len(self.delimiter.encode()) != 1:
             raise OptionError(f"--delimiter={self.delimiter!r} must be one byte")
 
@@ -131,12 +144,15 @@ class PublishTool:
         check_name(self._options.topic, "topic")
         flying = asyncio.Semaphore(_FLYING)
         settings = producer_settings(self._options.client)
+        each: list[str | tuple[str, ...]] = list(dict.fromkeys(self._options.nsqd_tcp_addresses))
+        if self._options.nsqd_http_addresses:
+            each = [tcp_addresses(self._options.nsqd_http_addresses)]
         async with AsyncExitStack() as connected:
             producers = [
                 await connected.enter_async_context(
                     Producer(address, timeout_s=self._options.timeout_ns / 1e9, **settings)
                 )
-                for address in dict.fromkeys(self._options.nsqd_tcp_addresses)
+                for address in each
             ]
             async with asyncio.TaskGroup() as group:
                 async for bodies in self._paced(files):

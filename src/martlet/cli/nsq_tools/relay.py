@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -98,16 +98,21 @@ class RelayOptions(SourceOptions):
                 "--destination-nsqd-tcp-address is missing: name the broker to publish to"
             )
         require_names("destination-topic", filter(None, [self.destination_topic]))
-        require_addresses("destination-nsqd-tcp-address", self.destination_addresses)
+        require_addresses("--destination-nsqd-tcp-address", self.destination_addresses)
         if self.require_json_value and not self.require_json_field:
             raise OptionError("--require-json-value needs a --require-json-field")
-        same_topic = not self.destination_topic or self.destination_topic in self.topics
-        circle = set(self.nsqd_tcp_addresses) & set(self.destination_addresses)
-        if circle and same_topic:
-            raise OptionError(
-                f"messages would go round in a circle: {min(circle)} is their source and"
-                " their destination; give another --destination-topic"
-            )
+        if why := self.circle(self.nsqd_tcp_addresses):
+            raise OptionError(why)
+
+    def circle(self, sources: Iterable[str]) -> str:
+        """Return why messages of these brokers would be relayed for ever; empty if they are not."""
+        both = set(sources) & set(self.destination_addresses)
+        if not both or (self.destination_topic and self.destination_topic not in self.topics):
+            return ""
+        return (
+            f"messages would go round in a circle: {min(both)} is their source and their"
+            " destination; give another --destination-topic"
+        )
 
 
 class JsonFilter:
@@ -226,6 +231,8 @@ class Relay:
     """Relay messages."""
 
     def __init__(self, options: RelayOptions) -> None:
+        if why := options.circle(options.broker_addresses):
+            raise ClientError(why)
         self._options = options
         addresses = tuple(dict.fromkeys(options.destination_addresses))
         self._addresses = addresses
@@ -345,5 +352,5 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Relay messages; return the exit code of the process."""
     options = tool.options("relay", DESCRIPTION, RelayOptions, argv)
-    relay = Relay(options)
+    relay = tool.made(lambda: Relay(options))
     return tool.run(relay.run, relay.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from martlet.cli.nsq_tools.client_options import (
@@ -11,7 +12,14 @@ from martlet.cli.nsq_tools.client_options import (
     consumer_settings,
     without_effect,
 )
+from martlet.cli.nsq_tools.listeners import tcp_addresses
 from martlet.client import Consumer
+from martlet.options.addresses import (
+    HOW_TO_NAME,
+    address_option,
+    fill_in_addresses,
+    lookup_option,
+)
 from martlet.options.checks import require_addresses, require_names
 from martlet.options.flag import Flag, OptionError, option
 from martlet.options.options import LogOptions
@@ -34,13 +42,13 @@ class SourceOptions(LogOptions):
     topics: tuple[str, ...] = option(
         (), "a topic; may be given several times", name="topic", section="messages"
     )
+    nsqd_http_addresses: tuple[str, ...] = address_option()
+    lookupd_http_addresses: tuple[str, ...] = lookup_option()
     nsqd_tcp_addresses: tuple[str, ...] = option(
-        (), "<addr>:<port> of a broker; may be given several times", name="nsqd-tcp-address"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
         (),
-        "<addr>:<port> of a lookup daemon; may be given several times",
-        name="lookupd-http-address",
+        "<addr>:<port> of a broker's NSQ protocol, in place of --address; may be given several"
+        " times",
+        name="nsqd-tcp-address",
     )
     max_in_flight: int = option(200, "maximum messages in flight", limits=(1, 2**31 - 1))
     consumer_opts: tuple[str, ...] = option(
@@ -63,20 +71,28 @@ class SourceOptions(LogOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.client
-        if bool(self.nsqd_tcp_addresses) == bool(self.lookupd_http_addresses):
-            raise OptionError(
-                "name the source of the messages, either with --nsqd-tcp-address or with"
-                " --lookupd-http-address"
-            )
+        if not (self.nsqd_tcp_addresses or self.lookupd_http_addresses):
+            fill_in_addresses(self)
+        brokers = self.nsqd_tcp_addresses or self.nsqd_http_addresses
+        if bool(brokers) == bool(self.lookupd_http_addresses):
+            raise OptionError(f"name the source of the messages, {HOW_TO_NAME}")
         require_names("topic", self.topics)
         require_names("channel", filter(None, [getattr(self, "channel", "")]))
-        require_addresses("nsqd-tcp-address", self.nsqd_tcp_addresses)
+        require_addresses("--nsqd-tcp-address", self.nsqd_tcp_addresses)
+
+    @cached_property
+    def broker_addresses(self) -> tuple[str, ...]:
+        """The TCP addresses of the brokers, none with lookup daemons.
+
+        Raises ClientError: a broker that is named by its HTTP address cannot be asked.
+        """
+        return self.nsqd_tcp_addresses + tcp_addresses(self.nsqd_http_addresses)
 
 
 def consumer(
     options: SourceOptions, topic: str, channel: str, max_in_flight: int | None = None
 ) -> Consumer:
-    """Make a consumer of one of a tool's topics; it is not connected yet.
+    """Make a consumer of one of a tool's topics; it is not connected yet. Raises ClientError.
 
     Args:
         options: the brokers and the client's settings.
@@ -86,7 +102,7 @@ def consumer(
     return Consumer(
         topic,
         channel,
-        options.nsqd_tcp_addresses or None,
+        options.broker_addresses or None,
         lookup=options.lookupd_http_addresses or None,
         max_in_flight=max_in_flight or options.max_in_flight,
         **consumer_settings(options.client),

@@ -111,5 +111,5 @@ DESCRIPTION = "Show the messages of topics as they arrive; takes the flags of ns
 def main(argv: Sequence[str]) -> int:
     """Show messages; return the exit code of the process."""
     options = tool.options("tail", DESCRIPTION, TailOptions, argv)
-    tail = Tail(options, sys.stdout.fileno())
+    tail = tool.made(lambda: Tail(options, sys.stdout.fileno()))
     return tool.run(tail.run, tail.stop)

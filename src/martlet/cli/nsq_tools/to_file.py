@@ -45,7 +45,7 @@ class _TopicsOptions(SourceOptions):
         if not self.topics and not self.topic_pattern:
             raise OptionError("name topics with --topic or --topic-pattern")
         if self.topic_pattern and not self.lookupd_http_addresses:
-            raise OptionError("--topic-pattern needs a --lookupd-http-address")
+            raise OptionError("--topic-pattern needs a --lookup")
         try:
             re.compile(self.topic_pattern)
         except re.error as error:

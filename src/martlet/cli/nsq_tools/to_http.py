@@ -320,5 +320,5 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Send messages; return the exit code of the process."""
     options = tool.options("to-http", DESCRIPTION, ToHttpOptions, argv)
-    sender = ToHttp(options)
+    sender = tool.made(lambda: ToHttp(options))
     return tool.run(sender.run, sender.stop)

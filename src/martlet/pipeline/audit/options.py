@@ -31,11 +31,8 @@ class AuditOptions(JobOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.data_paths or self.addresses or self.lookupd_http_addresses):
-            raise OptionError(
-                "whose logs? Name brokers with --addresses=HOST:PORT, a lookup that knows them with"
-                " --lookupd-http-address=HOST:PORT, or data folders with --data-path=DIR"
-            )
+        if not self.data_paths:
+            self.require_brokers(", or data folders with --data-path=DIR")
         require_names("topic", self.topics)
         if any(not path for path in self.data_paths):
             raise OptionError("--data-path is empty: name a broker's data folder")

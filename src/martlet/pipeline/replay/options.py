@@ -39,7 +39,7 @@ class ReplayJobOptions(JobOptions):
         "", "the topic to send to; {topic} in it stands for the original topic of each message"
     )
     to_addresses: tuple[str, ...] = option(
-        (), "<addr>:<port> of the HTTP listener of the brokers to send to (default: --addresses)"
+        (), "<addr>:<port> of the HTTP listener of the brokers to send to (default: --address)"
     )
     rate: int = option(
         0, "maximum messages a second, before --where; 0 for no limit", limits=(0, None)

@@ -49,7 +49,7 @@ class LiveReportOptions(StreamJobOptions):
         if self.to_topic:
             require_names("to-topic", [self.to_topic])
             if not self.addresses:
-                raise OptionError("--to-topic needs --addresses: the brokers of the topic")
+                raise OptionError("--to-topic needs --address: the brokers of the topic")
         if self.start not in ("earliest", "latest"):
             raise OptionError(f"--start={self.start} is neither earliest nor latest")
         if (self.parquet or self.to_topic) and not self.checkpoint:

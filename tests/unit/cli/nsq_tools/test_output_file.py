@@ -167,7 +167,7 @@ def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
         ({"nsqd_tcp_addresses": ()}, "name the source of the messages"),
         ({"gzip": True, "filename_format": "x"}, "needs a <REV>"),
         ({"rotate_size": 1, "filename_format": "x"}, "needs a <REV>"),
-        ({"topic_pattern": "a"}, "needs a --lookupd-http-address"),
+        ({"topic_pattern": "a"}, "needs a --lookup"),
         ({"gzip": True, "gzip_level": 10}, "--gzip-level"),
         ({"zstd": True, "zstd_level": 20}, "--zstd-level"),
         ({"zstd": True, "gzip": True}, "one of --gzip and --zstd"),

@@ -1,0 +1,105 @@
+"""``martlet completion``: completes commands, actions and flags in a shell.
+
+The script that it prints asks ``martlet completion words WORD ...`` at each TAB. A command's flags
+are read from its ``--help``, so they are never out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+_SCRIPTS = {
+    "bash": """_martlet() {
+    local IFS=$'\\n'
+    COMPREPLY=($(martlet completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    [[ ${COMPREPLY[0]-} != *= ]] || compopt -o nospace
+}
+complete -o default -F _martlet martlet
+""",
+    "zsh": """#compdef martlet
+_martlet() {
+    local -a found
+    found=(${(f)"$(martlet completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( $#found )); then
+        compadd -S '' -a found
+    else
+        _files
+    fi
+}
+compdef _martlet martlet
+""",
+    "fish": """function __martlet
+    set -l words (commandline -opc) (commandline -ct)
+    martlet completion words $words[2..-1] 2>/dev/null
+end
+complete -c martlet -f -a '(__martlet)'
+""",
+}
+USAGE = """usage: martlet completion bash|zsh|fish
+
+Print a script that completes martlet's commands, actions and flags. For one shell:
+
+    source <(martlet completion bash)             # or zsh
+    martlet completion fish | source
+
+For every shell put that line into ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish."""
+_FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z0-9-]*)( [A-Z\[<a-z])?", re.MULTILINE)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a script, or the words that may stand at the place of the last one."""
+    if argv and argv[0] == "words":
+        print("\n".join(words(argv[1:] or [""])))
+        return 0
+    if argv and argv[0] in _SCRIPTS:
+        print(_SCRIPTS[argv[0]], end="")
+        return 0
+    if argv and argv[0] in ("-h", "-help", "--help"):
+        print(USAGE)
+        return 0
+    print(USAGE, file=sys.stderr)
+    return 2
+
+
+def words(typed: Sequence[str]) -> list[str]:
+    """Return what the last word can become, after those before it."""
+    from martlet.cli.main import COMMANDS
+
+    *before, last = typed
+    if not before:
+        return _beginning(last, COMMANDS)
+    command = COMMANDS.get(before[0])
+    if command is None or "=" in last:
+        return []
+    if last.startswith("-"):
+        return _beginning(last, _flags(before))
+    if len(before) == 1:
+        return _beginning(last, command.actions)
+    return []
+
+
+def _beginning(last: str, known: Iterable[str]) -> list[str]:
+    return [word for word in known if word.startswith(last)]
+
+
+def _flags(before: Sequence[str]) -> list[str]:
+    """Return the flags in a command's help, or its action's; those with a value end in ``=``."""
+    from martlet.cli.main import main as martlet
+
+    shown = io.StringIO()
+    for given in (before[:2], before[:1]):
+        shown.seek(0)
+        shown.truncate()
+        with (
+            contextlib.redirect_stdout(shown),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.suppress(SystemExit),
+        ):
+            martlet([*given, "--help"])
+        if found := _FLAG.findall(shown.getvalue()):
+            return list(dict.fromkeys(f"{flag}=" if value else flag for flag, value in found))
+    return []

@@ -1,0 +1,220 @@
+"""The addresses of brokers and lookup daemons: the flags, and the defaults of all commands.
+
+The flags are ``--address`` and ``--lookup``; NSQ's names of them are accepted too. A command line
+without either takes them from the environment, and else from the client's config file, which
+``martlet config`` writes::
+
+    address = ["mq1:4151", "mq2:4151"]
+    lookup = ["lookup1:4161"]
+    operator_token_file = "/etc/martlet/token"
+
+The file is ``~/.config/martlet/config.toml``, below ``$XDG_CONFIG_HOME`` where that is set, or the
+one that ``$MARTLET_CONFIG`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast
+
+from martlet.options.flag import OptionError, option
+from martlet.options.options import LogOptions
+
+CONFIG_VARIABLE = "MARTLET_CONFIG"
+"""The environment variable that names the config file."""
+MAX_CONFIG_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ClientSetting:
+    """A setting of the client's config file.
+
+    Attributes:
+        variable: the environment variable that stands for it.
+        is_list: whether it has several values.
+        help: what it is.
+    """
+
+    variable: str
+    is_list: bool
+    help: str
+
+
+SETTINGS: Mapping[str, ClientSetting] = {
+    "address": ClientSetting("MARTLET_ADDRESS", True, "HTTP addresses of brokers"),
+    "lookup": ClientSetting("MARTLET_LOOKUP", True, "HTTP addresses of lookup daemons"),
+    "operator_token_file": ClientSetting(
+        "MARTLET_OPERATOR_TOKEN_FILE", False, "the file with an operator's token"
+    ),
+}
+"""By name, all settings."""
+
+
+def config_path() -> Path:
+    """Return the path of the client's config file."""
+    if named := os.environ.get(CONFIG_VARIABLE):
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "martlet" / "config.toml"
+
+
+def read_config() -> dict[str, tuple[str, ...]]:
+    """Read the client's config file; empty where there is none.
+
+    Raises:
+        OptionError: it cannot be read, or has a setting that is not known or of another kind.
+    """
+    path = config_path()
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise OptionError(f"{path}: it has more than {MAX_CONFIG_BYTES} bytes")
+        found = tomllib.loads(text.decode())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror}; ${CONFIG_VARIABLE} names another") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not TOML: {error}") from None
+    return {name: check_setting(str(path), name, value) for name, value in found.items()}
+
+
+def check_setting(where: str, name: str, value: object) -> tuple[str, ...]:
+    """Return the values of a setting. Raises OptionError, which begins with `where`."""
+    setting = SETTINGS.get(name)
+    if setting is None:
+        raise OptionError(f"{where}: there is no setting {name!r}; there are {', '.join(SETTINGS)}")
+    values: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if not values or not all(isinstance(each, str) and each for each in values):
+        raise OptionError(f"{where}: {name} is {value!r}; write a text, or a list of them")
+    if not setting.is_list and len(values) > 1:
+        raise OptionError(f"{where}: {name} has {len(values)} values, and takes one")
+    if setting.is_list:
+        for address in values:
+            _check_address(f"{where}: {name}", address)
+    return tuple(values)
+
+
+def _check_address(where: str, address: str) -> None:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise OptionError(f"{where}={address} is not <addr>:<port>, as 127.0.0.1:4151")
+
+
+def write_config(settings: Mapping[str, Sequence[str]]) -> Path:
+    """Write the client's config file, whole or not at all. Returns its path. Raises OSError."""
+    path = config_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name} = {_toml(SETTINGS[name], values)}" for name, values in settings.items()]
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(beside)
+        raise
+    return path
+
+
+def _toml(setting: ClientSetting, values: Sequence[str]) -> str:
+    escaped = [value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
+    texts = [f'"{each}"' for each in escaped]
+    return f"[{', '.join(texts)}]" if setting.is_list else texts[0]
+
+
+def in_environment(name: str) -> tuple[str, ...]:
+    """Return the values of a setting in the environment; none where it is not set.
+
+    Raises OptionError.
+    """
+    setting = SETTINGS[name]
+    text = os.environ.get(setting.variable, "")
+    values = text.split(",") if setting.is_list else [text]
+    found = [value.strip() for value in values if value.strip()]
+    return check_setting(f"${setting.variable}", name, found) if found else ()
+
+
+def default_of(name: str) -> tuple[str, ...]:
+    """Return the default values of a setting: of the environment, else of the config file.
+
+    Raises OptionError.
+    """
+    return in_environment(name) or read_config().get(name, ())
+
+
+def default_addresses() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the default addresses of brokers and of lookup daemons, one of both.
+
+    The environment comes before the file, and brokers before lookup daemons. Raises OptionError.
+    """
+    for found in (in_environment, lambda name: read_config().get(name, ())):
+        if brokers := found("address"):
+            return brokers, ()
+        if daemons := found("lookup"):
+            return (), daemons
+    return (), ()
+
+
+ADDRESS_HELP = "<addr>:<port> of a broker's HTTP; may be given several times"
+LOOKUP_HELP = "<addr>:<port> of a lookup daemon's HTTP; may be given several times"
+HOW_TO_NAME = (
+    "either with --address=HOST:4151 or with --lookup=HOST:4161, or once for all commands with:"
+    " martlet config set address HOST:4151"
+)
+"""The way out, where no addresses are known."""
+_FIELDS = ("nsqd_http_addresses", "lookupd_http_addresses")
+
+
+def address_option(*aliases: str, description: str = ADDRESS_HELP, config_key: str = "") -> Any:
+    """``--address``: brokers, by the addresses of their HTTP listeners."""
+    return option(
+        (), description, name=("address", *aliases), config_key=config_key, section="brokers"
+    )
+
+
+def lookup_option(config_key: str = "") -> Any:
+    """``--lookup``: lookup daemons."""
+    return option(
+        (),
+        LOOKUP_HELP,
+        name=("lookup", "lookupd-http-address"),
+        config_key=config_key,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressOptions(LogOptions):
+    """The brokers to ask, by their addresses or by those of lookup daemons that know them."""
+
+    verb: ClassVar[str] = "ask"
+    nsqd_http_addresses: tuple[str, ...] = address_option("nsqd-http-address")
+    lookupd_http_addresses: tuple[str, ...] = lookup_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fill_in_addresses(self)
+        if bool(self.nsqd_http_addresses) == bool(self.lookupd_http_addresses):
+            raise OptionError(f"say which brokers to {self.verb}, {HOW_TO_NAME}")
+
+
+class _HasAddresses(Protocol):
+    nsqd_http_addresses: tuple[str, ...]
+    lookupd_http_addresses: tuple[str, ...]
+
+
+def fill_in_addresses(options: LogOptions) -> None:
+    """Set the default addresses in options without any. Raises OptionError."""
+    found = cast(_HasAddresses, options)
+    if not (found.nsqd_http_addresses or found.lookupd_http_addresses):
+        # The options are frozen for all but their own start.
+        for name, values in zip(_FIELDS, default_addresses(), strict=True):
+            object.__setattr__(options, name, values)

@@ -1,0 +1,144 @@
+"""The addresses of all commands: flags, environment, config file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from martlet.cli import config
+from martlet.cli.admin.peek import PeekOptions
+from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.cli.nsq_tools.pub import PublishOptions
+from martlet.cli.nsq_tools.tail import TailOptions
+from martlet.cli.start import arguments
+from martlet.options import OptionError
+from martlet.options.addresses import default_addresses, read_config
+from martlet.pipeline.audit.options import AuditOptions
+
+
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "somewhere" / "config.toml"
+    monkeypatch.setenv("MARTLET_CONFIG", str(path))
+    for name in ("MARTLET_ADDRESS", "MARTLET_LOOKUP", "MARTLET_OPERATOR_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return path
+
+
+def set_config(*words: str) -> int:
+    return config.main(["set", *words])
+
+
+@pytest.mark.parametrize("flag", ["address", "nsqd-http-address"])
+def test_both_names_of_a_flag_mean_the_same(flag: str) -> None:
+    command = arguments("peek", "", PeekOptions)
+    values, _ = command.read([f"--{flag}=a:1", "--address=b:2", f"-{flag}", "c:3"])
+    assert values["nsqd_http_addresses"] == ("a:1", "b:2", "c:3")
+
+
+@pytest.mark.parametrize("key", ["address", "nsqd_http_address"])
+def test_both_keys_of_a_file_mean_the_same(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "peek.toml"
+    path.write_text(f'{key} = ["a:1"]\n')
+    values, warnings = arguments("peek", "", PeekOptions).read([f"--config={path}"])
+    assert (values["nsqd_http_addresses"], warnings) == (("a:1",), [])
+
+
+def test_a_flag_comes_before_the_environment_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OptionError, match="martlet config set address"):
+        BrokerHttpOptions()
+    assert set_config("lookup", "file:1", "file:2") == 0
+    assert BrokerHttpOptions().lookupd_http_addresses == ("file:1", "file:2")
+    assert TailOptions(topics=("t",)).lookupd_http_addresses == ("file:1", "file:2")
+    monkeypatch.setenv("MARTLET_ADDRESS", "environment:1, environment:2")
+    found = BrokerHttpOptions()
+    assert found.nsqd_http_addresses == ("environment:1", "environment:2")
+    assert found.lookupd_http_addresses == ()
+    assert PublishOptions(topic="t").nsqd_http_addresses == ("environment:1", "environment:2")
+    assert AuditOptions().http_addresses == ("environment:1", "environment:2")
+    flag = BrokerHttpOptions(lookupd_http_addresses=("flag:1",))
+    assert (flag.nsqd_http_addresses, flag.lookupd_http_addresses) == ((), ("flag:1",))
+
+
+def test_an_audit_of_data_folders_asks_no_default_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MARTLET_ADDRESS", "environment:1")
+    assert AuditOptions(data_paths=("data",)).addresses == ()
+
+
+def test_settings_are_written_shown_and_removed(
+    config_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set_config("address", "a:1", "b:2") == 0
+    assert set_config("operator_token_file", 'C:\\odd "name"') == 0
+    assert read_config() == {
+        "address": ("a:1", "b:2"),
+        "operator_token_file": ('C:\\odd "name"',),
+    }
+    assert BrokerHttpOptions().operator_token_file == 'C:\\odd "name"'
+    monkeypatch.setenv("MARTLET_LOOKUP", "l:1")
+    capfd.readouterr()
+    assert config.main([]) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        f"config file: {config_file}",
+        "address = a:1, b:2 (config file)",
+        "lookup = l:1 ($MARTLET_LOOKUP)",
+        'operator_token_file = C:\\odd "name" (config file)',
+    ]
+    assert config.main(["unset", "address"]) == 0
+    assert "address" not in read_config()
+    assert default_addresses() == ((), ("l:1",))
+    assert [path.name for path in config_file.parent.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["set"], "the setting is missing: one of address, lookup, operator_token_file"),
+        (["set", "address"], "the value is missing: martlet config set address VALUE"),
+        (["set", "adress", "a:1"], "there is no setting 'adress'"),
+        (["set", "address", "nonsense"], "address=nonsense"),
+        (["set", "operator_token_file", "a", "b"], "has 2 values, and takes one"),
+        (["unset", "nothing"], "unset takes one of"),
+        (["forget"], "no action 'forget'"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], config_file: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        config.main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not config_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("address = ", "is not TOML"),
+        ("\udcff", "is not TOML"),
+        ("address = 4151", "write a text, or a list of them"),
+        ("address = ['nonsense']", "nonsense"),
+        ("colour = 'red'", "there is no setting 'colour'"),
+        ("# " + "x" * (1 << 16), "more than 65536 bytes"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(text: str, said: str, config_file: Path) -> None:
+    config_file.parent.mkdir()
+    config_file.write_text(text, errors="surrogateescape")
+    with pytest.raises(OptionError, match=said) as refused:
+        BrokerHttpOptions()
+    assert str(config_file) in str(refused.value)
+    # What names its brokers needs no file.
+    assert BrokerHttpOptions(nsqd_http_addresses=("a:1",)).operator_token_file == ""
+
+
+def test_a_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARTLET_LOOKUP", "nonsense")
+    with pytest.raises(OptionError, match=r"\$MARTLET_LOOKUP: lookup=nonsense"):
+        BrokerHttpOptions()
