@@ -186,6 +186,8 @@ def _handlers(folder: str, table: str) -> Iterator[tuple[str, str, Function]]:
                     yield key.value, "POST", methods[value.attr]
                 elif isinstance(value, ast.Dict):
                     for verb, handler in zip(value.keys, value.values, strict=True):
+                        if isinstance(handler, ast.Call) and handler.args:
+                            handler = handler.args[0]  # with a fast path beside it
                         if isinstance(handler, ast.Attribute) and isinstance(verb, ast.Constant):
                             yield key.value, str(verb.value), methods[handler.attr]
 

@@ -81,8 +81,8 @@ INFO: NSQ: bye
 OWN = re.compile(
     # of the files that each of them writes, of its start, which is waited for by /ping, and of
     # threads that only nsqd has
-    r"INFO: (NSQ: persisting|DISKQUEUE\(|LOG: |nsqd v|martlet v|ID: |SIGTERM|LOOKUP: |QUEUESCAN: "
-    r"|HTTP: the routes )"
+    r"INFO: (NSQ: persisting|DISKQUEUE\(|LOG: |nsqd v|martlet v|ID: |hot path: |SIGTERM|LOOKUP: "
+    r"|QUEUESCAN: |HTTP: the routes )"
     r"|.* messagePump$|WARNING: LOG: |INFO: 200 GET /ping "
 )
 
