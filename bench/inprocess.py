@@ -114,6 +114,7 @@ async def serving(**settings: Any) -> AsyncIterator[Server]:
         )
         server = build_server(options, logging.getLogger("bench"))
         await server.start()
+        server.commits.ticks.serve = None  # It would poll sockets, of which there are none.
         # As `martlet broker` does: collections would add the cost of whatever this process has.
         threshold = gc.get_threshold()
         gc.freeze()

@@ -379,9 +379,13 @@ class CommitLog(SegmentedLog):
             current.write(record, self.position - current.base)
         except OSError as error:
             raise self._fail(error) from error
-        self.position += len(record)
-        if not self._dirty or self._dirty[-1] is not current:
-            self._dirty.append(current)
+        self.written(len(record))
+
+    def written(self, length: int) -> None:
+        """Note that a record of a length was written at the end of the log."""
+        self.position += length
+        if not self._dirty or self._dirty[-1] is not self._current:
+            self._dirty.append(self._current)
 
     def _write_at(self, record: memoryview, position: int) -> None:
         """Write bytes that become valid only when the bytes before them are written."""

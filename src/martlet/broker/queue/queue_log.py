@@ -140,10 +140,15 @@ class QueueLog(StoredQueue):
         position, length, frame = self._log.append_lone(
             body, id, self.topic, self.number, offset, now_ns
         )
+        self.appended(position, length, len(body), now_ns)
+        return frame
+
+    def appended(self, position: int, length: int, body_bytes: int, now_ns: int) -> None:
+        """Note that one message was stored, in a record at a position and of a length."""
+        offset = self.end_offset
         self.index.add(_entry((offset, position, 1, length, now_ns, 0)))
         self.end_offset = offset + 1
-        self.message_bytes += len(body)
-        return frame
+        self.message_bytes += body_bytes
 
     def begin(self, scratch: list[LogBatch], now_ns: int) -> LogBatch:
         """Begin to stage. `scratch` holds reusable batches."""

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
 from typing import TYPE_CHECKING
+
+from crc32c import crc32c
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.delivery import Delivery
-from martlet.broker.queue.consumer import ChannelConsumer, Lease
-from martlet.broker.queue.started import next_rank
-from martlet.log.index import IndexEntry
+from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.log.storage import DiskSegment
 from martlet.native import native
 
@@ -67,9 +66,7 @@ class Lane:
             self._connections,
             _feed,
             _fail,
-            partial(tuple.__new__, IndexEntry),
-            partial(tuple.__new__, Lease),
-            next_rank,
+            crc32c,
             DiskSegment,
             Delivery,
             Channel,
