@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 BENCHMARKS = {
     "servers": "bench.servers.main",
+    "peers": "bench.peers.main",
     "clients": "bench.clients.main",
     "hot-path": "bench.hot_path",
     "sending": "bench.sending",

@@ -27,12 +27,14 @@ class Measurement:
         row: the row.
         measure: which of its measures; empty where it has one.
         ours, theirs: a value a run; theirs is empty where there was nothing to compare with.
+        pure: of ours without the compiled hot path, if that was measured.
     """
 
     row: Row
     measure: str
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
+    pure: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -48,6 +50,13 @@ class Measurement:
     def ratio(self) -> float | None:
         """How much better our median is than theirs: above 1 is better."""
         return self._better(self.median, self.their_median) if self.their_median else None
+
+    @property
+    def pure_ratio(self) -> float | None:
+        """The same of ours without the compiled hot path."""
+        if not self.pure or not self.their_median:
+            return None
+        return self._better(statistics.median(self.pure), self.their_median)
 
     @property
     def pair_ratios(self) -> list[float]:
@@ -81,6 +90,7 @@ class Comparison:
 
     Attributes:
         ours, theirs: the servers.
+        pure: ours without the compiled hot path.
         seconds: of each run.
         repeat: runs of each row on each server.
         nsqload_path: a binary in place of our load generator.
@@ -91,6 +101,7 @@ class Comparison:
     seconds: float
     repeat: int
     nsqload_path: str | None = None
+    pure: Side = Side(None, None)
 
     def run(
         self, rows: Sequence[Row], on_run: Callable[[Row, Target], None] = lambda row, target: None
@@ -104,23 +115,28 @@ class Comparison:
         lines: list[Measurement] = []
         with LoadProcesses() as crew:
             for row in rows:
-                ours, theirs = self.ours.target(row), self.theirs.target(row)
+                ours, theirs, pure = (side.target(row) for side in self._sides)
                 if ours is None:
                     continue
                 added = [Measurement(row, measure) for measure in row.measures]
                 lines += added
                 for number in range(self.repeat):
-                    turns = [target for target in (ours, theirs) if target is not None]
+                    turns = [target for target in (ours, theirs, pure) if target is not None]
                     for target in turns[:: -1 if number % 2 else 1]:
                         on_run(row, target)
                         values = self._measure(crew, row, target)
                         for line, value in zip(added, values, strict=True):
-                            (line.ours if target is ours else line.theirs).append(value)
+                            into = line.ours if target is ours else line.theirs
+                            (line.pure if target is pure else into).append(value)
         return lines
+
+    @property
+    def _sides(self) -> tuple[Side, Side, Side]:
+        return self.ours, self.theirs, self.pure
 
     def run_count(self, rows: Sequence[Row]) -> int:
         """How many runs the rows take."""
-        sides = (self.ours, self.theirs)
+        sides = self._sides
         served = [row for row in rows if self.ours.target(row) is not None]
         return self.repeat * sum(side.target(row) is not None for row in served for side in sides)
 
@@ -138,4 +154,7 @@ class Comparison:
     def _load(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
         if self.nsqload_path:
             return nsqload.measure(self.nsqload_path, target, row, self.seconds)
-        return row.evaluate(crew.run(target.host, target.port, row.loads(self.seconds)))
+        host, port = target.host, target.port
+        if row.http:
+            host, port = target.http_host, target.http_port
+        return row.evaluate(crew.run(host, port, row.loads(self.seconds)))

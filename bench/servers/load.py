@@ -10,11 +10,12 @@ program in C: on both servers alike, so that the better one looks a little less 
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.servers.link import BenchConnection, LoadFailed
+from bench.servers.link import ANSWER_S, BenchConnection, LoadFailed
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
 
@@ -72,12 +73,14 @@ class PublishLoad(Load):
         batch: messages a command: 1 is PUB, more is MPUB.
         smallest_bytes, largest_bytes: sizes of bodies, drawn evenly where they differ.
         window: commands in flight; each is a write of its own, as most clients do it.
+        joined: whether commands that may be sent are sent in one write.
     """
 
     batch: int = 1
     smallest_bytes: int = 200
     largest_bytes: int = 200
     window: int = 1
+    joined: bool = False
 
     def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Publish until the time is over, then wait for the last answers."""
@@ -90,8 +93,11 @@ class PublishLoad(Load):
             started_ns = time.monotonic_ns()
             ends_ns = started_ns + int(self.seconds * 1e9)
             while time.monotonic_ns() < ends_ns:
-                for number in range(sent, answered + window):
-                    link.send(writes[number % variants])
+                if self.joined:
+                    link.send(writes[0] * (answered + window - sent))
+                else:
+                    for number in range(sent, answered + window):
+                        link.send(writes[number % variants])
                 sent = answered + window
                 answered += link.receive_oks()
             while answered < sent:
@@ -115,6 +121,42 @@ class PublishLoad(Load):
             else:
                 writes.append(commands.publish_many(self.topic, bodies))
         return writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpPublishing(Load):
+    """Publishes by ``POST /pub`` for some time, on one connection that stays open.
+
+    Attributes:
+        body_bytes: the size of each message.
+    """
+
+    body_bytes: int = 200
+
+    def run(self, host: str, port: int, gate: Gate) -> LoadResult:
+        """Publish one message after the other until the time is over."""
+        head = f"POST /pub?topic={self.topic} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+        head += f"Content-Length: {self.body_bytes}\r\n\r\n"
+        request = head.encode() + b"x" * self.body_bytes
+        messages = 0
+        with socket.create_connection((host, port), timeout=ANSWER_S) as link:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.settimeout(None)
+            gate()
+            started_ns = ended_ns = time.monotonic_ns()
+            while ended_ns < started_ns + self.seconds * 1e9:
+                link.sendall(request)
+                answer = link.recv(1 << 16)
+                while answer and not answer.endswith(b"\r\n\r\nOK"):
+                    if b"\r\n\r\n" in answer and not answer.startswith(b"HTTP/1.1 200 "):
+                        break
+                    more = link.recv(1 << 16)
+                    answer = answer + more if more else b""
+                if not answer.startswith(b"HTTP/1.1 200 "):
+                    raise LoadFailed(f"{host}:{port} answered POST /pub with {answer[:200]!r}")
+                messages += 1
+                ended_ns = time.monotonic_ns()
+        return LoadResult(messages=messages, started_ns=started_ns, ended_ns=ended_ns)
 
 
 @dataclass(frozen=True, kw_only=True)

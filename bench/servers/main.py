@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 
@@ -69,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the same for the row that flushes before OK: nsqd -mem-queue-size=0 -sync-every=1",
     )
     parser.add_argument(
+        "--pure", action="store_true", help="also measure ours without the compiled hot path"
+    )
+    parser.add_argument(
         "--broker",
         type=_target,
         metavar=_HTTP,
@@ -120,8 +126,9 @@ def _bench(given: argparse.Namespace, stack: ExitStack) -> int:
         seconds=given.seconds,
         repeat=given.repeat,
         nsqload_path=given.nsqload,
+        pure=_ours(given, stack, pure=True) if given.pure else Side(None, None),
     )
-    sides = (comparison.ours, comparison.theirs)
+    sides = (comparison.ours, comparison.theirs, comparison.pure)
     targets = {id(t): t for side in sides for row in rows if (t := side.target(row)) is not None}
     versions = {target.name: target.version() for target in targets.values()}
     console = Console(stderr=True)
@@ -138,18 +145,31 @@ def _bench(given: argparse.Namespace, stack: ExitStack) -> int:
     return 0
 
 
-def _ours(given: argparse.Namespace, stack: ExitStack) -> Side:
+def _ours(given: argparse.Namespace, stack: ExitStack, *, pure: bool = False) -> Side:
     """The broker that was named, else brokers of our own, as the rows want them."""
-    if given.broker is not None:
+    if given.broker is not None and not pure:
         return Side(given.broker, None)
     sides: dict[bool, Target | None] = {False: None, True: None}
     for sync in {row.sync for row in given.rows}:
         flags = ["--log-level=warn", *(["--flush=sync"] if sync else [])]
-        broker = stack.enter_context(BrokerProcess(_folder(given, stack), *flags))
+        kind = PureBroker if pure else BrokerProcess
+        broker = stack.enter_context(kind(_folder(given, stack), *flags))
         http_port = broker.http_address.rpartition(":")[2]
-        name = "martlet --flush=sync" if sync else "martlet"
+        name = "martlet, pure Python" if pure else "martlet"
+        name += " --flush=sync" if sync else ""
         sides[sync] = Target.parse(f"{broker.tcp_address},{http_port}", name)
     return Side(sides[False], sides[True])
+
+
+class PureBroker(BrokerProcess):
+    """A broker without the compiled hot path."""
+
+    @staticmethod
+    def _spawn(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "MARTLET_PURE": "1"}
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 def _folder(given: argparse.Namespace, stack: ExitStack) -> Path | None:

@@ -51,6 +51,7 @@ def table(lines: Sequence[Measurement], ours: str, theirs: str | None) -> Table:
         result.add_column(theirs, justify="right")
         result.add_column("ratio", justify="right")
         result.add_column("pairs", justify="right")
+        result.add_column("pure Python", justify="right")
     for line in lines:
         cells = [f"{line.row.work} {line.measure}".strip(), _value(line, line.median)]
         if theirs is not None:
@@ -62,12 +63,18 @@ def table(lines: Sequence[Measurement], ours: str, theirs: str | None) -> Table:
 def _compared(line: Measurement) -> list[str]:
     ratio, median, pairs = line.ratio, line.their_median, line.pair_ratios
     if ratio is None or median is None:
-        return ["", "", ""]
+        return ["", "", "", ""]
     return [
         _value(line, median),
-        f"{ratio:.3g} x" if ratio < 100 else f"{ratio:,.0f} x",
+        times(ratio),
         f"{min(pairs):.3g} to {max(pairs):.3g}" if pairs else "",
+        "" if line.pure_ratio is None else times(line.pure_ratio),
     ]
+
+
+def times(ratio: float) -> str:
+    """A ratio for people."""
+    return f"{ratio:.3g} x" if ratio < 100 else f"{ratio:,.0f} x"
 
 
 def _value(line: Measurement, value: float) -> str:
@@ -116,6 +123,8 @@ def document(
                 "martlet_runs": line.ours,
                 "other_runs": line.theirs,
                 "pair_ratios": line.pair_ratios,
+                "pure_runs": line.pure,
+                "pure_ratio": line.pure_ratio,
             }
             for line in lines
         ],

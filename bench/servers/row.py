@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.servers.load import CHANNEL, TOPIC, Consuming, Load, LoadResult, Pinging, PublishLoad
+from bench.servers.link import LoadFailed
+from bench.servers.load import (
+    CHANNEL,
+    TOPIC,
+    Consuming,
+    HttpPublishing,
+    Load,
+    LoadResult,
+    Pinging,
+    PublishLoad,
+)
 
 PINGS_OF_NSQLOAD = 5000
 
@@ -26,6 +36,7 @@ class Row:
         connections: how many run it at the same time.
         sync: whether the servers are those that flush before they answer.
         backlog: whether the topic is filled before.
+        http: whether it goes to the port for HTTP.
     """
 
     name: str
@@ -34,6 +45,7 @@ class Row:
     connections: int = 2
     sync: bool = False
     backlog: bool = False
+    http: bool = False
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -55,10 +67,16 @@ class Row:
         return [replace(self.load, seconds=seconds, seed=n) for n in range(self.connections)]
 
     def nsqload(self, host: str, port: int, seconds: float) -> list[str]:
-        """The arguments with which ``nsqload`` does the same; its ping counts messages."""
+        """The arguments with which ``nsqload`` does the same; its ping counts messages.
+
+        Raises:
+            LoadFailed: it cannot do that.
+        """
         load, often = self.load, [self.connections, f"{seconds:g}"]
         address: list[object] = [host, port, TOPIC]
         words: list[object]
+        if self.http or (isinstance(load, PublishLoad) and load.joined):
+            raise LoadFailed(f"nsqload has no row {self.name!r}; leave it out with --rows")
         if isinstance(load, PublishLoad):
             size = f"{load.smallest_bytes}"
             if load.largest_bytes != load.smallest_bytes:
@@ -89,6 +107,8 @@ class Row:
 _MPUB = PublishLoad(batch=200)
 _MIXED = PublishLoad(batch=200, smallest_bytes=100, largest_bytes=300)
 _LARGE = PublishLoad(batch=100, smallest_bytes=1000, largest_bytes=1000)
+_JOINED = PublishLoad(window=50, joined=True)
+_HTTP = HttpPublishing()
 BACKLOG = Row(name="backlog", work="the backlog for consuming", load=_MPUB)
 _ROWS = (
     Row(name="mpub", work="MPUB of 200", load=_MPUB),
@@ -96,10 +116,13 @@ _ROWS = (
     Row(name="mpub-1000", work="MPUB of 100 x 1,000 bytes", load=_LARGE),
     Row(name="consume", work="consume + FIN, RDY 2500", load=Consuming(ready=2500), backlog=True),
     Row(name="pub-50", work="PUB, 50 in flight a connection", load=PublishLoad(window=50)),
+    Row(name="pub-joined", work="the same, a window a write", load=_JOINED),
     Row(name="pub", work="PUB, one at a time", load=PublishLoad()),
     Row(name="pub-4", work="the same, 4 connections", load=PublishLoad(), connections=4),
     Row(name="pub-16", work="the same, 16 connections", load=PublishLoad(), connections=16),
     Row(name="ping", work="publish to receive", load=Pinging(), connections=1),
+    Row(name="http", work="HTTP /pub, 1 connection", load=_HTTP, connections=1, http=True),
+    Row(name="http-4", work="HTTP /pub, 4 connections", load=_HTTP, connections=4, http=True),
     Row(name="mpub-sync", work="MPUB of 200, flushed before OK", load=_MPUB, sync=True),
 )
 ROWS = {row.name: row for row in _ROWS}
