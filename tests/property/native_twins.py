@@ -92,6 +92,16 @@ class TwinClient:
         self.connection = twin.server.connect()
         self.connection.connection_made(self.transport)
         self.is_lost = False
+        self.is_blocked = False
+
+    def block(self, blocked: bool) -> None:
+        """Have its output full, or empty again."""
+        if blocked != self.is_blocked and not self.transport.closed:
+            self.is_blocked = blocked
+            if blocked:
+                self.connection.pause_writing()
+            else:
+                self.connection.resume_writing()
 
     def send(self, data: bytes) -> None:
         """Send bytes, and let the broker handle them, as far as it reads any."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import struct
 import tempfile
@@ -16,10 +17,14 @@ from tests.property.native_twins import Twin, TwinClient
 
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.native import native
+from martlet.properties.block import pack_block
+from martlet.properties.model import Properties
+from martlet.protocol.nsq import commands
 
 pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
 
 CLIENTS = 3
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 Step = tuple[object, ...]
 """What is done, and its arguments."""
 _MESSAGE = re.compile(rb"\x00\x00\x00\x02.{8}..([0-9a-f]{16})", re.DOTALL)
@@ -77,6 +82,7 @@ broken = st.sampled_from(
     [
         b"PUB a\n" + sized(b""),
         Input("PUB", "a", (4001,)).data[:50],
+        Input("PUB", "a", (4001,)).data,
         b"PUB a\n\xff\xff\xff\xff",
         b"PUB \n" + sized(b"x"),
         b"PUB a b\n" + sized(b"x"),
@@ -91,6 +97,17 @@ broken = st.sampled_from(
         b"\n",
     ]
 )
+identities = st.sampled_from(
+    [{}, {}, {"sample_rate": 40}, {"msg_timeout": 1000}, {"sample_rate": 99, "msg_timeout": 2000}]
+)
+
+
+def tagged(tag: bytes) -> bytes:
+    """A SEND of one message with a tag."""
+    properties = pack_block([(0, Properties(tag=tag.decode()).pack())]) if tag else b""
+    return commands.send("a", [b"tagged"], {}, properties)
+
+
 client = st.integers(0, CLIENTS - 1)
 lone = st.tuples(
     st.just("send"),
@@ -106,13 +123,16 @@ others = st.one_of(
     st.tuples(st.just("send"), client, st.one_of(uneven_runs, batches)),
     st.tuples(st.just("send"), client, broken),
     st.tuples(st.just("cut"), client, st.one_of(publishes, batches), st.integers(1, 300)),
-    st.tuples(st.just("subscribe"), client, topics, st.sampled_from(["x", "y"])),
+    st.tuples(st.just("subscribe"), client, topics, st.sampled_from(["x", "y", "z#ephemeral"])),
     ready,
     st.tuples(st.just("time"), st.sampled_from([0.0001, 1.0, 61.0])),
     st.tuples(st.just("pause"), topics, st.booleans()),
     st.tuples(st.just("trace"), topics, st.booleans()),
     st.tuples(st.just("order"), topics),
-    st.tuples(st.just("leave"), client),
+    st.tuples(st.just("block"), client, st.booleans()),
+    st.tuples(st.just("filter"), topics, st.sampled_from(["", "red", "red blue"])),
+    st.tuples(st.just("send"), client, st.sampled_from([b"", b"red"]).map(tagged)),
+    st.tuples(st.just("leave"), client, identities),
 )
 # Mostly what the compiled path is for, with anything in between.
 lives = st.lists(
@@ -177,11 +197,17 @@ class Pair:
             case ("time", float(seconds)):
                 for twin in self.twins:
                     twin.pass_time(seconds)
-            case ("leave", int(number)):
+            case ("leave", int(number), dict(identity)):
                 for each in self.clients[number]:
                     each.leave()
                 self.clients[number] = self._client()
                 self.in_flight[number] = []
+                if identity:
+                    self.send(number, commands.identify(identity))
+            case ("block", int(number), bool(blocked)):
+                for each in self.clients[number]:
+                    with each.twin.own_way():
+                        each.block(blocked)
             case (what, str(name), *arguments):
                 for twin in self.twins:
                     with twin.own_way():
@@ -196,6 +222,8 @@ class Pair:
             topic.set_paused(bool(arguments[0]))
         elif what == "trace":
             topic.configure(TopicPolicy(trace="on" if arguments[0] else "off"))
+        elif what == "filter" and "x" in topic.channels:
+            topic.configure_channel("x", ChannelPolicy(tags=tuple(str(arguments[0]).split())))
         elif "x" in topic.channels and not topic.channels["x"].consumers:
             topic.configure_channel("x", ChannelPolicy(order="queue"))
 
@@ -211,7 +239,7 @@ class Pair:
             closed = [each.transport.closed for each in pair]
             assert closed[0] == closed[1]
             if closed[0]:
-                self.step(("leave", number))
+                self.step(("leave", number, {}))
         compiled_state, python_state = (twin.state() for twin in self.twins)
         assert compiled_state == python_state
 
@@ -223,11 +251,11 @@ class Pair:
             twin.close()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=int(os.environ.get("MARTLET_TWIN_LIVES", "150")), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.builds(list.__add__, beginnings, lives))
 def test_the_compiled_path_equals_python(chosen: list[Step]) -> None:
     async def run() -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
             pair = Pair(Path(folder))
             try:
                 for step in chosen:

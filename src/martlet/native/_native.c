@@ -121,10 +121,10 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 /* ---------------------------------------------------------------- Python's objects */
 
 #define NAMES(X)                                                                                   \
-    X(_closing) X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_line) X(_output)      \
-    X(_own) X(_waits) X(answered) X(awaiting) X(base) X(batch) X(blocked) X(bounded) X(by_offset)  \
+    X(_closing) X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_line)      \
+    X(_own) X(_waits) X(answered) X(awaiting) X(base) X(batch) X(blocked) X(bounded) X(brief) X(by_offset)  \
     X(channel) X(client) X(consumer) X(cursor) X(decoder) X(delivery) X(end_offset) X(epoch)       \
-    X(failed) X(finish_count) X(finishes) X(floor) X(full) X(get_write_buffer_size) X(grant_one)   \
+    X(failed) X(finish_count) X(finishes) X(floor)  X(get_write_buffer_size) X(grant_one)   \
     X(heard) X(id_base) X(in_flight_count) X(is_ready) X(log) X(max_lone) X(message_count)         \
     X(message_counters) X(moved) X(next) X(note) X(number) X(offset_of) X(order) X(paused)         \
     X(paused_at) X(pending) X(position) X(pump) X(queue) X(ready_count) X(release_one) X(replies)  \
@@ -482,19 +482,18 @@ static PyObject *publish(PyObject *module, PyObject *args)
 /* ---------------------------------------------------------------- sockets */
 
 /* Whether a connection is read at present. */
-static int is_read(Lane *lane, PyObject *connection)
+static int is_read(PyObject *connection)
 {
-    GET(output, connection, _output);
+    ONLY_IF(connection, brief, Py_True); /* not while its output is full */
     ONLY_IF(connection, _waits, Py_False);
     ONLY_IF(connection, _closing, Py_False);
-    ONLY_IF(output, full, Py_False);
     return 1;
 }
 
 /* Reads what a connection has received, and handles it: FED, ELSEWHERE or SERVED. */
 static int serve_one(Lane *lane, PyObject *connection)
 {
-    int read = is_read(lane, connection), whole = is(connection, n__own, Py_None), done = 0;
+    int read = is_read(connection), whole = is(connection, n__own, Py_None), done = 0;
     INT(fd, connection, _fd);
     TRY(read); TRY(whole);
     if (!read || fd < 0)
