@@ -12,6 +12,7 @@ from collections.abc import Sequence
 BENCHMARKS = {
     "servers": "bench.servers.main",
     "peers": "bench.peers.main",
+    "page": "bench.page",
     "clients": "bench.clients.main",
     "hot-path": "bench.hot_path",
     "sending": "bench.sending",

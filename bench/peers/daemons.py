@@ -59,7 +59,7 @@ class Kind:
         """Where the program is. Raises Missing."""
         path = shutil.which(self.program, path=_PATH)
         if path is None:
-            raise Missing(f"no {self.program} on PATH; Debian's package is {self.package}")
+            raise Missing(f"there is no {self.program} (package: {self.package})")
         return path
 
 
@@ -185,9 +185,7 @@ class Daemon:
             self._process.wait()
         epmd = shutil.which("epmd") if "ERL_EPMD_PORT" in self._environment else None
         if epmd:  # RabbitMQ leaves its port mapper running.
-            subprocess.run(
-                [epmd, "-kill"], env=self._environment, capture_output=True, check=False
-            )
+            subprocess.run([epmd, "-kill"], env=self._environment, capture_output=True, check=False)
         self._log.close()
         self._folder.cleanup()
 
@@ -200,5 +198,14 @@ class Daemon:
         else:
             self._log.seek(0)
             text = self._log.read().decode("utf-8", "replace")
-        found = re.search(r"\d+\.\d+(\.\d+)?", text)
-        return found[0] if found else ""
+        found = re.search(r"(?:RabbitMQ |v=|v|\b)(\d+\.\d+(\.\d+)?)", text)
+        return found[1] if found else ""
+
+
+def nsqd(http_port: int, *flags: str) -> Kind:
+    """An nsqd, whose HTTP is at a port."""
+    arguments = (
+        *("-tcp-address=127.0.0.1:{port}", f"-http-address=127.0.0.1:{http_port}"),
+        *("-data-path={folder}", "-log-level=error", *flags),
+    )
+    return Kind("nsqd", "nsq", False, "nsqd", arguments, "none: .ci/nsqd builds it", ("-version",))

@@ -10,18 +10,16 @@ its compiled hot path and without. A broker that is not installed is skipped, wi
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench.flags import parse
 from bench.peers import load
-from bench.peers.daemons import KINDS, Daemon, Kind, Missing
+from bench.peers.daemons import KINDS, Daemon, Missing, nsqd
 from bench.peers.load import PeerConsuming, PeerPublishing
 from bench.servers.crew import LoadProcesses
 from bench.servers.link import LoadFailed
@@ -76,17 +74,22 @@ class Contestant:
 def main(arguments: Sequence[str]) -> int:
     """Measure; the result is the exit code."""
     given = parse(__doc__, arguments, rows=",".join(ROWS), seconds=2.0, repeat=5, json=None)
-    about, found, skipped = machine(), {}, dict[str, str]()
-    for sync, title in SYNC.items():
-        with ExitStack() as stack:
-            contestants = _contestants(stack, sync, skipped)
-            _take_turns(contestants, given.rows.split(","), given.seconds, given.repeat)
-            found[title] = contestants
-    document = report(about, found, skipped, given.seconds, given.repeat)
+    document = measure(given.rows.split(","), given.seconds, given.repeat)
     print(markdown(document))
     if given.json:
         given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def measure(rows: Sequence[str], seconds: float, repeat: int) -> dict[str, Any]:
+    """Measure rows on all brokers that are here. Raises LoadFailed."""
+    about, found, skipped = machine(), {}, dict[str, str]()
+    for sync, title in SYNC.items():
+        with ExitStack() as stack:
+            contestants = _contestants(stack, sync, skipped)
+            _take_turns(contestants, rows, seconds, repeat)
+            found[title] = contestants
+    return report(about, found, skipped, seconds, repeat)
 
 
 def _contestants(stack: ExitStack, sync: bool, skipped: dict[str, str]) -> list[Contestant]:
@@ -96,14 +99,14 @@ def _contestants(stack: ExitStack, sync: bool, skipped: dict[str, str]) -> list[
         broker = stack.enter_context(broker_type(None, *flags))
         target = Target.parse(f"{broker.tcp_address},{broker.http_address}")
         found.append(_of_nsq(name, __version__, target))
-    nsqd = shutil.which("nsqd")
     if sync:
-        skipped["nsqd, flushed"] = "it flushes between commands, not before it answers"
-        skipped["JetStream, flushed"] = "2.9 flushes by time alone"
-    elif nsqd is None:
-        skipped["nsqd"] = "no nsqd on PATH; .ci/nsqd builds one with Go"
+        skipped["nsqd, flushed"] = "it does not flush before it answers"
+        skipped["JetStream, flushed"] = "version 2.9 flushes by time alone"
     else:
-        found.append(_nsqd(stack, nsqd))
+        try:
+            found.append(_nsqd(stack))
+        except Missing as missing:
+            skipped["nsqd"] = str(missing)
     for kind in KINDS:
         if kind.sync == sync:
             try:
@@ -125,16 +128,11 @@ def _of_nsq(name: str, version: str, target: Target) -> Contestant:
     return Contestant(name, version, target.host, target.port, loads, fresh, target.delete)
 
 
-def _nsqd(stack: ExitStack, path: str) -> Contestant:
+def _nsqd(stack: ExitStack) -> Contestant:
     http_port = free_port()
-    arguments = (
-        *("-tcp-address=127.0.0.1:{port}", f"-http-address=127.0.0.1:{http_port}"),
-        *("-data-path={folder}", "-mem-queue-size=0", "-log-level=error"),
-    )
-    kind = Kind("nsqd, messages on disk", "", False, path, arguments, "", ("-version",))
-    daemon = stack.enter_context(Daemon(kind))
+    daemon = stack.enter_context(Daemon(nsqd(http_port, "-mem-queue-size=0")))
     target = Target.parse(f"127.0.0.1:{daemon.port},{http_port}")
-    return _of_nsq(kind.name, daemon.version(), target)
+    return _of_nsq("nsqd, on disk", daemon.version(), target)
 
 
 def _peer(daemon: Daemon) -> Contestant:
@@ -142,9 +140,7 @@ def _peer(daemon: Daemon) -> Contestant:
 
     def loads(row: str, queue: str, seconds: float) -> Load:
         if row == "consume":
-            return PeerConsuming(
-                topic=queue, seconds=seconds, protocol=protocol, prefetch=PREFETCH
-            )
+            return PeerConsuming(topic=queue, seconds=seconds, protocol=protocol, prefetch=PREFETCH)
         batch = 200 if row == "publish-200" else 1
         return PeerPublishing(topic=queue, seconds=seconds, protocol=protocol, batch=batch)
 
@@ -223,16 +219,16 @@ def markdown(document: dict[str, Any]) -> str:
                 continue
             best = max((rate for rate in rates[2:] if rate is not None), default=None)
             cells = [f"{rate:,.0f}/s" if rate is not None else "" for rate in rates]
-            ratios = ["", ""] if best is None else [_shown((rate or 0) / best) for rate in rates[:2]]
+            ratios = (
+                ["", ""] if best is None else [_shown((rate or 0) / best) for rate in rates[:2]]
+            )
             lines.append("| " + " | ".join([work, *cells, *ratios]) + " |")
         lines.append("")
-    lines += [f"Not measured: {name}: {why}." for name, why in document["skipped"].items()]
+    reasons = "; ".join(f"{name}, as {why}" for name, why in document["skipped"].items())
+    if reasons:
+        lines.append(f"Not measured: {reasons}.")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _shown(ratio: float) -> str:
     return times(ratio) if ratio >= 1 else f"**{times(ratio)}**"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -77,18 +77,22 @@ class Redis(Protocol):
         )
 
     def publish(self) -> bytes:
+        """The command that publishes a message."""
         return _resp("XADD", self.queue, "*", "d", BODY.decode())
 
     def answered(self, data: bytes) -> tuple[int, bytes]:
-        _fail_on(data.startswith(b"-") or b"\n-" in data, data)
+        """Count confirmed publishes."""
+        _fail_on(re.search(rb"(?:^|\n)-[A-Z]", data) is not None, data)
         before = self._lines
         self._lines += data.count(b"\n")  # An answer is two lines: its length, and the id.
         return self._lines // 2 - before // 2, b""
 
     def ask(self) -> bytes:
+        """Ask for messages."""
         return self._asked
 
     def delivered(self, data: bytearray) -> tuple[int, bytes]:
+        """Take whole deliveries."""
         head = re.match(rb"(?::\d+\r\n)?\*1\r\n\*2\r\n\$\d+\r\n[^\r]*\r\n\*(\d+)\r\n", data)
         if head is None or data.count(BODY + b"\r\n") < int(head[1]):
             _fail_on(data.startswith(b"-"), data)
@@ -120,25 +124,30 @@ class Nats(Protocol):
         self.created = b"consumer_create_response"
 
     def hello(self) -> list[tuple[bytes, bytes]]:
+        """Log in."""
         options = b'{"verbose":false,"headers":true,"no_responders":true}'
         hello = b"CONNECT %b\r\nSUB %b 1\r\nPING\r\n" % (options, self._inbox.encode())
         return [(b"", b"INFO "), (hello, b"PONG\r\n")]
 
     def publish(self) -> bytes:
+        """The command that publishes a message."""
         return f"PUB {self.queue} {self._inbox} {len(BODY)}\r\n".encode() + BODY + b"\r\n"
 
     def answered(self, data: bytes) -> tuple[int, bytes]:
+        """Count confirmed publishes."""
         _fail_on(b"-ERR" in data or b'"error"' in data, data)
         before, pings = self._lines, data.count(b"PING\r\n")
         self._lines += data.count(b"\n") - pings  # A head and its JSON.
         return self._lines // 2 - before // 2, b"PONG\r\n" * pings
 
     def ask(self) -> bytes:
+        """Ask for messages."""
         self._left = self.prefetch
         wanted = {"batch": self.prefetch, "expires": 20_000_000_000}
         return _nats(f"$JS.API.CONSUMER.MSG.NEXT.{self.queue}.{self.queue}", self._inbox, wanted)
 
     def delivered(self, data: bytearray) -> tuple[int, bytes]:
+        """Take whole deliveries."""
         end = data.rfind(BODY + b"\r\n") + len(BODY) + 2
         if end < len(BODY) + 2:
             return 0, b""
@@ -158,20 +167,25 @@ class Beanstalk(Protocol):
     """put, reserve, delete, each pipelined."""
 
     def hello(self) -> list[tuple[bytes, bytes]]:
+        """Log in."""
         tube = f"use {self.queue}\r\nwatch {self.queue}\r\nignore default\r\n"
         return [(tube.encode(), b"WATCHING 1\r\n")]
 
     def publish(self) -> bytes:
+        """The command that publishes a message."""
         return f"put 0 0 600 {len(BODY)}\r\n".encode() + BODY + b"\r\n"
 
     def answered(self, data: bytes) -> tuple[int, bytes]:
+        """Count confirmed publishes."""
         _fail_on(re.search(rb"[A-Z]+_|BURIED|DRAINING", data) is not None, data)
         return data.count(b"\n"), b""
 
     def ask(self) -> bytes:
+        """Ask for messages."""
         return b"reserve-with-timeout 0\r\n" * self.prefetch
 
     def delivered(self, data: bytearray) -> tuple[int, bytes]:
+        """Take whole deliveries."""
         ends = data.count(BODY + b"\r\n") + data.count(b"TIMED_OUT\r\n")
         if ends < self.prefetch:
             return 0, b""
@@ -197,12 +211,15 @@ class Amqp(Protocol):
         self._rest = b""
         self._confirmed = self._tag = 0
         self._early: set[int] = set()
-        name = _short("x-queue-type") + b"S" + struct.pack(">I", len(self.kind)) + self.kind.encode()
+        name = (
+            _short("x-queue-type") + b"S" + struct.pack(">I", len(self.kind)) + self.kind.encode()
+        )
         arguments = struct.pack(">I", len(name)) + name
         self.create = _method(1, 50, 10, b"\0\0" + _short(queue) + b"\2" + arguments)
         self.created = struct.pack(">HH", 50, 11)
 
     def hello(self) -> list[tuple[bytes, bytes]]:
+        """Log in."""
         login = b"\0guest\0guest"
         start = bytes(4) + _short("PLAIN") + struct.pack(">I", len(login)) + login + _short("en_US")
         tune = struct.pack(">HIH", 16, 131_072, 0)
@@ -218,6 +235,7 @@ class Amqp(Protocol):
         ]
 
     def subscribe(self) -> list[tuple[bytes, bytes]]:
+        """Begin to consume."""
         limit = struct.pack(">IHB", 0, self.prefetch, 0)
         consume = b"\0\0" + _short(self.queue) + b"\0\0" + bytes(4)
         return [
@@ -226,11 +244,13 @@ class Amqp(Protocol):
         ]
 
     def publish(self) -> bytes:
+        """The command that publishes a message."""
         target = b"\0\0\0" + _short(self.queue) + b"\0"
         header = struct.pack(">HHQHB", 60, 0, len(BODY), 0x1000, 2)
         return _method(1, 60, 40, target) + _frame(2, 1, header) + _frame(3, 1, BODY)
 
     def answered(self, data: bytes) -> tuple[int, bytes]:
+        """Count confirmed publishes."""
         data = self._rest + data
         before, whole = self._confirmed + len(self._early), len(data) // _ACK.size * _ACK.size
         self._rest = data[whole:]
@@ -247,6 +267,7 @@ class Amqp(Protocol):
         return self._confirmed + len(self._early) - before, b""
 
     def delivered(self, data: bytearray) -> tuple[int, bytes]:
+        """Take whole deliveries."""
         end = data.rfind(BODY + b"\xce") + len(BODY) + 1
         if end < len(BODY) + 1:
             return 0, b""

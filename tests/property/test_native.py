@@ -176,10 +176,8 @@ class Pair:
 
     def step(self, step: Step) -> None:
         match step:
-            case ("send", int(number), bytes(data)):
-                self.send(number, data)
-            case ("send", int(number), Input() as some):
-                self.send(number, some.data)
+            case ("send", int(number), bytes() | Input() as some):
+                self.send(number, some if isinstance(some, bytes) else some.data)
             case ("cut", int(number), Input() as some, int(place)):
                 self.send(number, some.data[:place])
                 self.send(number, some.data[place:])
@@ -202,8 +200,7 @@ class Pair:
                     each.leave()
                 self.clients[number] = self._client()
                 self.in_flight[number] = []
-                if identity:
-                    self.send(number, commands.identify(identity))
+                self.send(number, commands.identify(identity) if identity else b"")
             case ("block", int(number), bool(blocked)):
                 for each in self.clients[number]:
                     with each.twin.own_way():
@@ -251,7 +248,11 @@ class Pair:
             twin.close()
 
 
-@settings(max_examples=int(os.environ.get("MARTLET_TWIN_LIVES", "150")), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=int(os.environ.get("MARTLET_TWIN_LIVES", "150")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(st.builds(list.__add__, beginnings, lives))
 def test_the_compiled_path_equals_python(chosen: list[Step]) -> None:
     async def run() -> None:
