@@ -298,3 +298,45 @@ def test_what_the_compiled_path_serves() -> None:
                 pair.close()
 
     asyncio.run(run())
+
+
+BEGIN: list[Step] = [("subscribe", 1, "a", "x"), ("ready", 1, 2)]
+LONE: Step = ("send", 0, Input("PUB", "a", (200,)))
+FINISH: Step = ("answer", 1, "FIN")
+GATES: dict[str, list[Step]] = {
+    "journaled": [("time", 1.0)],
+    "timed out": [LONE, ("time", 61.0)],
+    "requeued": [LONE, ("answer", 1, "REQ")],
+    "paused topic": [("pause", "a", True)],
+    "traced": [("trace", "a", True)],
+    "filtered": [("filter", "a", "red")],
+    "ordered": [("leave", 1, {}), ("order", "a"), *BEGIN],
+    "sampled": [("leave", 1, {"sample_rate": 40}), *BEGIN],
+    "output full": [("block", 1, True)],
+    "own output full": [("block", 0, True)],
+    "no room": [("ready", 1, 0)],
+    "two consumers": [("subscribe", 2, "a", "x"), ("ready", 2, 1)],
+    "two channels": [("subscribe", 2, "a", "y"), ("ready", 2, 1)],
+    "ephemeral channel": [("subscribe", 2, "a", "z#ephemeral")],
+    "closing": [("send", 1, b"CLS\n")],
+    "too large": [("send", 0, Input("PUB", "a", (4001,)).data)],
+    "largest": [("send", 0, Input("PUB", "a", (4000,)).data)],
+    "no id": [("send", 1, b"FIN 0123456789ABCDEG\n")],
+}
+"""What happens between lone commands, by name."""
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_lone_commands_behind_anything_else(gate: str) -> None:
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+            pair = Pair(Path(folder))
+            try:
+                lone = [LONE, FINISH, LONE, LONE, LONE, LONE, FINISH, FINISH]
+                for step in [*BEGIN, *lone, *GATES[gate], *lone, *lone]:
+                    pair.step(step)
+                    pair.compare()
+            finally:
+                pair.close()
+
+    asyncio.run(run())
