@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -88,18 +86,8 @@ class Cluster:
         self.processes[name].wait()
 
     def hang(self, name: str) -> None:
-        """Stop a replica's process in its tracks, but while it has no lock on the metadata store.
-
-        A process that is stopped in the instant of writing to SQLite keeps the others from it.
-        """
-        kind, _, path = self.store_address.partition(":")
-        if kind != "sqlite":
-            self.processes[name].send_signal(signal.SIGSTOP)
-            return
-        with contextlib.closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as store:
-            store.execute("BEGIN EXCLUSIVE")
-            self.processes[name].send_signal(signal.SIGSTOP)
-            store.execute("ROLLBACK")
+        """Stop a replica's process in its tracks."""
+        self.processes[name].send_signal(signal.SIGSTOP)
 
     async def primary(self) -> str | None:
         """The name of the primary, whoever is that now."""

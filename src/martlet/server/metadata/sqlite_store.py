@@ -1,16 +1,28 @@
 """The metadata store in a file of SQLite: for replicas on one machine.
 
+::
+
+    replicas.db                           the documents, in SQLite
+    replicas.db.presences/SET@REPLICA     the presence of a replica, which it replaces each second
+
 Its failure is theirs, as all are on that machine. A presence lasts by the machine's monotonic
 clock, and for one boot.
+
+A replica may be stopped at any instant, and the others must elect a primary then. So presences are
+files that take no lock, and the journal of SQLite is a write-ahead log, in which nobody waits for
+who reads. Only who is stopped while it changes the document, which is rare, keeps the others from
+that; they still read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,8 +63,10 @@ class SqliteStore:
         self._name = name
         self._clock_ns = clock_ns
         self._boot_id = read_boot_id() if boot_id is None else boot_id
+        self._presences = path.with_name(f"{path.name}.presences")
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
+        self._announcing = threading.Lock()
 
     async def look(self) -> Seen:
         """As `MetadataStore.look`."""
@@ -61,12 +75,13 @@ class SqliteStore:
             row = found.execute(
                 "SELECT version, document FROM replica_set WHERE name = ?", (self._name,)
             ).fetchone()
-            presences = found.execute(
+            # Replicas of earlier versions keep their presences in a table.
+            presences: list[tuple[str, bytes]] = found.execute(
                 "SELECT replica, document FROM presence"
                 " WHERE name = ? AND boot = ? AND until_ns > ?",
                 (self._name, self._boot_id, self._clock_ns()),
             ).fetchall()
-            alive = readable(presences)
+            alive = readable([*presences, *self._announced()])
             if row is None:
                 return Seen(None, 0, alive)
             version, document = row
@@ -100,17 +115,35 @@ class SqliteStore:
     async def announce(self, name: str, presence: Presence) -> None:
         """As `MetadataStore.announce`."""
 
-        def write(found: sqlite3.Connection) -> None:
-            until_ns = self._clock_ns() + PRESENCE_S * 1_000_000_000
-            found.execute(
-                "INSERT OR REPLACE INTO presence VALUES (?, ?, ?, ?, ?)",
-                (self._name, name, self._boot_id, until_ns, presence.pack()),
-            )
+        fields = {
+            "boot": self._boot_id,
+            "until_ns": self._clock_ns() + PRESENCE_S * 1_000_000_000,
+            "presence": presence.pack().decode(),
+        }
+
+        def write() -> None:
+            path = self._presences / f"{self._name}@{name}"
+            written = path.with_name(f".{path.name}")
+            with self._announcing:
+                self._presences.mkdir(parents=True, exist_ok=True)
+                written.write_text(json.dumps(fields))
+                os.replace(written, path)
 
         try:
-            await asyncio.to_thread(self._transact, write)
-        except (sqlite3.Error, OSError) as error:
+            await asyncio.to_thread(write)
+        except OSError as error:
             raise self._unreachable(error) from error
+
+    def _announced(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the presences that last. Raises OSError."""
+        for path in self._presences.glob(f"{self._name}@*"):
+            name = path.name.rpartition("@")[2]
+            try:
+                fields = json.loads(path.read_bytes())
+                if fields["boot"] == self._boot_id and fields["until_ns"] > self._clock_ns():
+                    yield name, str(fields["presence"]).encode()
+            except (ValueError, KeyError, TypeError):
+                continue  # As for a presence that cannot be read.
 
     async def names(self) -> list[str]:
         """As `MetadataStore.names`."""
@@ -156,6 +189,7 @@ class SqliteStore:
         found = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
+        found.execute("PRAGMA journal_mode = WAL")
         found.execute("PRAGMA synchronous = FULL")
         found.executescript(_SCHEMA)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +18,7 @@ from tests.etcd import running_etcd
 
 from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet
 from martlet.server.metadata.etcd_store import EtcdStore
-from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 from martlet.testing.ports import free_port
 
@@ -96,6 +97,11 @@ async def test_a_presence_is_seen_until_it_expires(store: MetadataStore) -> None
     assert (await store.look()).presences == {"a": Presence(epoch=5)}
 
 
+async def test_a_presence_is_renewed_many_times_at_once(store: MetadataStore) -> None:
+    await asyncio.gather(*(store.announce("a", Presence(epoch=3)) for _ in range(50)))
+    assert (await store.look()).presences == {"a": Presence(epoch=3)}
+
+
 async def test_brokers_do_not_see_each_other(tmp_path: Path) -> None:
     path = tmp_path / "replicas.db"
     one, other = SqliteStore(path, "1"), SqliteStore(path, "2")
@@ -120,6 +126,7 @@ async def test_a_presence_ends_with_the_boot(tmp_path: Path) -> None:
 async def test_what_a_store_cannot_do_is_named(tmp_path: Path) -> None:
     path = tmp_path / "replicas.db"
     path.mkdir()
+    path.with_name("replicas.db.presences").touch()
     store = SqliteStore(path, "1")
     with pytest.raises(StoreUnreachable, match=r"replicas\.db: unable to open database file"):
         await store.look()
@@ -149,6 +156,37 @@ async def test_a_store_that_another_process_holds_is_waited_for(tmp_path: Path) 
     await store.close()
 
 
+async def test_a_process_that_is_stopped_in_the_store_keeps_nobody_from_an_election(
+    tmp_path: Path,
+) -> None:
+    """In the instant of reading, and in the rare one of changing the document."""
+    path = tmp_path / "replicas.db"
+    store = SqliteStore(path, "1")
+    await store.swap(FIRST, 0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as stopped:
+        stopped.execute("BEGIN")
+        stopped.execute("SELECT * FROM replica_set").fetchone()
+        assert await store.swap(FIRST.touched(), 1) == 2
+        stopped.execute("ROLLBACK")
+        stopped.execute("BEGIN EXCLUSIVE")
+        stopped.execute("UPDATE replica_set SET version = 9")
+        await store.announce("b", Presence(epoch=1))
+        assert await store.look() == (FIRST.touched(), 2, {"b": Presence(epoch=1)})
+    await store.close()
+
+
+async def test_the_presence_of_an_earlier_version_is_seen(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "replicas.db", "1", boot_id="one", clock_ns=lambda: 5)
+    await store.look()
+    with closing(sqlite3.connect(tmp_path / "replicas.db", isolation_level=None)) as other:
+        for name, until_ns in (("a", 9), ("b", 9), ("c", 5)):
+            row = ("1", name, "one", until_ns, Presence(epoch=1).pack())
+            other.execute("INSERT INTO presence VALUES (?, ?, ?, ?, ?)", row)
+    await store.announce("a", Presence(epoch=2))
+    assert (await store.look()).presences == {"a": Presence(epoch=2), "b": Presence(epoch=1)}
+    await store.close()
+
+
 @pytest.mark.parametrize("value", [b"", b"no JSON", b"\xff", b"[]", b'{"epoch": "3"}'])
 async def test_what_a_stranger_wrote_to_the_store_keeps_nobody_from_looking(
     tmp_path: Path, etcd: str, value: bytes
@@ -158,8 +196,11 @@ async def test_what_a_stranger_wrote_to_the_store_keeps_nobody_from_looking(
     await one.swap(FIRST, 0)
     await one.announce("a", Presence(epoch=1))
     await one.announce("z", Presence(epoch=1))
-    with closing(sqlite3.connect(tmp_path / "replicas.db", isolation_level=None)) as other:
-        other.execute("UPDATE presence SET document = ? WHERE replica = 'z'", (value,))
+    for name in ("y", "z"):
+        path = tmp_path / "replicas.db.presences" / f"1@{name}"
+        text = value.decode(errors="replace")
+        fields = {"boot": read_boot_id(), "until_ns": 1 << 62, "presence": text}
+        path.write_bytes(value if name == "y" else json.dumps(fields).encode())
     set_name = f"broken-{tmp_path.name}"
     two = EtcdStore([etcd], set_name)
     await answers(two)
