@@ -120,8 +120,8 @@ class Primary:
         """When each replica last acknowledged more than ever before in this epoch, or had nothing
         more to acknowledge: one that comes and goes, and gets no further, is not well.
         """
-        self._reached: dict[str, tuple[int, int]] = {}
-        """The most that each has acknowledged as written, and as durable, while it was whole."""
+        self._reached: dict[str, int] = {}
+        """The most that each has acknowledged so that it counts, while it was whole."""
         self._was_here: set[str] = set()
         """The replicas that were connected in this epoch."""
         self._handing_over_since_ns = 0
@@ -194,14 +194,13 @@ class Primary:
         sender.acknowledged(frame.position)
         if frame.is_whole:
             self._see_progress(name, standby, now_ns)
-            reached = frame.second if self.settings.flush_sync else frame.position
-            self.confirmation.acknowledge(name, reached)
+            self.confirmation.acknowledge(name, self._reached_by(standby))
             self._count()
 
     def _see_progress(self, name: str, standby: StandbyProgress, now_ns: int) -> None:
-        written, durable = self._reached.get(name, (-1, -1))
-        if standby.written > written or standby.durable > durable:
-            self._reached[name] = max(written, standby.written), max(durable, standby.durable)
+        reached = self._reached_by(standby)
+        if reached > self._reached.get(name, -1):
+            self._reached[name] = reached
             self._well_ns[name] = now_ns
 
     def disconnected(self, link: Link, now_ns: int) -> None:
@@ -266,9 +265,12 @@ class Primary:
 
     def _see_who_is_well(self, now_ns: int) -> None:
         for name, standby in self.standbys.items():
-            reached = standby.durable if self.settings.flush_sync else standby.written
-            if standby.is_whole and reached >= self.log.position:
+            if standby.is_whole and self._reached_by(standby) >= self.log.position:
                 self._well_ns[name] = now_ns
+
+    def _reached_by(self, standby: StandbyProgress) -> int:
+        """Return up to where a standby has the log, as it must be to count."""
+        return standby.durable if self.settings.flush_sync else standby.written
 
     def _see_who_is_heard(self, now_ns: int) -> None:
         heard = self._heard_count(now_ns)
@@ -308,8 +310,11 @@ class Primary:
         are remembered.
         """
         standby = self.standbys.get(name)
-        written = standby.written if standby is not None else 0
-        first_ns = next((at_ns for at_ns, end in self._ends if end > written), now_ns)
+        return self._age_ns(standby.written if standby is not None else 0, now_ns)
+
+    def _age_ns(self, position: int, now_ns: int) -> int:
+        """Return how old the record at a position is, as `lag_ns`."""
+        first_ns = next((at_ns for at_ns, end in self._ends if end > position), now_ns)
         return now_ns - first_ns
 
     def yields(self, now_ns: int) -> bool:
@@ -368,6 +373,9 @@ class Primary:
             and standby.is_whole
             and now_ns - standby.heard_ns <= self.settings.replica_timeout_ns
             and self.log.position - standby.written <= self.settings.joining_lag_bytes
+            # One that gets no further would leave and come without end.
+            and self._age_ns(self._reached_by(standby), now_ns)
+            <= self.settings.replica_timeout_ns // 2
         )
         if has_it:
             self._well_ns[name] = now_ns

@@ -40,7 +40,13 @@ class FakeLink:
 class Host:
     """A process that remembers what it was asked for."""
 
-    def __init__(self, names: str, in_sync: str, min_in_sync: int) -> None:
+    def __init__(
+        self,
+        names: str,
+        in_sync: str,
+        min_in_sync: int,
+        settings: ReplicaSettings = ReplicaSettings(),  # noqa: B008, it is frozen
+    ) -> None:
         self.swaps: list[tuple[ReplicaSet, int]] = []
         self.confirmed_position = 0
         storage = SimulatedStorage(Random(1))
@@ -51,7 +57,7 @@ class Host:
         found = found.elected("a").with_in_sync(frozenset(in_sync))
         self.now_ns = 0
         self.primary = Primary(
-            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, found, 7, ReplicaSettings(), self, 0
+            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, found, 7, settings, self, 0
         )
         self.links: dict[str, FakeLink] = {}
 
@@ -73,8 +79,16 @@ class Host:
             self.primary.received(link, Frame(FrameKind.FETCH, 5, 0, base), self.now_ns)
         self.primary.send(self.now_ns)
 
-    def acknowledge(self, name: str, position: int, *, is_whole: bool = True) -> None:
-        frame = Frame(FrameKind.ACK, 5, position, 0, is_whole=is_whole)
+    def flush(self) -> None:
+        job = self.log.flush_job()
+        job.run()
+        self.log.flushed(job)
+        self.primary.flushed()
+
+    def acknowledge(
+        self, name: str, position: int, *, durable: int = 0, is_whole: bool = True
+    ) -> None:
+        frame = Frame(FrameKind.ACK, 5, position, durable, is_whole=is_whole)
         self.primary.received(self.links[name], frame, self.now_ns)
 
     def wait(self, seconds: float) -> None:
@@ -206,6 +220,39 @@ def test_a_standby_that_comes_and_goes_and_gets_no_further_leaves_the_set(is_who
     # It is in sync again once it has the log, and not before.
     host.primary.swapped(wanted, 8)
     host.acknowledge("c", host.log.position)
+    host.wait(0)
+    assert host.swaps[-1][0].in_sync == frozenset("abc")
+
+
+@pytest.mark.parametrize("flush_sync", [True, False])
+def test_a_standby_that_gets_no_further_is_not_taken_into_the_set_again(flush_sync: bool) -> None:
+    """Its disk is full, or hangs: then it has written all, and flushed nothing."""
+    host = Host("abc", "abc", min_in_sync=1, settings=ReplicaSettings(flush_sync))
+    host.flush()
+    host.join("b", "c")
+    stuck_at = host.log.position
+    host.acknowledge("c", stuck_at, durable=stuck_at)
+
+    def go_on(seconds: float) -> None:
+        for _ in range(int(seconds / 0.2)):
+            host.append()
+            host.flush()
+            host.primary.send(host.now_ns)
+            end = host.log.position
+            host.acknowledge("b", end, durable=end)
+            host.acknowledge("c", end if flush_sync else stuck_at, durable=stuck_at)
+            host.wait(0.2)
+
+    go_on(3)
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == frozenset("ab")
+    host.primary.swapped(wanted, 8)
+    go_on(1)
+    host.join("c")
+    go_on(3)
+    assert len(host.swaps) == 1
+    end = host.log.position
+    host.acknowledge("c", end, durable=end)
     host.wait(0)
     assert host.swaps[-1][0].in_sync == frozenset("abc")
 
