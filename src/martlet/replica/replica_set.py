@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 FORMAT = 1
 MAX_REPLICAS = 15
+MAX_EPOCH = (1 << 32) - 1
+"""The maximum that a record of the log holds."""
 NO_REPLICA_SET = (
     "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
 )
@@ -87,7 +89,7 @@ class ReplicaSet:
     def __post_init__(self) -> None:
         if len(self.replicas) > MAX_REPLICAS:
             raise BadReplicaSet(f"{len(self.replicas)} replicas; {MAX_REPLICAS} are the maximum")
-        if self.epoch < 0 or not self.in_sync:
+        if not 0 <= self.epoch <= MAX_EPOCH or not self.in_sync:
             raise BadReplicaSet(f"epoch {self.epoch} with {len(self.in_sync)} replicas in sync")
         named = self.in_sync | self.leaving | ({self.hand_over_to, self.primary} - {None})
         if unknown := sorted(map(str, named - set(self.replicas))):
@@ -246,7 +248,7 @@ class ReplicaSet:
                 is_forced=fields["is_forced"] is True,
                 **{name: fields[name] for name in numbers},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, BadReplicaSet):
                 raise
             raise BadReplicaSet(f"no replica set: {error!r}") from error
@@ -303,7 +305,7 @@ class Presence:
             if any(type(value) is not type(defaults[name]) for name, value in known.items()):
                 raise BadReplicaSet(f"a presence with a field of another type: {known}")
             return cls(**known)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, BadReplicaSet):
                 raise
             raise BadReplicaSet(f"no presence: {error!r}") from error

@@ -45,6 +45,7 @@ def test_the_document_is_read_as_it_was_written() -> None:
     [
         ({"format": 2}, "format 2, where this version reads 1"),
         ({"epoch": -1}, "epoch -1"),
+        ({"epoch": 1 << 32}, "epoch 4294967296"),
         ({"epoch": "7"}, "no number"),
         ({"epoch": True}, "no number"),
         ({"in_sync": []}, "0 replicas in sync"),
@@ -63,7 +64,7 @@ def test_a_wrong_document_is_refused(change: dict[str, Any], message: str) -> No
         ReplicaSet.unpack(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b"\xff"])
+@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
 def test_what_is_no_document_is_refused(document: bytes) -> None:
     with pytest.raises(BadReplicaSet):
         ReplicaSet.unpack(document)

@@ -142,7 +142,7 @@ class SqliteStore:
                 fields = json.loads(path.read_bytes())
                 if fields["boot"] == self._boot_id and fields["until_ns"] > self._clock_ns():
                     yield name, str(fields["presence"]).encode()
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # As for a presence that cannot be read.
 
     async def names(self) -> list[str]:

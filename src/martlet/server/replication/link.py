@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from martlet.addresses import Address
 from martlet.replica.frames import (
     MAX_BODY_BYTES,
     MAX_GREETING_BYTES,
@@ -268,12 +269,15 @@ async def connect(address: str, trust: LinkTrust, make: Callable[[], ReplicaLink
         ConnectionRefusedError: nothing listens there.
         OSError: no connection came about for another reason.
     """
-    host, _, port = address.rpartition(":")
+    try:
+        host, port = Address.parse(address)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from error
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_S):
             _, link = await loop.create_connection(
-                make, host.strip("[]"), int(port), ssl=trust.client_tls
+                make, host, port, ssl=trust.client_tls
             )
             try:
                 await link.ready

@@ -187,7 +187,7 @@ async def test_the_presence_of_an_earlier_version_is_seen(tmp_path: Path) -> Non
     await store.close()
 
 
-@pytest.mark.parametrize("value", [b"", b"no JSON", b"\xff", b"[]", b'{"epoch": "3"}'])
+@pytest.mark.parametrize("value", [b"", b"no JSON", b"\xff", b"[" * 100_000, b'{"epoch": "3"}'])
 async def test_what_a_stranger_wrote_to_the_store_keeps_nobody_from_looking(
     tmp_path: Path, etcd: str, value: bytes
 ) -> None:

@@ -161,3 +161,9 @@ async def test_a_stranger_cannot_send_a_large_first_frame() -> None:
             await asyncio.sleep(0.01)
     known.close()
     server.close()
+
+
+@pytest.mark.parametrize("address", ["", "nonsense:", "10.0.0.1:99999999", "10.0.0.1:x"])
+async def test_an_address_of_the_document_that_is_none_ends_no_process(address: str) -> None:
+    with pytest.raises(OSError, match="is no address: it must be like"):
+        await connect(address, LinkTrust(), lambda: ReplicaLink(Owner(), LinkTrust(), log))
