@@ -125,6 +125,8 @@ class Primary:
         self._was_here: set[str] = set()
         """The replicas that were connected in this epoch."""
         self._handing_over_since_ns = 0
+        self._has_given_up = False
+        """Whether the last hand-over was given up, so that an order for it is to be taken back."""
         self._ordered_since_ns = self.now_ns
         self._wanted: ReplicaSet | None = None
         """The document that a swap under way is to write."""
@@ -439,12 +441,13 @@ class Primary:
         ready = [name for name in sorted(self.standbys) if self._is_ready(name)]
         return max(ready, key=lambda name: self.standbys[name].written, default=None)
 
-    def hand_over(self, name: str) -> None:
+    def hand_over(self, name: str, now_ns: int) -> None:
         """Make another replica the primary as soon as it has the whole log; nothing is appended
         meanwhile. It is given up where it takes longer than `replica_timeout_ns`.
         """
         assert name in self.replica_set.in_sync and name != self.name
         self.handing_over_to = name
+        self._handing_over_since_ns = now_ns
         self.log.refuse_writes(f"replica {name} becomes primary: publish again")
 
     def _hand_over(self, now_ns: int) -> bool:
@@ -452,17 +455,12 @@ class Primary:
         if self._take_order(now_ns):
             return True
         name = self.handing_over_to
-        if name is None:
-            self._handing_over_since_ns = now_ns
         if self.log.failed is not None:
             # Nothing can be written here, so the next primary need not have all of it.
             name = self.successor
-        elif self._hand_over_is_late(now_ns):
+        elif name is not None and self._hand_over_is_late(now_ns):
             self._give_up_hand_over()
-            if self.replica_set.hand_over_to is not None:
-                self._swap(self.replica_set.asked_to_hand_over(None))
-                return True
-            return False
+            return self._take_order(now_ns)
         if name is None:
             return False
         has_all = name in self.standbys and self.standbys[name].written == self.log.position
@@ -475,6 +473,7 @@ class Primary:
 
     def _give_up_hand_over(self) -> None:
         self.handing_over_to = None
+        self._has_given_up = True
         self.log.accept_writes()
 
     def _take_order(self, now_ns: int) -> bool:
@@ -484,12 +483,13 @@ class Primary:
         name = self.replica_set.hand_over_to
         if name is None or self.handing_over_to is not None or self.log.failed is not None:
             self._ordered_since_ns = now_ns
+            self._has_given_up = self._has_given_up and name is not None
             return False
-        if name != self.name and self._is_ready(name):
-            self.hand_over(name)
+        may_be = name != self.name and name in self.replica_set.in_sync and not self._has_given_up
+        if may_be and self._is_ready(name):
+            self.hand_over(name, now_ns)
             return False
-        is_member = name != self.name and name in self.replica_set.in_sync
-        if is_member and now_ns - self._ordered_since_ns <= self.settings.replica_timeout_ns:
+        if may_be and now_ns - self._ordered_since_ns <= self.settings.replica_timeout_ns:
             return False  # It connects in a moment.
         self._swap(self.replica_set.asked_to_hand_over(None))
         return True

@@ -151,9 +151,9 @@ class GroupCommit:
                 self.flush_if_idle()
         if self._waiting:
             self.answer()
+        self.on_log_moved()  # Replicas flush it meanwhile.
         if self._sync and self._awaiting:
             self.flusher.flush(is_awaited=True)
-        self.on_log_moved()
         try:
             self._journal.turn_ended()
         except WritesRefused:  # Each publish is refused with it; the cursors are written later.

@@ -289,7 +289,7 @@ def test_a_hand_over_waits_for_the_whole_log() -> None:
     host = Host("ab", "ab", min_in_sync=1)
     host.join("b")
     host.acknowledge("b", 0)
-    host.primary.hand_over("b")
+    host.primary.hand_over("b", host.now_ns)
     host.wait(0)
     assert host.swaps == []
     host.acknowledge("b", host.log.position)
@@ -306,7 +306,7 @@ def test_a_hand_over_to_one_that_is_gone_is_given_up() -> None:
     host.join("b", "c")
     host.acknowledge("b", 0)
     host.acknowledge("c", host.log.position)
-    host.primary.hand_over("b")
+    host.primary.hand_over("b", host.now_ns)
     host.primary.disconnected(host.links["b"], 0)
     host.wait(0)
     for _ in range(5):
@@ -319,7 +319,7 @@ def test_a_hand_over_to_one_that_is_gone_is_given_up() -> None:
 def test_messages_are_taken_again_once_a_hand_over_is_given_up() -> None:
     host = Host("ab", "ab", min_in_sync=1)
     host.join("b")
-    host.primary.hand_over("b")
+    host.primary.hand_over("b", host.now_ns)
     host.wait(0)
     with pytest.raises(WritesRefused, match="b becomes primary"):
         host.append()
@@ -335,7 +335,7 @@ def test_messages_are_taken_again_while_the_outcome_of_a_hand_over_is_unknown(
     host = Host("ab", "ab", min_in_sync=1)
     host.join("b")
     host.acknowledge("b", host.log.position)
-    host.primary.hand_over("b")
+    host.primary.hand_over("b", host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     if is_unclear:
@@ -350,6 +350,43 @@ def test_messages_are_taken_again_while_the_outcome_of_a_hand_over_is_unknown(
     host.primary.swapped(wanted, 8)
     host.wait(10)
     assert len(host.swaps) == 1
+
+
+def test_a_hand_over_is_given_its_time_where_the_store_was_slow_before() -> None:
+    host = Host("abc", "abc", min_in_sync=1)
+    host.join("b", "c")
+    host.acknowledge("b", host.log.position)
+    host.wait(0)
+    for _ in range(4):
+        host.acknowledge("b", host.log.position)
+        host.wait(1)
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == frozenset("ab")
+    host.primary.hand_over("b", host.now_ns)
+    host.wait(1)
+    with pytest.raises(WritesRefused, match="b becomes primary"):
+        host.append()
+    host.primary.swapped(wanted, 8)
+    host.wait(0)
+    assert host.swaps[-1][0].primary == "b"
+
+
+def test_an_order_whose_outcome_was_unknown_for_too_long_is_taken_back() -> None:
+    host = Host("ab", "ab", min_in_sync=1)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    ordered = host.primary.replica_set.asked_to_hand_over("b")
+    host.primary.looked(Seen(ordered, 8, {}))
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    host.primary.swap_unclear(wanted)
+    host.wait(3)
+    host.append()
+    host.primary.looked(Seen(ordered, 8, {}))
+    host.primary.swapped(host.swaps[-1][0], 9)
+    host.wait(0)
+    assert (host.swaps[-1][0].primary, host.swaps[-1][0].hand_over_to) == ("a", None)
+    host.append()
 
 
 def test_an_operator_asks_for_another_primary() -> None:

@@ -114,7 +114,6 @@ class SqliteStore:
 
     async def announce(self, name: str, presence: Presence) -> None:
         """As `MetadataStore.announce`."""
-
         fields = {
             "boot": self._boot_id,
             "until_ns": self._clock_ns() + PRESENCE_S * 1_000_000_000,

@@ -276,9 +276,7 @@ async def connect(address: str, trust: LinkTrust, make: Callable[[], ReplicaLink
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_S):
-            _, link = await loop.create_connection(
-                make, host, port, ssl=trust.client_tls
-            )
+            _, link = await loop.create_connection(make, host, port, ssl=trust.client_tls)
             try:
                 await link.ready
             except BaseException:

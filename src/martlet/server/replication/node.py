@@ -185,7 +185,7 @@ class ReplicaNode:
             return
         self._is_stopping = True
         self.log.info("REPLICA: %s hands over to %s", self.name, successor)
-        primary.hand_over(successor)
+        primary.hand_over(successor, self.now_ns())
         self._loop.call_later(_HAND_OVER_S, self.stop)
         self._tick()
 
@@ -369,7 +369,7 @@ class ReplicaNode:
         if primary is None or server is None or primary.handing_over_to is not None:
             return
         why = primary.shortage(self.now_ns())
-        if why and not self._shortage:
+        if why and primary.log.refusal is None:  # Also where a hand-over was given up.
             self.log.error("REPLICA: messages are refused: %s", why)
             primary.log.refuse_writes(why)
             # By then the sends that wait have been answered that replicas take too long.

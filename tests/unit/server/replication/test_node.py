@@ -257,6 +257,42 @@ async def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, secret: b
         await publish(node, b"one")
 
 
+async def test_messages_are_refused_still_when_a_hand_over_is_given_up(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        primary = node.replica.primary
+        assert primary is not None
+        primary.shortage = lambda now_ns: "too few"  # type: ignore[method-assign]
+        node._tick()
+        assert primary.log.refusal == "too few"
+        primary._give_up_hand_over()
+        node._tick()
+        assert primary.log.refusal == "too few"
+
+
+async def test_replicas_are_sent_the_log_before_the_disk_is_waited_for(tmp_path: Path) -> None:
+    """A short flush runs in the event loop."""
+    async with running(tmp_path, flush="sync") as node:
+        assert node.server is not None
+        commits, order = node.server.commits, []
+        flush, moved = commits.flusher.flush, commits.on_log_moved
+
+        def flushing(*, is_awaited: bool = False) -> None:
+            if is_awaited:
+                order.append("flush")
+            flush(is_awaited=is_awaited)
+
+        def sending() -> None:
+            order.append("send")
+            moved()
+
+        commits.flusher.flush = flushing  # type: ignore[method-assign]
+        commits.on_log_moved = sending
+        await publish(node, b"one")
+        assert "flush" in order
+        assert order[0] == "send"
+        commits.flusher.flush = flush  # type: ignore[method-assign]
+
+
 async def test_a_store_that_is_full_does_not_flood_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
