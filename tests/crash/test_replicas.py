@@ -19,7 +19,7 @@ from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters
 from tests.crash.wire import GONE, HttpRefused, Refused, Wire, http, mpub
 from tests.etcd import running_etcd
 
-from martlet.client import Admin
+from martlet.client import Admin, Consumer
 from martlet.log.record import RecordKind
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
@@ -206,6 +206,43 @@ async def test_clients_of_standbys_are_answered_as_by_the_primary(clusters: Clus
         async with session.post(path, data=io.BytesIO(bytes(10 << 20))) as answer:
             assert (answer.status, await answer.text()) == (413, '{"message":"BODY_TOO_BIG"}')
     await cluster.stop()
+
+
+async def test_what_is_damaged_under_a_primary_comes_from_another_replica(
+    tmp_path: Path, clusters: Clusters
+) -> None:
+    cluster = await clusters.start()
+    wire = await cluster.connect()
+    wanted = {b"%d " % number + b"x" * 5000 for number in range(300)}
+    for body in wanted:
+        wire.send(mpub(TOPIC, [body]))
+    for _ in wanted:
+        await wire.ok()
+    wire.close()
+    await cluster.alike()
+    # A record of its own epoch is not checked again before it is delivered.
+    operations = Operations(cluster.store, LIMIT_S)
+    primary = (await operations.hand_over()).primary
+    assert primary is not None
+    segments = (tmp_path / primary / "log").glob("*.log")
+    damaged = next(each for each in segments if b"x" * 5000 in each.read_bytes())
+    with damaged.open("r+b") as segment:
+        segment.seek(segment.read().index(b"x" * 5000))
+        segment.write(b"flipped")
+    received: list[bytes] = []
+    addresses = list(cluster.tcp.values())
+    async with Consumer(TOPIC, "c", addresses) as consumer, asyncio.timeout(LIMIT_S):
+        while not wanted <= set(received):
+            message = await anext(consumer)
+            received.append(message.body)
+            message.finish()
+    assert set(received) == wanted
+    await cluster.alike()
+    await cluster.stop()
+    logged = (tmp_path / f"{primary}.log").read_text()
+    assert "no primary any more: its log is damaged" in logged
+    assert "are good again" in logged
+    assert records_of(tmp_path / "a") == records_of(tmp_path / "b") == records_of(tmp_path / "c")
 
 
 async def test_a_document_that_was_lost_is_made_anew(tmp_path: Path, clusters: Clusters) -> None:

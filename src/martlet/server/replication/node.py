@@ -69,6 +69,8 @@ TICK_S = 0.02
 """How often time passes for a replica, in seconds."""
 ANNOUNCE_S = 1.0
 """How often a replica renews its presence, in seconds."""
+_REPAIR_S = 3600.0
+"""How soon a primary steps down again so that its log is repaired, in seconds."""
 _HAND_OVER_S = 2.0
 """How long a primary that stops waits for its successor, in seconds."""
 _MAX_ADDRESS_BYTES = 100
@@ -83,9 +85,11 @@ class ClientPorts(Protocol):
         listeners: of the broker.
         trust: how replicas know each other.
         instance: a random name of this process.
+        repaired_at_s: when this process last stepped down to have its log repaired.
     """
 
     instance: str
+    repaired_at_s: float
     listeners: Listeners
     trust: LinkTrust
 
@@ -147,6 +151,8 @@ class ReplicaNode:
         self._is_stopping = False
         self._is_flushing = False
         self._is_saving = False
+        self._damaged: set[tuple[int, int]] = set()
+        """The damaged ranges that were logged."""
         self._began_s = 0
         """When the epoch of this primary began, in seconds since 1970."""
         self._shortage = ""
@@ -483,8 +489,13 @@ class ReplicaNode:
                 self._ended.set_result(None)
             raise SteppedDown("another replica is primary")
         copy, report = open_copy(self.folder.storage, epochs=epochs)
-        for damage in report.damaged:
-            self.log.error("LOG: %s; another replica's bytes are asked for", damage)
+        damaged = {(damage.start, damage.end): damage for damage in report.damaged}
+        for place in damaged.keys() - self._damaged:
+            self.log.error("LOG: %s; another replica's bytes are asked for", damaged[place])
+        for start, end in sorted(self._damaged - damaged.keys()):
+            if copy.stored_at(start) is not None:
+                self.log.info("LOG: %d bytes from position %d are good again", end - start, start)
+        self._damaged = set(damaged)
         copy.on_cut = self._log_cut
         return copy
 
@@ -518,6 +529,7 @@ class ReplicaNode:
         )
         if not restored.has_begun:
             raise WritesRefused("; ".join(restored.notes))
+        broker.lost = partial(self._lost, broker.lost)
         broker.log.refuse_percent = self.options.disk_refuse_percent
         log_recovery(self.folder.path, broker, restored, self.log)
         broker.await_confirmation(min(confirmed, broker.log.position))
@@ -535,6 +547,31 @@ class ReplicaNode:
         self._began_s = int(time.time())
         self.log.info("REPLICA: %s begins epoch %d at %d", self.name, epoch, copy.position)
         return broker.log
+
+    def _lost(
+        self, log_lost: Callable[[str, str, int, int, str], None],
+        topic: str, channel: str, first: int, end: int, reason: str,
+    ) -> None:  # fmt: skip
+        """The primary cannot read messages: step down, where others may have them good, so that
+        this log is repaired. Until then nothing is written, so no cursor passes over them.
+        """
+        primary, now_s = self.replica.primary, time.monotonic()
+        if (
+            primary is None
+            or primary.successor is None
+            or self._ended.done()
+            # What no replica has good is lost.
+            or now_s - self._ports.repaired_at_s < _REPAIR_S
+        ):
+            log_lost(topic, channel, first, end, reason)
+            return
+        self._ports.repaired_at_s = now_s
+        self.log.error(
+            "LOG: topic %s, channel %s: messages %d to %d cannot be read: %s; another replica's"
+            " bytes are asked for", topic, channel, first, end - 1, reason,
+        )  # fmt: skip
+        primary.log.refuse_writes("the log is repaired: publish again")
+        self._ended.set_exception(SteppedDown("its log is damaged"))
 
     def confirmed(self, position: int) -> None:
         """Every record before a position is confirmed."""

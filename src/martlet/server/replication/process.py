@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import time
 import uuid
 from contextlib import suppress
@@ -61,6 +62,7 @@ class ReplicaProcess:
             raise OptionError(f"--metadata={error}") from error
         allow_many_files()
         self.instance = uuid.uuid4().hex
+        self.repaired_at_s = -math.inf
         self.trust = LinkTrust.load(options)
         self.listeners = Listeners(options, server_context(options), self.log)
         self.spliced: set[SplicedConnection] = set()
