@@ -32,7 +32,7 @@ from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 
 PAGE = Path(__file__).parents[1] / "docs/reference/benchmarks.md"
-_BEGIN, _END = "<!-- measured: {} -->", "<!-- end of {} -->"
+_BEGIN, _END = "<!-- begin of {} -->", "<!-- end of {} -->"
 
 
 def main(arguments: Sequence[str]) -> int:

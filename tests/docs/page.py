@@ -18,6 +18,8 @@ _FENCE = re.compile(r"^(\s*)(```+)(\w*)\s*$")
 _COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 _LINK = re.compile(r"!?\[(?:[^\[\]`]|`[^`]*`|\[[^\]]*\])*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+_MARKS = ("begin of ", "end of ")
+"""How the marks begin between which a program writes a part of a page."""
 _HIDDEN = re.compile(r"hidden (\w+)\n(.*)", re.DOTALL)
 _DIRECTIVES = ("not run", "file")
 
@@ -97,7 +99,7 @@ class Page:
         for comment in comments:
             if (hidden := _HIDDEN.fullmatch(comment)) is not None:
                 self.blocks.append(Block(self.path, line, hidden[1], hidden[2] + "\n"))
-            else:
+            elif not comment.startswith(_MARKS):
                 name, _, value = comment.partition(":")
                 assert name in _DIRECTIVES, f"{self}:{line}: unknown directive {name!r}"
                 directives[name] = value.strip()

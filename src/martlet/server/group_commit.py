@@ -153,7 +153,8 @@ class GroupCommit:
             self.answer()
         self.on_log_moved()  # Replicas flush it meanwhile.
         if self._sync and self._awaiting:
-            self.flusher.flush(is_awaited=True)
+            # A disk that hangs must not stop a primary: its standbys may have flushed meanwhile.
+            self.flusher.flush(is_awaited=not self._answers_confirmed)
         try:
             self._journal.turn_ended()
         except WritesRefused:  # Each publish is refused with it; the cursors are written later.
