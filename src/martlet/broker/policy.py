@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
 from martlet.properties.model import BadProperties, Properties
+from martlet.rate_limit import MAX_RATE_PER_S
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
 MAX_TAGS = 256
@@ -206,6 +207,18 @@ class ChannelPolicy(Policy):
         "how long a queue stays with a consumer that does not go on, where order is queue",
         min_value=1,
         max_value=3_600_000,
+    )
+    rate_per_s: int = number(
+        0,
+        "how many messages its consumers get in a second, all of them together and redeliveries"
+        " included; 0 for no limit",
+        max_value=MAX_RATE_PER_S,
+    )
+    rate_burst: int = number(
+        0,
+        "how many messages may come at once after a pause, where there is a rate_per_s; 0 for a"
+        " tenth of it, at least 1",
+        max_value=MAX_RATE_PER_S,
     )
     from_consumers: tuple[str, ...] = internal(())
     """The fields that a consumer has set; the others are set by an operator, or default."""

@@ -127,7 +127,7 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
     X(failed) X(finish_count) X(finishes) X(floor)  X(get_write_buffer_size) X(grant_one)   \
     X(heard) X(id_base) X(in_flight_count) X(is_ready) X(log) X(max_lone) X(message_count)         \
     X(message_counters) X(moved) X(next) X(note) X(number) X(offset_of) X(order) X(paused)         \
-    X(paused_at) X(pending) X(position) X(pump) X(queue) X(ready_count) X(release_one) X(replies)  \
+    X(paused_at) X(pending) X(position) X(pump) X(queue) X(rate_limit) X(ready_count) X(release_one) X(replies)  \
     X(sample_rate) X(several) X(state) X(stored_at_ns) X(stored_count) X(stored_lone) X(topic)     \
     X(topics) X(trail) X(transport) X(unconfirmed) X(view) X(visible_end) X(wanted) X(window)      \
     X(write)
@@ -253,7 +253,7 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
         return 0;
     LET(delivery, Py_NewRef(first));
     ONLY_OF(delivery, DELIVERY);
-    ONLY_IF(delivery, order, Py_None);
+    ONLY_IF(delivery, order, Py_None); ONLY_IF(delivery, rate_limit, Py_None);
     GET(state, delivery, state);
     ONLY_IF(state, wanted, Py_None); ONLY_IF(state, paused, Py_False);
     GET(cursor, state, cursor); GET(window, cursor, window);

@@ -27,6 +27,7 @@ from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.durations import MILLISECOND_NS
+from martlet.rate_limit import RateLimit, TokenBucket
 
 if TYPE_CHECKING:
     from martlet.broker.channel.client import Client
@@ -96,6 +97,7 @@ class Channel(ChannelState):
         """Apply a policy from now on."""
         before, self.policy = self.policy, policy
         self.retry = RetryPolicy.of(policy)
+        self._limit_rate(before)
         self.wanted = TagFilter(policy.tags) if policy.tags else None
         if policy.kind != "shared" and self.group is None:
             self.group = group_queue(self, policy.kind)
@@ -109,6 +111,20 @@ class Channel(ChannelState):
             if policy.order != "none":
                 lock_ns = policy.lock_ms * MILLISECOND_NS
                 delivery.order = Ordering(delivery, policy.order == "key", lock_ns)
+
+    def _limit_rate(self, before: ChannelPolicy) -> None:
+        """Apply the rate of the policy, if it differs from the one before. All queues share a limit."""
+        rate_per_s, burst = self.policy.rate_per_s, self.policy.rate_burst
+        if (rate_per_s, burst) == (before.rate_per_s, before.rate_burst):
+            return
+        self.delivery.rate_limit = None
+        if self.parts[0] is not self:
+            self.delivery.rate_limit = self.parts[0].delivery.rate_limit
+        elif rate_per_s:
+            clock = self.context.clock
+            alarm = self.context.schedule.alarm(lambda _now_ns: limit.ring())
+            limit = RateLimit(TokenBucket(rate_per_s, burst, clock()), clock, alarm.at)
+            self.delivery.rate_limit = limit
 
     def _charge(self, member: GroupConsumer) -> None:
         """Charge a lost member with all messages that it had started, at any queue."""

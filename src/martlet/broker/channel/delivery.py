@@ -25,6 +25,7 @@ from martlet.properties.block import pack_block
 if TYPE_CHECKING:
     from martlet.broker.queue.channel_state import ChannelState, Waiting
     from martlet.broker.tracing.recorder import TraceRecorder
+    from martlet.rate_limit import RateLimit
 
 _PUT_OFF_NS = 1_000_000_000
 _LOOK_ON_NS = 100_000
@@ -48,7 +49,16 @@ class Delivery:
         waiting: the parts to wake on new messages; contains this one while a consumer has capacity.
     """
 
-    __slots__ = ("_fresh_turn", "_limit", "_line", "_waiting", "cursor", "order", "state")
+    __slots__ = (
+        "_fresh_turn",
+        "_limit",
+        "_line",
+        "_waiting",
+        "cursor",
+        "order",
+        "rate_limit",
+        "state",
+    )
 
     def __init__(self, state: ChannelState, waiting: dict[Waiting, None]) -> None:
         self.state = state
@@ -61,6 +71,8 @@ class Delivery:
         self._fresh_turn = False
         self.order: Order | None = None
         """The order of delivery; None for NSQ's."""
+        self.rate_limit: RateLimit | None = None
+        """The limit of the channel's rate, at all queues; None for none."""
 
     # the ready line
 
@@ -118,7 +130,7 @@ class Delivery:
         keeps no other from its consumer. Where the index cannot be read, as when there are too many
         open files, the read is retried a second later.
         """
-        line, state = self._line, self.state
+        line, state, rate_limit = self._line, self.state, self.rate_limit
         try:
             if self.order is not None:
                 if not state.paused:
@@ -133,6 +145,11 @@ class Delivery:
                 limit = self._limit(self.cursor)
                 available = limit - self.cursor.next
                 some_again = self.cursor.pending.ready_count
+                if rate_limit is not None and (available > 0 or some_again):
+                    allowed = rate_limit.room(self)
+                    if not allowed:
+                        return
+                    available, room = min(available, allowed), min(room, allowed)
                 if some_again and (available <= 0 or not self._fresh_turn):
                     self._fresh_turn = True
                     self._grant_pending(consumer)
@@ -161,7 +178,7 @@ class Delivery:
         cursor = state.cursor
         window = cursor.window
         line = self._line
-        plain = state.wanted is None and self.order is None
+        plain = state.wanted is None and self.order is None and self.rate_limit is None
         free = window.next == offset and line and not state.paused and plain
         if not free or cursor.pending.by_offset or line[0].sample_rate or line[0].room <= 0:
             self.pump()
@@ -221,6 +238,8 @@ class Delivery:
         leases.append(_lease((first, window.next, deadline_ns, next_rank())))
         consumer.in_flight_count += count
         consumer.message_count += count
+        if self.rate_limit is not None:
+            self.rate_limit.take(count)
         alarm = state.alarm
         if alarm.set_for_ns is None or deadline_ns < alarm.set_for_ns:
             alarm.at(deadline_ns)
@@ -297,6 +316,8 @@ class Delivery:
                     TraceStep.DELIVERED, offset, offset + 1, now_ns, consumer, attempts
                 )
         state.alarm.at(deadline_ns)
+        if self.rate_limit is not None:
+            self.rate_limit.take(len(offsets))
         consumer.in_flight_count += len(offsets)
         consumer.message_count += len(offsets)
         if len(self._line) > 1:
@@ -319,8 +340,10 @@ class Delivery:
         return self._limit(self.cursor)
 
     def first_in_line(self) -> ChannelConsumer | None:
-        """Return the consumer whose turn it is; remove those without capacity from the line."""
-        while self._line:
+        """Return the consumer whose turn it is; remove those without capacity from the line. None
+        also while the channel's rate is used up.
+        """
+        while self._line and self._is_within_rate:
             consumer = self._line[0]
             if consumer.room > 0:
                 return consumer
@@ -329,6 +352,8 @@ class Delivery:
 
     def share(self, consumer: ChannelConsumer, available: int) -> int:
         """Return how many of the available messages the consumer whose turn it is gets."""
+        if self.rate_limit is not None:
+            available = min(available, self.rate_limit.room(self))
         return min(consumer.room, -(-available // max(1, len(self._line))))
 
     def spread(self) -> None:
@@ -338,14 +363,18 @@ class Delivery:
             self._thin_out(window.next)
 
     def has_room(self, consumer: ChannelConsumer) -> bool:
-        """Whether a consumer would take a message.
+        """Whether a consumer would take a message, and the channel's rate lets one go.
 
         One without capacity is removed from the line; whatever frees capacity, at any queue, puts
         it back.
         """
         if consumer.is_ready and consumer.room <= 0:
             self.leave_line(consumer)
-        return consumer.is_ready
+        return consumer.is_ready and self._is_within_rate
+
+    @property
+    def _is_within_rate(self) -> bool:
+        return self.rate_limit is None or self.rate_limit.room(self) > 0
 
     def look_again_soon(self) -> None:
         """Pump again in a later turn of the loop."""

@@ -36,6 +36,11 @@ def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
         )
     if policy.order != "none":
         raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
+    if policy.rate_per_s:
+        raise BadPolicy(
+            f"rate_per_s: {what} is a group, whose members fetch at their own pace; give each"
+            " consumer a rate_per_s"
+        )
     if channel.ephemeral:
         raise BadPolicy(f"kind: {what} is ephemeral, and a group keeps its offsets")
     if channel.group is None and channel.all_queues.consumers:

@@ -471,3 +471,4 @@ def join(topic: Topic, name: str) -> None:
             joined = PartitionedChannel(channels)
         for channel in channels:
             channel.parts, channel.all_queues = joined.parts, joined
+            channel.delivery.rate_limit = channels[0].delivery.rate_limit

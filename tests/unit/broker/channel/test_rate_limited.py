@@ -1,0 +1,204 @@
+"""Channels with a limited rate."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.policy import BadPolicy
+
+MILLISECOND_NS = SECOND_NS // 1000
+
+
+def limit(core: Core, topic: str, **changes: object) -> None:
+    """Set the policy of channel c."""
+    found = core.broker.topic(topic)
+    channel = found.channel("c")
+    found.configure_channel("c", channel.policy.configured(changes))
+
+
+def rising(client: Client) -> list[int]:
+    return [int(body) for body in client.bodies]
+
+
+def test_a_channel_delivers_a_burst_and_then_its_rate() -> None:
+    core = Core()
+    client = core.client("t").ready(1000)
+    limit(core, "t", rate_per_s=10, rate_burst=3)
+    core.publish("t", *[b"%d" % n for n in range(50)])
+    assert rising(client) == [0, 1, 2]
+    for count in range(4, 10):
+        core.wait(99 * MILLISECOND_NS)
+        assert len(client.got) == count - 1
+        core.wait(MILLISECOND_NS)
+        assert len(client.got) == count
+    assert client.channel.depth == 50 - 9
+
+
+def test_finished_messages_bring_no_more_than_the_rate() -> None:
+    core = Core()
+    client = core.client("t").ready(5)
+    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.publish("t", *[b"%d" % n for n in range(50)])
+    for count in range(1, 5):
+        assert len(client.got) == count
+        client.finish(count - 1)
+        assert len(client.got) == count
+        core.wait(100 * MILLISECOND_NS)
+
+
+def test_single_messages_are_limited_too() -> None:
+    core = Core()
+    client = core.client("t").ready(1000)
+    limit(core, "t", rate_per_s=10, rate_burst=2)
+    for n in range(5):
+        core.publish("t", b"%d" % n)
+    assert rising(client) == [0, 1]
+    core.wait(SECOND_NS)
+    core.wait(SECOND_NS)
+    assert rising(client) == [0, 1, 2, 3, 4]
+
+
+def test_redeliveries_count() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    limit(core, "t", rate_per_s=10, rate_burst=2)
+    core.publish("t", b"0", b"1", b"2")
+    client.requeue(0)
+    assert rising(client) == [0, 1]
+    core.wait(100 * MILLISECOND_NS)
+    core.wait(100 * MILLISECOND_NS)
+    assert sorted(rising(client)) == [0, 0, 1, 2]
+
+
+def test_consumers_share_the_rate() -> None:
+    core = Core()
+    clients = [core.client("t").ready(100) for _ in range(2)]
+    limit(core, "t", rate_per_s=100, rate_burst=10)
+    core.publish("t", *[b"%d" % n for n in range(500)])
+    for _ in range(100):
+        core.wait(10 * MILLISECOND_NS)
+    counts = [len(client.got) for client in clients]
+    assert sum(counts) == 110
+    assert max(counts) - min(counts) <= 10
+
+
+@pytest.mark.parametrize("order", ["key", "queue"])
+def test_an_ordered_channel_is_limited(order: str) -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    limit(core, "t", rate_per_s=10, rate_burst=1, order=order)
+    core.publish("t", *[b"%d" % n for n in range(5)])
+    for count in range(1, 6):
+        assert rising(client) == list(range(count))
+        client.finish(count - 1)
+        core.wait(99 * MILLISECOND_NS)
+        assert len(client.got) == count
+        core.wait(MILLISECOND_NS)
+
+
+def test_queues_share_the_rate_and_take_turns() -> None:
+    core = Core()
+    core.broker.set_queues("t", 4)
+    got: list[int] = []
+
+    class Taker(Client):
+        def __init__(self) -> None:
+            self.channel = core.broker.topic("t").channel("c")
+            self.got, self.closed = [], False
+
+    taker = Taker()
+    joined = taker.channel.all_queues
+    subscriber = joined.add_consumer(taker, 60 * SECOND_NS)  # type: ignore[arg-type]
+    limit(core, "t", rate_per_s=100, rate_burst=4)
+    for part in core.broker.topic("t").parts:
+        part.stage([b"%d" % part.number] * 200)
+    core.broker.commit()
+    joined.set_ready(subscriber, 1000)  # type: ignore[arg-type]
+    for _ in range(100):
+        core.wait(10 * MILLISECOND_NS)
+    got = rising(taker)
+    assert len(got) == 104
+    counts = [got.count(number) for number in range(4)]
+    assert max(counts) - min(counts) <= 4
+
+
+def test_the_rate_is_kept_by_a_restart() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.publish("t", *[b"%d" % n for n in range(5)])
+    assert len(client.got) == 1
+    core.kill()
+    assert core.channel("t").policy.rate_per_s == 10
+    client = core.client("t").ready(100)
+    assert len(client.got) == 1
+    core.wait(100 * MILLISECOND_NS)
+    assert len(client.got) == 2
+
+
+def test_queues_share_the_rate_after_a_restart() -> None:
+    core = Core()
+    core.broker.set_queues("t", 3)
+    core.channel("t")
+    limit(core, "t", rate_per_s=10)
+    core.stop()
+    parts = core.channel("t").parts
+    assert len(parts) == 3
+    assert len({part.delivery.rate_limit for part in parts}) == 1
+    core.broker.set_queues("t", 5)
+    assert {part.delivery.rate_limit for part in core.channel("t").parts} == {
+        parts[0].delivery.rate_limit
+    }
+
+
+def test_the_rate_changes_at_once() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    limit(core, "t", rate_per_s=1, rate_burst=1)
+    core.publish("t", *[b"%d" % n for n in range(50)])
+    assert len(client.got) == 1
+    limit(core, "t", rate_per_s=10, rate_burst=5)
+    assert len(client.got) == 6
+    limit(core, "t", rate_per_s=None, rate_burst=None)
+    assert len(client.got) == 50
+    core.publish("t", b"50")
+    assert len(client.got) == 51
+
+
+def test_a_limit_keeps_no_alarm_where_nothing_waits() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.publish("t", b"0", b"1")
+    core.wait(100 * MILLISECOND_NS)
+    client.finish()
+    core.wait(SECOND_NS)
+    idle_until_ns = core.broker.schedule.next_ns()
+    assert idle_until_ns is None or idle_until_ns >= core.clock.now_ns + SECOND_NS
+
+
+def test_a_paused_or_deleted_channel_stays_silent() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    limit(core, "t", rate_per_s=10, rate_burst=1)
+    core.publish("t", b"0", b"1", b"2")
+    core.broker.topic("t").pause_channel("c", True)
+    core.wait(SECOND_NS)
+    assert len(client.got) == 1
+    core.broker.topic("t").pause_channel("c", False)
+    assert len(client.got) == 2
+    core.broker.delete_channel(core.broker.topic("t"), "c")
+    core.wait(SECOND_NS)
+    assert len(client.got) == 2
+
+
+def test_bad_rates_are_refused() -> None:
+    core = Core()
+    core.channel("t")
+    with pytest.raises(BadPolicy, match="rate_per_s must be a whole number from 0 to"):
+        limit(core, "t", rate_per_s=-1)
+    with pytest.raises(BadPolicy, match="rate_burst must be a whole number"):
+        limit(core, "t", rate_burst=0.5)
+    with pytest.raises(BadPolicy, match="is a group, whose members fetch at their own pace"):
+        limit(core, "t", kind="offsets", rate_per_s=5)
