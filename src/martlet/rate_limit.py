@@ -4,18 +4,17 @@ The bucket gets `rate_per_s` tokens a second and holds `burst` at most; each mes
 after a pause up to `burst` messages go at once, and in any span of t seconds at most
 ``burst + rate_per_s * t``::
 
-    tokens    burst |-------\\                      _____
-                    |        \\                ____/
-                  0 +---------\\__/\\/\\/\\______/-----------> time
-                     idle       limited     idle
+    time since the start, 100/s, burst 10     0      0      100 ms   150 ms   1 s
+    messages that wait                        30 ->  20 ->  10  ->   5   ->   0
+    tokens                                    10     0      0        0        10
 
 Levels are whole numbers, so nothing is lost to rounding, however long it runs. The time is handed
 in. More tokens than there are may be taken: the level is below zero then, and the next ones come
 later.
 
 A part that finds the bucket empty is called again when there are some tokens: a hundredth of a
-second's, and half of a burst at most, so that a high rate causes no timer for each message. All parts that wait
-share one timer, and take turns.
+second's, and half of a burst at most, so that a high rate causes no timer for each message. All
+parts that wait share one timer, and take turns.
 """
 
 from __future__ import annotations

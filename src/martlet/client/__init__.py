@@ -20,6 +20,7 @@ from martlet.client.consumer.consumer import Consumer
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
 from martlet.client.consumer.message import Message, MessageView
+from martlet.client.consumer.rate import SharedRate
 from martlet.client.consumer.rdy import Rotation
 from martlet.client.consumer.settings import DeliverySettings, HandlerSettings
 from martlet.client.consumer.stats import ConnectionStats, ConsumerStats, Counts
@@ -147,6 +148,7 @@ __all__ = [
     "Rotation",
     "SendOptions",
     "SendResult",
+    "SharedRate",
     "SubscribeRefused",
     "Tls",
     "TopicQueue",

@@ -113,7 +113,7 @@ class Channel(ChannelState):
                 delivery.order = Ordering(delivery, policy.order == "key", lock_ns)
 
     def _limit_rate(self, before: ChannelPolicy) -> None:
-        """Apply the rate of the policy, if it differs from the one before. All queues share a limit."""
+        """Apply the policy's rate, if it differs from the one before; all queues share a limit."""
         rate_per_s, burst = self.policy.rate_per_s, self.policy.rate_burst
         if (rate_per_s, burst) == (before.rate_per_s, before.rate_burst):
             return

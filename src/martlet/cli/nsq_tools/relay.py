@@ -28,7 +28,7 @@ from martlet.cli.nsq_tools.client_options import (
     without_effect,
 )
 from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
-from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.cli.nsq_tools.source import LimitedSourceOptions, consumers
 from martlet.client import (
     BadBody,
     Batch,
@@ -45,7 +45,7 @@ from martlet.plural import counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelayOptions(SourceOptions):
+class RelayOptions(LimitedSourceOptions):
     """The options of ``martlet relay``."""
 
     channel: str = option("nsq_to_nsq", "the channel")
@@ -246,10 +246,7 @@ class Relay:
             options.require_json_field, options.require_json_value, options.whitelist_json_fields
         )
         self._retry = retry(options.client)
-        self._consumers = {
-            topic: consumer(options, topic, options.channel)
-            for topic in dict.fromkeys(options.topics)
-        }
+        self._consumers = consumers(options)
 
     async def run(self) -> None:
         """Relay messages until stopped.

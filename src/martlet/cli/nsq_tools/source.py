@@ -13,7 +13,8 @@ from martlet.cli.nsq_tools.client_options import (
     without_effect,
 )
 from martlet.cli.nsq_tools.listeners import tcp_addresses
-from martlet.client import Consumer
+from martlet.client import Consumer, SharedRate
+from martlet.client.consumer.rate import check_rate
 from martlet.options.addresses import (
     HOW_TO_NAME,
     address_option,
@@ -89,8 +90,45 @@ class SourceOptions(LogOptions):
         return self.nsqd_tcp_addresses + tcp_addresses(self.nsqd_http_addresses)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LimitedSourceOptions(SourceOptions):
+    """The source of a tool that can be slowed down.
+
+    Raises:
+        OptionError: the rate is none.
+    """
+
+    channel: str = option("", "the channel")
+    rate: float = option(
+        0.0,
+        "maximum messages a second, of all topics together, with bursts of a tenth of that; 0: no"
+        " limit",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rate:
+            try:
+                check_rate(self.rate, 0)
+            except ValueError as error:
+                raise OptionError(str(error).replace("rate_per_s", "--rate")) from None
+
+
+def consumers(options: LimitedSourceOptions) -> dict[str, Consumer]:
+    """Make the consumers of a tool's topics, which share its rate; they are not connected yet."""
+    rate = SharedRate(options.rate) if options.rate else 0
+    return {
+        topic: consumer(options, topic, options.channel, rate_per_s=rate)
+        for topic in dict.fromkeys(options.topics)
+    }
+
+
 def consumer(
-    options: SourceOptions, topic: str, channel: str, max_in_flight: int | None = None
+    options: SourceOptions,
+    topic: str,
+    channel: str,
+    max_in_flight: int | None = None,
+    rate_per_s: SharedRate | float = 0,
 ) -> Consumer:
     """Make a consumer of one of a tool's topics; it is not connected yet. Raises ClientError.
 
@@ -98,6 +136,7 @@ def consumer(
         options: the brokers and the client's settings.
         topic, channel: to consume.
         max_in_flight: the prefetch, if not that of the options.
+        rate_per_s: the maximum number of messages a second; 0 for no limit.
     """
     return Consumer(
         topic,
@@ -105,5 +144,6 @@ def consumer(
         options.broker_addresses or None,
         lookup=options.lookupd_http_addresses or None,
         max_in_flight=max_in_flight or options.max_in_flight,
+        rate_per_s=rate_per_s,
         **consumer_settings(options.client),
     )

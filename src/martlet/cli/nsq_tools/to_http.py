@@ -28,7 +28,7 @@ from martlet import __version__, unreachable
 from martlet.cli import tool
 from martlet.cli.nsq_tools.client_options import retry
 from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
-from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.cli.nsq_tools.source import LimitedSourceOptions, consumers
 from martlet.client import Consumer, Message
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
@@ -38,7 +38,7 @@ DEFAULT_CONTENT_TYPE = "application/octet-stream"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToHttpOptions(SourceOptions):
+class ToHttpOptions(LimitedSourceOptions):
     """The options of ``martlet to-http``."""
 
     gives_up: ClassVar[bool] = True
@@ -211,10 +211,7 @@ class ToHttp:
             self._headers["Content-Type"] = options.content_type
         self._headers |= options.header_fields
         self._retry = retry(options.client)
-        self._consumers = {
-            topic: consumer(options, topic, options.channel)
-            for topic in dict.fromkeys(options.topics)
-        }
+        self._consumers = consumers(options)
 
     async def run(self) -> None:
         """Send until stopped. Raises ClientError if a broker refuses the client."""

@@ -32,6 +32,8 @@ class ChannelPolicyChanges(TypedDict, total=False):
     tags: Sequence[str] | None
     order: str | None
     lock_ms: int | None
+    rate_per_s: int | None
+    rate_burst: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

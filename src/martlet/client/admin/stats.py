@@ -153,6 +153,7 @@ class ChannelStats(Described, ChannelCounts):
         kind: ``shared`` by consumers, ``offsets`` of a group, ``follower`` of an external reader.
         oldest_message_age_ms: how long its oldest waiting message waits, 0 where none waits; None
             at an nsqd, which does not say.
+        rate_per_s: the limit of its rate by its policy; 0 for none.
         clients: its consumers, if they were asked for.
         finish_latency: of a channel that was named; None at an nsqd.
     """
@@ -162,6 +163,7 @@ class ChannelStats(Described, ChannelCounts):
     is_paused: bool = named("paused")
     kind: str = "shared"
     oldest_message_age_ms: int | None = None
+    rate_per_s: int = 0
     clients: tuple[ClientStats, ...] = ()
     finish_latency: FinishLatency | None = None
 

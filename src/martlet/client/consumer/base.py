@@ -14,6 +14,8 @@ from martlet.addresses import Address
 from martlet.client.addresses import Addresses, parse_addresses
 from martlet.client.consumer.brokers import ConsumerBrokers, SessionT
 from martlet.client.consumer.handling.workers import WorkerPool
+from martlet.client.consumer.rate import SharedRate, rate_limit_of
+from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.consumer.waiters import Waiters
 from martlet.client.errors import Closed
 from martlet.client.names import check_name
@@ -35,7 +37,7 @@ class ConsumerBase(ABC, Generic[SessionT]):
         connection: how to find and connect to brokers.
         source: hands messages out.
         workers: run handlers.
-        close_timeout_s: the time limit of closing.
+        handling: the time limit of closing, and the rate.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class ConsumerBase(ABC, Generic[SessionT]):
         *,
         source: Waiters,
         workers: WorkerPool[Any],
-        close_timeout_s: float,
+        handling: HandlerSettings,
     ) -> None:
         self._topic = check_name(topic, "topic")
         self._name = "" if name is None else check_name(name, "channel")
@@ -55,7 +57,8 @@ class ConsumerBase(ABC, Generic[SessionT]):
         self._hooks = connection.hooks.guarded()
         self._source = source
         self._workers = workers
-        self._close_timeout_s = close_timeout_s
+        self._close_timeout_s = handling.close_timeout_s
+        source.limit_rate(rate_limit_of(handling.rate_per_s, handling.rate_burst))
         if self._hooks.has_handling:
             workers.wrap = partial(self._hooks.handler, topic, self._name)
         daemons = connection.lookup_daemons
@@ -126,6 +129,17 @@ class ConsumerBase(ABC, Generic[SessionT]):
     def connected_count(self) -> int:
         """The number of connected brokers."""
         return self._brokers.connected_count
+
+    def change_rate(self, rate_per_s: float | SharedRate, burst: int = 0) -> None:
+        """Change the maximum number of messages handed out in a second; 0 for no limit.
+
+        Args:
+            rate_per_s, burst: as ``rate_per_s`` and ``rate_burst`` of the settings.
+
+        Raises:
+            ValueError: one of them is out of its limits.
+        """
+        self._source.limit_rate(rate_limit_of(rate_per_s, burst))
 
     # closing
 

@@ -118,7 +118,7 @@ class ReceiveBuffer(Waiters):
         if self.is_closed or self.ready:
             return
         if self._is_held_up or self._isolation.is_waiting or not (self._rest or self._deliveries):
-            if self.on_hungry is not None:
+            if self.on_hungry is not None and not self.waits_for_rate:
                 self.on_hungry()
             await self._wait()
 
@@ -151,7 +151,7 @@ class ReceiveBuffer(Waiters):
         messages = [Message(answers, *fields) for fields in run.fields()]
         for place, packed in run.properties.items():
             messages[place].carries(packed)
-        if answers.max_attempts:
+        if answers.max_attempts or self.rate_limit is not None:
             self._rest.extend(messages)
             return self._start(idle_count=len(self._waiters) + 1)
         self.ready.extend(messages)
@@ -162,15 +162,21 @@ class ReceiveBuffer(Waiters):
     @property
     def _is_held_up(self) -> bool:
         """Whether nothing may be taken now, even if messages wait."""
-        return bool(self._reported) or self._isolation.holds_up
+        return bool(self._reported) or self._isolation.holds_up or self.waits_for_rate
 
     def _start(self, *, idle_count: int) -> bool:
         """Report the next messages as started. Returns whether they are ready already."""
         rest, current = self._rest, self._current
         assert current is not None
+        allowed = self._allowed(len(rest))
+        if not allowed:
+            return False
         if not current.answers.max_attempts:
-            self.ready.extend(rest)  # The channel's policy no longer counts failures.
-            rest.clear()
+            # There is a limit, or the channel's policy no longer counts failures.
+            count = allowed if self.rate_limit is None else min(allowed, idle_count)
+            self.ready.extend(rest.popleft() for _ in range(count))
+            self._took(count)
+            self._wake(count)
             return True
         first = rest[0]
         if (
@@ -181,6 +187,9 @@ class ReceiveBuffer(Waiters):
         ):
             return False
         count = self._count_to_start(idle_count, current.answers.max_attempts)
+        if self.rate_limit is not None:
+            count = min(count, allowed, idle_count)
+            self._took(count)
         self._reported = [rest.popleft() for _ in range(count)]
         reported, answers = self._reported, current.answers
         if first.attempts > 1 and first.is_suspect:
@@ -332,6 +341,10 @@ class ReceiveBuffer(Waiters):
         """
         if self._isolation.holds_up and not self.ready:
             return None
+        if self.rate_limit is not None and self.count():
+            max_messages = self._allowed(max_messages)
+            if not max_messages:
+                return None
         self._unready()
         delivery = self._next_delivery()
         if delivery is None:
@@ -361,6 +374,7 @@ class ReceiveBuffer(Waiters):
             runs[-1], rest = runs[-1].split(runs[-1].count + left)
             self._put_back(BufferedMessage(delivery.answers, rest, delivery.expires_at_s))
         batch = Batch(delivery.answers, MessageRun.joined(runs))
+        self._took(len(batch))
         if delivery.answers.touch_before_s > delivery.expires_at_s - time.monotonic():
             batch.touch_soon()
         return batch

@@ -107,7 +107,7 @@ class Consumer(ConsumerBase[Subscription]):
             connection,
             source=self._buffer,
             workers=workers,
-            close_timeout_s=handling.close_timeout_s,
+            handling=handling,
         )
         self._losses = Losses()
         self._buffer.on_expired = self._losses.on_expired
@@ -294,7 +294,7 @@ class Consumer(ConsumerBase[Subscription]):
         return Sight(
             connected=self.connected_count,
             ready=sum(flow.counts().values()),
-            is_held_back=flow.is_paused or not flow.max_in_flight,
+            is_held_back=flow.is_paused or not flow.max_in_flight or buffer.waits_for_rate,
             backoff=flow.state,
             trial_at_s=flow.trial_at_s,
             waiting=buffer.count() + self._returner.returned_count,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Delay, OnGivingUp
+from martlet.client.consumer.rate import SharedRate, rate_limit_of
 from martlet.client.consumer.rdy import Rotation
 from martlet.client.names import check_tags
 from martlet.client.settings import ConnectionOptions, check_at_least
@@ -31,14 +32,22 @@ class HandlerSettings:
             again.
         close_timeout_s: the time limit of closing: running handlers are cancelled shortly before,
             and their messages are redelivered.
+        rate_per_s: the maximum number of messages handed out in a second; 0 for no limit. A
+            `SharedRate` is a limit of several consumers. It is of this consumer alone; a channel's
+            policy limits all of its consumers together.
+        rate_burst: with ``rate_per_s``, the maximum number at once after a pause; 0 for a tenth of
+            a second's, at least 1.
     """
 
     retry: Delay | None = None
     max_attempts: int | None = None
     on_giving_up: Callable[[Any], Awaitable[object] | object] | None = None
     close_timeout_s: float = 10.0
+    rate_per_s: float | SharedRate = 0
+    rate_burst: int = 0
 
     def __post_init__(self) -> None:
+        rate_limit_of(self.rate_per_s, self.rate_burst)  # Raises ValueError.
         check_at_least("max_attempts", self.max_attempts or 0, 0, "0 stands for no limit")
         check_at_least("close_timeout_s", self.close_timeout_s, 0)
 
@@ -103,3 +112,5 @@ class ConsumerOptions(ConnectionOptions, total=False):
     max_attempts: int
     on_giving_up: OnGivingUp | None
     close_timeout_s: float
+    rate_per_s: float | SharedRate
+    rate_burst: int

@@ -3,6 +3,8 @@
 Each worker waits with a future of its own, first come first served, so that a message wakes one of
 them and not all. The wake-up of a cancelled one goes to another. After ``TURN_S`` of handling in
 one turn of the loop workers rest, so that it can do other work.
+
+With a limit of the rate, nothing is taken while that is used up; a timer wakes a worker then.
 """
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from martlet.client.consumer.rate import SharedRate
 
 TURN_S = 0.001
 """The maximum time of handling in one turn of the event loop, by all workers together."""
@@ -21,11 +27,15 @@ class Waiters:
     Attributes:
         is_closed: whether no more is handed out.
         turn_ends_at_s: when a worker must ``rest``.
+        rate_limit: the limit of messages a second; None for none.
+        waits_for_rate: whether nothing may be taken until ``pump`` is called.
     """
 
     def __init__(self) -> None:
         self.is_closed = False
         self.turn_ends_at_s = 0.0
+        self.rate_limit: SharedRate | None = None
+        self.waits_for_rate = False
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._error: Exception | None = None
         self._is_resting = False
@@ -40,6 +50,31 @@ class Waiters:
         """Raise the error that it was closed with, if any."""
         if self._error is not None:
             raise self._error
+
+    def limit_rate(self, limit: SharedRate | None) -> None:
+        """Limit the rate from now on, or no longer."""
+        self.rate_limit = limit
+        self.pump()
+
+    def pump(self) -> None:
+        """Let a worker take a message, since the rate allows it again."""
+        self.waits_for_rate = False
+        if self._waiters:
+            self._begin_turn()
+            self._wake(1)
+
+    def _allowed(self, max_count: int) -> int:
+        """Return how many messages of a number may be taken now."""
+        if self.rate_limit is None:
+            return max_count
+        count = min(max_count, self.rate_limit.room(self))
+        self.waits_for_rate = not count
+        return count
+
+    def _took(self, count: int) -> None:
+        """Count taken messages."""
+        if self.rate_limit is not None:
+            self.rate_limit.take(count)
 
     async def rest(self) -> None:
         """Let the event loop do other work before the next message is handled."""

@@ -74,7 +74,7 @@ class PullConsumerBase(ConsumerBase[PullSession]):
             connection,
             source=self._line,
             workers=WorkerPool[PullWorker](),
-            close_timeout_s=handling.close_timeout_s,
+            handling=handling,
         )
         self._settings = SessionSettings(
             self._topic,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from martlet.client.consumer.handling.failure_policy import Delay
+from martlet.client.consumer.rate import SharedRate
 from martlet.client.group.assignment.plan import AllocationChoice, AllocationStrategy, RoomResolver
 from martlet.client.group.failures import OnGivingUp
 from martlet.client.group.rebalance_listener import OnQueues
@@ -126,6 +127,8 @@ class PullOptions(ConnectionOptions, total=False):
     max_attempts: int
     on_giving_up: OnGivingUp | None
     close_timeout_s: float
+    rate_per_s: float | SharedRate
+    rate_burst: int
     max_messages: int
     max_bytes: int
     max_span: int

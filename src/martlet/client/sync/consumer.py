@@ -140,6 +140,7 @@ class Consumer(SyncConsumerBase[asynchronous.Consumer]):
     stop = called(asynchronous.Consumer.stop)
     pause = called(asynchronous.Consumer.pause)
     resume = called(asynchronous.Consumer.resume)
+    change_rate = called(asynchronous.Consumer.change_rate)
     change_max_in_flight = called(asynchronous.Consumer.change_max_in_flight)
     counts = Asked[Counts](asynchronous.Consumer.counts)
     stats = Asked[ConsumerStats](asynchronous.Consumer.stats)

@@ -114,6 +114,7 @@ class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
     pause = called(PullConsumerBase.pause)
     resume = called(PullConsumerBase.resume)
     commit = awaited(PullConsumerBase.commit)
+    change_rate = called(PullConsumerBase.change_rate)
     stop = called(PullConsumerBase.stop)
     assignment = Asked[tuple[QueueId, ...]](PullConsumerBase.assignment)
     tally = Asked[PullCounts](PullConsumerBase.tally)

@@ -10,7 +10,7 @@ reports an unused one. Martlet's own fields are:
   ``refused_count``, those refused at publishing for lack of space;
 - of a channel ``dead_letter_count``, the messages that went to its dead-letter topic;
   ``oldest_message_age_ms``, since when its oldest waiting message waits; ``kind``, where members or
-  a reader fetch; and, if it is the only one asked for, ``finish_latency``, the histogram of
+  a reader fetch; ``rate_per_s``, where its policy limits that; and, if it is the only one asked for, ``finish_latency``, the histogram of
   ``/metrics``, which would cost too much for thousands;
 - ``queues``, of a topic that has several.
 
@@ -200,6 +200,7 @@ async def _channel(
         "client_count": len(channel.consumers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,
+        **({"rate_per_s": rate} if (rate := channel.parts[0].policy.rate_per_s) else {}),
         "e2e_processing_latency": _latency(channel.latency, levels),
     }
 

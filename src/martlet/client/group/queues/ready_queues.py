@@ -68,6 +68,8 @@ class ReadyQueues(Waiters):
 
     def _taken(self, in_order: bool) -> PulledMessage | None:
         """Take the next message, whatever the time. None if waiters are woken for a later one."""
+        if self.rate_limit is not None and not self._allowed(1):
+            return None
         while (held := self._next(in_order)) is not None:
             if held.starts is None:
                 message = held.take()
@@ -81,6 +83,7 @@ class ReadyQueues(Waiters):
             held.is_busy = in_order
             self._back(held, in_order)
             if not is_withheld:
+                self._took(1)
                 return message
         return None
 
@@ -95,7 +98,8 @@ class ReadyQueues(Waiters):
         ``wait_s`` is the maximum wait for the batch to fill.
         """
         while not self.is_closed:
-            held = self._next(False)
+            allowed = self._allowed(max_count)
+            held = self._next(False) if allowed else None
             if held is None:
                 await self._wait()
                 continue
@@ -104,9 +108,10 @@ class ReadyQueues(Waiters):
                 await asyncio.sleep(wait_s)
                 wait_s = 0.0
                 continue
-            batch = self._batch_of(held, max_count)
+            batch = self._batch_of(held, allowed)
             self._back(held, False)
             if batch is not None:
+                self._took(len(batch))
                 return batch
         return None
 
