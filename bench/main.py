@@ -24,6 +24,7 @@ BENCHMARKS = {
     "journal": "bench.journal",
     "features": "bench.features",
     "replicas": "bench.replicas",
+    "requests": "bench.requests",
     "trace": "bench.trace",
     "keys": "bench.keys",
     "admin-page": "bench.admin_page",

@@ -249,6 +249,15 @@ class BrokerCore:
             self.on_channel(topic, channel)
         self.on_topic(topic)
 
+    def drop_unclaimed(self, topic: Topic, after_ns: int) -> None:
+        """Delete a new topic after a time, unless it has a channel by then."""
+
+        def check(_now_ns: int) -> None:
+            if self.topics.get(topic.name) is topic and not topic.channels:
+                self.delete_topic(topic.name)
+
+        self.schedule.alarm(check).at(self.clock() + after_ns)
+
     def next_id(self) -> int:
         """Return a number that no topic or channel ever had."""
         self.last_id += 1

@@ -36,6 +36,7 @@ from martlet.client.errors import (
     ConnectRefused,
     HandlerFailed,
     InvalidName,
+    NoRequest,
     NotSupported,
     ProducerFull,
     PublishLost,
@@ -43,6 +44,8 @@ from martlet.client.errors import (
     PublishTimeout,
     PublishUnclear,
     Refused,
+    RequestFailed,
+    RequestTimeout,
     SubscribeRefused,
     TransactionEnded,
     TransactionError,
@@ -61,7 +64,7 @@ from martlet.client.group.queues.offset_file import BadOffsetFile
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.settings import MembershipSettings, ProgressSettings
 from martlet.client.group.stats import PullStats, QueueStats
-from martlet.client.hooks import Handling, Hooks, Publishing
+from martlet.client.hooks import Handling, Hooks, Publishing, Requesting
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.message import Outgoing
 from martlet.client.producer.options import SendOptions
@@ -69,6 +72,7 @@ from martlet.client.producer.producer import Producer
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import BrokerStats, Health, ProducerStats
+from martlet.client.requests.requester import Reply
 from martlet.client.settings import ConnectionSettings
 from martlet.client.transactions.check_back import Outcome, PendingTransaction
 from martlet.client.transactions.transaction import Contribution, Transaction
@@ -118,6 +122,7 @@ __all__ = [
     "MembershipSettings",
     "Message",
     "MessageView",
+    "NoRequest",
     "NotSupported",
     "Outcome",
     "Outgoing",
@@ -143,6 +148,10 @@ __all__ = [
     "QueueStats",
     "Refused",
     "Reject",
+    "Reply",
+    "RequestFailed",
+    "RequestTimeout",
+    "Requesting",
     "Requeue",
     "RoomResolver",
     "Rotation",

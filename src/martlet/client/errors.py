@@ -101,6 +101,31 @@ class PublishUnclear(ClientError):
     """
 
 
+class RequestFailed(ClientError):
+    """The handler of a request raised an error, whose text is this one's.
+
+    Attributes:
+        kind: the name of the error's class, such as ``ValueError``.
+        error: its text.
+    """
+
+    def __init__(self, kind: str, error: str) -> None:
+        super().__init__(error)
+        self.kind = kind
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.error}"
+
+
+class RequestTimeout(ClientError, TimeoutError):
+    """No reply came within the timeout; the request may be handled or not, or be handled later."""
+
+
+class NoRequest(ClientError):
+    """The message is no request, so that nobody waits for a reply."""
+
+
 class TransactionError(ClientError):
     """The base of errors about a transaction.
 

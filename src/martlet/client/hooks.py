@@ -31,13 +31,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from martlet.client.consumer.message import Message
 from martlet.client.group.message import PulledMessage
 from martlet.client.producer.message import Sendable, size_of
 from martlet.client.producer.result import SendResult
 from martlet.client.safe_callback import guarded
+
+if TYPE_CHECKING:
+    from martlet.client.requests.requester import Reply
 
 MessageT = TypeVar("MessageT", Message, PulledMessage)
 
@@ -88,6 +91,22 @@ class Publishing(_Step):
         self.size_bytes += sum(map(size_of, messages))
 
 
+class Requesting(_Step):
+    """A request, up to its reply.
+
+    Attributes:
+        topic: the topic's name.
+        size_bytes: the size of its body.
+        reply: at its end; None if there is none.
+    """
+
+    def __init__(self, topic: str, message: Sendable) -> None:
+        super().__init__()
+        self.topic = topic
+        self.size_bytes = size_of(message)
+        self.reply: Reply | None = None
+
+
 class Handling(_Step):
     """The run of a handler on a message.
 
@@ -110,6 +129,9 @@ class Hooks:
     Attributes:
         on_publish: before messages are published.
         on_published: after they are stored, or failed with this error.
+        on_request: before a request is published, in the context of the caller; the publish calls
+            its own hooks, also that of the reply at its consumer.
+        on_replied: after its reply came, or it failed with this error.
         on_retried: with a number of messages sent to the broker at this address that have no answer
             and will be sent again.
         on_received: with the number of messages received from there, and their bytes.
@@ -124,6 +146,8 @@ class Hooks:
 
     on_publish: Callable[[Publishing], object] | None = None
     on_published: Callable[[Publishing, BaseException | None], object] | None = None
+    on_request: Callable[[Requesting], object] | None = None
+    on_replied: Callable[[Requesting, BaseException | None], object] | None = None
     on_retried: Callable[[str, int], object] | None = None
     on_received: Callable[[str, int, int], object] | None = None
     on_handle: Callable[[Handling], object] | None = None
@@ -144,8 +168,9 @@ class Hooks:
 
     @property
     def has_publishing(self) -> bool:
-        """Whether a hook is set for publishing."""
-        return self.on_publish is not None or self.on_published is not None
+        """Whether a hook is set for publishing or requests."""
+        hooks = self.on_publish, self.on_published, self.on_request, self.on_replied
+        return any(hook is not None for hook in hooks)
 
     @property
     def has_handling(self) -> bool:
@@ -185,6 +210,21 @@ class Hooks:
             self.end(call, error)
             raise
         self.end(call, None)
+
+    @contextmanager
+    def requested(self, call: Requesting) -> Iterator[Requesting]:
+        """Call the hooks of a request, before and after the block."""
+        if self.on_request is not None:
+            self.on_request(call)
+        error: BaseException | None = None
+        try:
+            yield call
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if self.on_replied is not None:
+                self.on_replied(call, error)
 
     def handler(
         self, topic: str, channel: str, handler: Callable[[MessageT], Awaitable[object] | object]

@@ -15,6 +15,9 @@ says). Each message in a handler is a span of kind consumer, which is current wh
 and has a link to the span of its publish: also after a restart of the broker, as a dead letter, and
 when it is redriven. A pull consumer's group is its consumer group.
 
+A request is a span of kind client, up to its reply, with the span of its publish below it. The
+reply is a publish of the consumer, below the span of its handler; the request has a link to it.
+
 Messages taken by iterating or in batches are counted, but have no spans of their own, since nothing
 shows when their handling ends: `process_span` makes one of a block. Without an SDK nothing is added
 to messages.
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from martlet import __version__
 from martlet.client.consumer.columns import Decoded
 from martlet.client.consumer.message import MessageView, ReceivedMessage
-from martlet.client.hooks import Handling, Hooks, Publishing
+from martlet.client.hooks import Handling, Hooks, Publishing, Requesting
 from martlet.extras import how_to_install
 from martlet.properties.model import Properties
 
@@ -136,6 +139,8 @@ class _Telemetry:
         return Hooks(
             on_publish=self._publish,
             on_published=self._published,
+            on_request=self._request,
+            on_replied=self._replied,
             on_retried=lambda address, count: self._retried.add(count, _server(address)),
             on_received=lambda address, count, _size: self._consumed.add(count, _server(address)),
             on_handle=self._handle,
@@ -164,6 +169,24 @@ class _Telemetry:
             span.set_attribute("messaging.message.id", call.message_id.decode("ascii", "replace"))
         attributes = _operation("publish", "send", call.topic) | self._outcome(span, error)
         self._sent.add(call.message_count, attributes)
+        self._publish_s.record(call.age_s(), attributes)
+        span.end()
+
+    def _request(self, call: Requesting) -> None:
+        span = self._tracer.start_span(
+            f"request {call.topic}",
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=_operation("request", "send", call.topic)
+            | {"messaging.message.body.size": call.size_bytes},
+        )
+        call.state = span, self._context.attach(self._trace.set_span_in_context(span))
+
+    def _replied(self, call: Requesting, error: BaseException | None) -> None:
+        span, token = call.state
+        self._context.detach(token)
+        attributes = _operation("request", "send", call.topic) | self._outcome(span, error)
+        for link in _links([call.reply.properties] if call.reply is not None else []):
+            span.add_link(link.context)
         self._publish_s.record(call.age_s(), attributes)
         span.end()
 

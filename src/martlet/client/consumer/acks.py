@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 
 from martlet.client.consumer.handling.backoff import BackoffEvent
 from martlet.client.errors import CallRefused
+from martlet.client.requests.outgoing import (
+    MAX_BATCH_BYTES,
+    OutgoingReply,
+    ReplyBatch,
+    ReplyHooks,
+)
 from martlet.client.transport.connection import Connection, OnDone
 from martlet.protocol.nsq import commands
 
@@ -44,6 +50,7 @@ class AckBatcher:
         on_answer: called with the kind of an answer before it is written, since a backoff must take
             effect before the broker sends another message.
         on_settled: called after answers are written.
+        reply_hooks: calls the hooks of a reply's publish; None for none.
     """
 
     __slots__ = (
@@ -51,6 +58,7 @@ class AckBatcher:
         "_ids",
         "_loop",
         "_others",
+        "_replies",
         "_scheduled",
         "dropped",
         "finished",
@@ -59,6 +67,7 @@ class AckBatcher:
         "on_answer",
         "on_settled",
         "received",
+        "reply_hooks",
         "requeued",
         "touch_before_s",
     )
@@ -71,6 +80,8 @@ class AckBatcher:
         self._loop = asyncio.get_running_loop()
         self._ids: list[bytes] = []
         self._others: list[bytes] = []
+        self._replies: dict[str, ReplyBatch] = {}
+        """By their topics."""
         self._scheduled = False
         self.received = 0
         self.finished = 0
@@ -82,6 +93,7 @@ class AckBatcher:
         self.touch_before_s = 0.0
         self.on_answer: Callable[[BackoffEvent], None] = _ignore
         self.on_settled: Callable[[], None] = _ignore_settled
+        self.reply_hooks: ReplyHooks | None = None
 
     @property
     def in_flight(self) -> int:
@@ -95,7 +107,7 @@ class AckBatcher:
         if not self._scheduled:
             self._schedule()
 
-    def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
+    def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool = False) -> None:
         """Requeue the message with a delay, because it failed or for another reason."""
         self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
@@ -119,6 +131,28 @@ class AckBatcher:
         self.on_answer(BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.dead", id=message_id.decode(), reason=reason, error=error)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The broker's maximum size of a message; 0 if it is unknown."""
+        return self._connection.features.max_message_bytes
+
+    def reply(self, reply: OutgoingReply, message_id: bytes | None = None) -> None:
+        """Send a reply, and finish its request, if that is given, once the reply is stored."""
+        batch = self._replies.get(reply.topic)
+        if batch is None:
+            batch = self._replies[reply.topic] = ReplyBatch(reply.topic, self)
+        batch.add(reply, message_id, self.reply_hooks)
+        if batch.size_bytes >= MAX_BATCH_BYTES:
+            self._send_replies()
+        if not self._scheduled:
+            self._schedule()
+
+    def _send_replies(self) -> None:
+        connection = self._connection
+        for batch in self._replies.values():
+            connection.send(batch.command(connection.features.extensions), batch)
+        self._replies.clear()
 
     def _call(self, method: str, **fields: object) -> None:
         self._others.append(self._connection.unanswered(method, **fields))
@@ -216,6 +250,8 @@ class AckBatcher:
         self._scheduled = False
         data = b"".join(self._others)
         self._others.clear()
+        if self._replies:
+            self._send_replies()
         if self._ids:
             self.on_answer(BackoffEvent.SUCCESS)
             self.finished += len(self._ids)

@@ -92,7 +92,10 @@ class Consumer(ConsumerBase[Subscription]):
         max_in_flight = delivery.max_in_flight
         self._policy = delivery.policy
         self._failures = FailurePolicy(
-            handling.retry or RETRY, handling.max_attempts or 0, handling.on_giving_up
+            handling.retry or RETRY,
+            handling.max_attempts or 0,
+            handling.on_giving_up,
+            answers_requests=delivery.answers_requests,
         )
         self._buffer = ReceiveBuffer()
         self._handed_out = HandedOut(REMEMBERED * max_in_flight)
@@ -230,7 +233,9 @@ class Consumer(ConsumerBase[Subscription]):
         When the handler returns, the message is finished, unless the handler answered it; when it
         raises ``Requeue``, the message is redelivered later; when it raises ``Reject``, a Martlet
         broker moves it to the channel's dead-letter topic; any other exception is logged and the
-        message requeued, with a delay that grows with each attempt.
+        message requeued, with a delay that grows with each attempt, or, if it is a request, replied
+        with the error. In threads and processes, bytes that the handler of a request returns are
+        the reply.
 
         Args:
             handler: called with each message.  On the loop: a coroutine function, or a function

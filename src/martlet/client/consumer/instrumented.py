@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from martlet.client.consumer.buffer import BufferedMessage
 from martlet.client.consumer.subscription import Subscription
-from martlet.client.hooks import Hooks
+from martlet.client.hooks import Hooks, Publishing
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES
 
 
@@ -28,6 +29,8 @@ def instrument(hooks: Hooks, subscription: Subscription) -> None:
     address = str(subscription.address)
     if hooks.on_received is not None:
         subscription.on_delivery = _receiving(hooks.on_received, address, subscription.on_delivery)
+    if hooks.has_publishing:
+        subscription.reply_hooks = partial(_replying, hooks)
     if hooks.has_settling:
         on_settled, report = subscription.on_settled, settling(hooks, address, subscription)
 
@@ -36,6 +39,14 @@ def instrument(hooks: Hooks, subscription: Subscription) -> None:
             report()
 
         subscription.on_settled = settled
+
+
+def _replying(
+    hooks: Hooks, topic: str, body: bytes, /
+) -> tuple[Mapping[str, str], Callable[[BaseException | None], object]]:
+    """Call the hooks of a publish for a reply."""
+    call = hooks.begin(Publishing(topic, body))
+    return call.headers, partial(hooks.end, call)
 
 
 def _receiving(

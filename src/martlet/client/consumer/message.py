@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from martlet.client.consumer.acks import AckBatcher
-from martlet.client.errors import AlreadyAnswered, NotSupported
+from martlet.client.errors import AlreadyAnswered, NoRequest, NotSupported
+from martlet.client.producer.message import Body
+from martlet.client.requests.headers import HandlerError, ReplyAddress
+from martlet.client.requests.outgoing import OutgoingReply
 from martlet.properties.model import NONE, Properties
 
 
@@ -62,6 +66,11 @@ class ReceivedMessage(ABC):
     def properties(self) -> Properties:
         """Its tag, keys, headers and other properties, published with the body."""
         return Properties.unpack(self._packed) if self._packed else NONE
+
+    @property
+    def is_request(self) -> bool:
+        """Whether its producer waits for a reply."""
+        return bool(self._packed) and ReplyAddress.of(self.properties) is not None
 
     @property
     @abstractmethod
@@ -163,6 +172,43 @@ class Message(ReceivedMessage):
         """
         self._answer().finish(self.id)
 
+    def reply(self, body: Body, *, headers: Mapping[str, str] | None = None) -> None:
+        """Reply to the request, and finish it once the broker has stored the reply.
+
+        ::
+
+            async def handle(message):
+                message.reply(await resize(message.body))
+
+        The reply goes to the producer that waits in ``request``. If the broker cannot store it, or
+        the connection is lost before, the request is redelivered.
+
+        Args:
+            body: the reply, not empty.
+            headers: the application's own, for the requester.
+
+        Raises:
+            AlreadyAnswered: it was answered before. NoRequest: it is no request. BadBody: the body
+            is empty, or above the broker's limit. BadProperties, ValueError: the headers are
+            invalid, or reserved.
+        """
+        answers = self._unanswered("replied to")
+        address = ReplyAddress.of(self.properties)
+        if address is None:
+            raise NoRequest(f"{self!r} is no request: it was published, and nobody waits")
+        reply = OutgoingReply.of(address, body, headers, answers.max_message_bytes)
+        self._answers = None
+        answers.reply(reply, self.id)
+
+    def reply_error(self, error: HandlerError, *, finishes: bool = True) -> None:
+        """Reply to the request with the error of its handler; finish it, if asked for."""
+        answers = self._unanswered("replied to")
+        address = ReplyAddress.of(self.properties)
+        assert address is not None
+        if finishes:
+            self._answers = None
+        answers.reply(OutgoingReply.of_error(address, error), self.id if finishes else None)
+
     def requeue(self, delay_ms: int = 0, *, backoff: bool = False, error: str = "") -> None:
         """Requeue the message with a delay in milliseconds.
 
@@ -230,9 +276,12 @@ class Message(ReceivedMessage):
         Raises:
             AlreadyAnswered: it was finished or requeued before.
         """
+        self._unanswered("touched").touch(self.id)
+
+    def _unanswered(self, what: str) -> AckBatcher:
         if self._answers is None:
-            raise AlreadyAnswered(f"{self!r} cannot be touched any more")
-        self._answers.touch(self.id)
+            raise AlreadyAnswered(f"{self!r} cannot be {what} any more")
+        return self._answers
 
     def _answer(self) -> AckBatcher:
         answers = self._answers

@@ -69,6 +69,8 @@ class DeliverySettings:
         auto_touch: extend the timeout, up to the broker's ``--max-msg-timeout``, of messages in
             running handlers, and of messages of ``async for`` and batches that the application
             holds and has not answered.
+        answers_requests: whether the error of a request's handler is its reply. Set it to False for
+            a channel that only watches requests that another channel replies to.
         stall_after_s: log an error after this time without progress (messages wait and none is
             handed out or answered, or none are requested); 0 for never.
         on_stall: called with the cause, once for each stall.
@@ -80,6 +82,7 @@ class DeliverySettings:
     rotation: Rotation = field(default_factory=Rotation)
     failure_backoff: FailureBackoff = field(default_factory=FailureBackoff)
     auto_touch: bool = True
+    answers_requests: bool = True
     stall_after_s: float = 120.0
     on_stall: Callable[[str], object] | None = None
 
@@ -106,6 +109,7 @@ class ConsumerOptions(ConnectionOptions, total=False):
     rotation: Rotation | None
     failure_backoff: FailureBackoff | None
     auto_touch: bool
+    answers_requests: bool
     stall_after_s: float
     on_stall: Callable[[str], object] | None
     retry: Delay | None

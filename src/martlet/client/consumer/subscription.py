@@ -21,6 +21,7 @@ from martlet.client.errors import (
     Refused,
     SubscribeRefused,
 )
+from martlet.client.requests.outgoing import ReplyHooks
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 from martlet.protocol.nsq import commands
@@ -51,6 +52,7 @@ class Subscription(BrokerSession):
             requested, and when they no longer can.
         on_late: called when an answer to a message was too late.
         on_answer, on_settled: called before and after an answer to a message is written.
+        reply_hooks: calls the hooks of a reply's publish; None for none.
         auto_touch: whether messages with little time left are touched.
     """
 
@@ -65,6 +67,7 @@ class Subscription(BrokerSession):
     ) -> None:
         super().__init__(address, dialer)
         self.auto_touch = False
+        self.reply_hooks: ReplyHooks | None = None
         self.on_delivery: Callable[[BufferedMessage], None] = lambda _delivery: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
         self.on_lost: Callable[[Subscription, AckBatcher], None] = lambda _subscription, _answers: (
@@ -151,6 +154,7 @@ class Subscription(BrokerSession):
         answers = AckBatcher(connection)
         answers.on_answer = self.on_answer
         answers.on_settled = self.on_settled
+        answers.reply_hooks = self.reply_hooks
         timeout_s = answers.message_timeout_s
         answers.touch_before_s = timeout_s * TOUCH_PART if self.auto_touch else 0.0
         succeeded = self._dialer.succeeded

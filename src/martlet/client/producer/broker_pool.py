@@ -43,7 +43,7 @@ class BrokerPool:
         is_closed: whether the connections are closed, for good.
         refusal: the error of a broker, while all refuse this client permanently.
         on_refused: called when that becomes so.
-        on_connected: called with each new connection to a broker.
+        on_connected: functions to call with each new connection to a broker.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BrokerPool:
         self.attempted = asyncio.Event()
         self.refusal: ConnectRefused | None = None
         self.on_refused: Callable[[ConnectRefused], None] = lambda _refusal: None
-        self.on_connected: Callable[[Connection], None] = lambda _connection: None
+        self.on_connected: list[Callable[[Connection], None]] = []
         self._accumulator = accumulator
         self._accumulator.on_room = self.flush_soon
         self._accumulator.call_later = self._call_later
@@ -266,7 +266,8 @@ class BrokerPool:
         self._has_changed()
         if link.connection is not None:
             link.connection.on_writable = self.flush_soon
-            self.on_connected(link.connection)
+            for on_connected in self.on_connected:
+                on_connected(link.connection)
 
     def _recognise(self, link: BrokerLink) -> None:
         """Give a link the queue of the broker that it has reached."""

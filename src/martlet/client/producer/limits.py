@@ -23,6 +23,7 @@ class Limits:
         max_pending_messages: messages published and not answered, sent or not, above which
             ``submit`` raises; ``publish`` waits for its answer and needs no such limit.
         max_pending_bytes: their bytes.
+        max_waiting_requests: requests without a reply, above which ``request`` raises.
     """
 
     max_message_bytes: int = 1024 * 1024
@@ -31,6 +32,7 @@ class Limits:
     max_in_flight_bytes: int = 32 * 1024 * 1024
     max_pending_messages: int = 200_000
     max_pending_bytes: int = 64 * 1024 * 1024
+    max_waiting_requests: int = 10_000
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -39,6 +39,8 @@ from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import ProducerOptions, PublishSettings
 from martlet.client.producer.stats import ProducerStats
+from martlet.client.requests.producer_methods import ProducerRequests
+from martlet.client.requests.requester import Requester
 from martlet.client.settings import ConnectionSettings, apply_options
 from martlet.client.transactions.producer_methods import ProducerTransactions
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
@@ -58,7 +60,7 @@ class _Mode(NamedTuple):
     retries: int | None
 
 
-class Producer(ProducerTransactions):
+class Producer(ProducerTransactions, ProducerRequests):
     """Publish messages to a broker, or to several, each message to one of them.
 
     ::
@@ -136,6 +138,7 @@ class Producer(ProducerTransactions):
             publishing.answer_timeout_s,
             hooks,
         )
+        self._requester: Requester | None = None
         self._join_group(publishing.group, publishing.check)
         self._expiry = Expiry(self._accumulator, self._pool, self._timeout_s)
         self._pool.on_refused = self._on_refused
@@ -312,6 +315,11 @@ class Producer(ProducerTransactions):
         self, topic: str, message: Sendable, options: SendKeywords
     ) -> asyncio.Future[SendResult]:
         return self._one(topic, message, options_of("send", options), self._sending)
+
+    def _send_until(
+        self, topic: str, message: Sendable, options: SendOptions, timeout_s: float
+    ) -> asyncio.Future[SendResult]:
+        return self._one(topic, message, options, _Mode(True, timeout_s, None))
 
     def _publish(
         self, topic: str, message: Sendable, options: SendKeywords
@@ -517,6 +525,8 @@ class Producer(ProducerTransactions):
             stored=accumulator.stored_count,
             retried=accumulator.retried_count,
             timed_out=self._expiry.count,
+            waiting_requests=self._requester.waiting_count if self._requester else 0,
+            late_replies=self._requester.late_count if self._requester else 0,
             brokers=self._pool.stats(),
         )
 
@@ -540,6 +550,8 @@ class Producer(ProducerTransactions):
         self._is_open = False
         for pending in self._accumulator.unanswered():
             pending.fail(Closed("the producer was closed before the broker answered"))
+        if self._requester is not None:
+            self._requester.fail(Closed("the producer was closed before the reply came"))
         self._expiry.close()
         if self._checking is not None:
             self._checking.close()

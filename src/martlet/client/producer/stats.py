@@ -56,6 +56,8 @@ class ProducerStats:
         stored: messages that were answered OK.
         retried: messages that had to be sent again.
         timed_out: messages that failed for lack of an answer in time.
+        waiting_requests: requests that wait for their reply.
+        late_replies: replies that were dropped: they came too late, or for a second time.
         brokers: each broker.
     """
 
@@ -64,6 +66,8 @@ class ProducerStats:
     stored: int
     retried: int
     timed_out: int
+    waiting_requests: int
+    late_replies: int
     brokers: tuple[BrokerStats, ...]
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from functools import partial
 from typing import cast
 
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.message import Message
+from martlet.client.requests.outgoing import OutgoingReply
 from martlet.client.sync.loop_thread import LoopThread
 
 
@@ -41,6 +43,20 @@ class PostedAnswers:
             return
         self._thread.check()
         self._thread.post(self._requeue, message_id, delay_ms, backoff)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The broker's maximum size of a message; 0 if it is unknown."""
+        return self.answers.max_message_bytes
+
+    def reply(self, reply: OutgoingReply, message_id: bytes | None = None) -> None:
+        """Send a reply, and finish its request once it is stored."""
+        call = partial(copy_context().run, self.answers.reply, reply, message_id)
+        if self._thread.is_current:
+            call()
+            return
+        self._thread.check()
+        self._thread.post(call)
 
     def _requeue(self, message_id: bytes, delay_ms: int, backoff: bool) -> None:
         self.answers.requeue(message_id, delay_ms, backoff=backoff)

@@ -18,6 +18,7 @@ from martlet.client.producer.options import SendKeywords
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import PublishSettings
 from martlet.client.producer.stats import ProducerStats
+from martlet.client.requests.requester import Reply
 from martlet.client.sync.loop_thread import LoopThread
 from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
@@ -126,6 +127,10 @@ class Producer(SyncProxy):
             self._producer.send_oneway(topic, message, **options)
 
         self._entered().call(send())
+
+    def request(self, topic: str, message: Sendable, **options: Unpack[SendKeywords]) -> Reply:
+        """Send a request, and return the reply of the consumer that handled it."""
+        return self._entered().call(self._producer.request(topic, message, **options))
 
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""

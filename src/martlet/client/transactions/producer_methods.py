@@ -38,7 +38,7 @@ class ProducerTransactions(ABC):
         self._checking = None
         if check is not None:
             self._checking = CheckBackListener(group, check)
-            self._pool.on_connected = self._checking.connected
+            self._pool.on_connected.append(self._checking.connected)
 
     def transaction(
         self, id: str = "", *, check_after_s: float | None = None, broker: str = ""

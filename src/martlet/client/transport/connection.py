@@ -48,7 +48,7 @@ WRITE_BUFFER_BYTES = 1024 * 1024
 _GRACE_S = 1.0
 
 
-class Reply(Protocol):
+class ReplyReceiver(Protocol):
     """An object that waits for the reply to a command."""
 
     def answered(self, data: bytes) -> None:
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         self._identity = identity
         self._loop = loop
         self._splitter = FrameSplitter(max_frame_bytes=max_frame_bytes)
-        self._replies: deque[Reply] = deque()
+        self._replies: deque[ReplyReceiver] = deque()
         self._calls = Calls(self.write)
         self._carried: Block | None = None
         self._carried_from = 0
@@ -196,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._error is None:
             self._transport.write(data)
 
-    def send(self, data: bytes, reply: Reply) -> None:
+    def send(self, data: bytes, reply: ReplyReceiver) -> None:
         """Send a command whose reply goes to this object."""
         self._replies.append(reply)
         self.write(data)

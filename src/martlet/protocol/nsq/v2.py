@@ -116,8 +116,8 @@ ALLOWED: dict[bytes, frozenset[ParserState]] = {
 }
 EXTENSIONS = frozenset({b"SEND", b"CALL", b"STARTED"})
 """Commands of Martlet's own clients."""
-EXTENSION_VERSION = 2
-"""2: STARTED."""
+EXTENSION_VERSION = 3
+"""2: STARTED. 3: ``claim_ms`` of SEND."""
 
 
 class ProtocolError(Exception):

@@ -19,6 +19,8 @@ The options of SEND, all of which may be left out:
   FLUSH_SLAVE_TIMEOUT, and they are stored all the same
 - ``transaction``: invisible until the transaction is committed, see below
 - ``oneway``: true for no answer at all
+- ``claim_ms``: where the SEND creates an ephemeral topic, delete that again after this time, unless
+  it has a channel by then; for a reply, whose requester may be gone
 - ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  A repeated send is
   not stored again but answered as the first one, with ``"duplicate": true`` (see
   `martlet.broker.idempotence`); ``age_ms`` is the time since the first send
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     "age_ms",
+    "claim_ms",
     "deliver_at_ms",
     "flush_timeout_ms",
     "oneway",
@@ -94,6 +97,7 @@ _TRANSACTION_OPTIONS = (
     "transaction",
 )
 _MAX_TIMES = 10_000
+_MAX_CLAIM_MS = 3_600_000
 CODES: dict[type[Exception], str] = {
     LimitReached: "LIMIT_REACHED",
     NotFound: "NO_QUEUE",
@@ -395,7 +399,11 @@ class PublishCommands:
             "flush_timeout_ms", self._flush_timeout_ms, min_value=1, max_value=1 << 31
         )
         sent = _sent(arguments, len(command.bodies))
+        claim_ms = arguments.number("claim_ms", 0, max_value=_MAX_CLAIM_MS)
+        is_new = command.topic not in broker.topics
         topic = broker.topic(command.topic)
+        if claim_ms and is_new and topic.ephemeral:
+            broker.drop_unclaimed(topic, claim_ms * MILLISECOND_NS)
         known = None
         if sent is not None:
             age_ns = arguments.number("age_ms", 0, max_value=1 << 42) * MILLISECOND_NS

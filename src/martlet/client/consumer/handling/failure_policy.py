@@ -7,6 +7,9 @@ the channel's count of requeues. With a limit, ``on_giving_up`` gets the message
 elsewhere; only when that succeeds is the message finished. Without it, a Martlet broker moves the
 message to the channel's dead-letter topic.
 
+The error of a request's handler goes to its requester, and the request is finished, since that may
+try again.
+
 A Martlet broker gets the text of the error. If the channel has a retry policy, it decides when the
 message is redelivered, unless the application has chosen a ``retry``.
 """
@@ -21,6 +24,7 @@ from traceback import format_exception_only
 from typing import Protocol
 
 from martlet.client.consumer.message import Message
+from martlet.client.requests.headers import HandlerError
 from martlet.client.transport.backoff import Backoff
 from martlet.plural import counted
 
@@ -90,10 +94,16 @@ class FailurePolicy:
             failures (its channel has a retry policy), those count, and not deliveries without
             handling.
         on_giving_up: called after the last attempt, before the message is finished.
+        answers_requests: whether requesters get the errors of handlers.
     """
 
     def __init__(
-        self, retry: Delay, max_attempts: int = 0, on_giving_up: OnGivingUp | None = None
+        self,
+        retry: Delay,
+        max_attempts: int = 0,
+        on_giving_up: OnGivingUp | None = None,
+        *,
+        answers_requests: bool = True,
     ) -> None:
         if not 0 <= max_attempts <= NO_LIMIT:
             raise ValueError(f"max_attempts={max_attempts} must be from 0 (no limit) to {NO_LIMIT}")
@@ -101,6 +111,7 @@ class FailurePolicy:
         self.given_up = 0
         self._retry = retry
         self._on_giving_up = on_giving_up
+        self._answers_requests = answers_requests
 
     def failed(self, message: Message, error: BaseException) -> None:
         """Requeue a message whose handler raised this, or reject it."""
@@ -108,8 +119,16 @@ class FailurePolicy:
             if not message.is_answered:
                 self._put_off(message, error)
             return
-        delay_ms = self._delay_ms(message)
         is_rejected = isinstance(error, Reject) and message.can_be_rejected
+        if self._reply_error(message, HandlerError.of(error), finishes=not is_rejected):
+            logger.error(
+                "handler failed for request %s; its requester gets the error",
+                message.id.decode("ascii", "replace"),
+                exc_info=error,
+            )
+            if not is_rejected:
+                return
+        delay_ms = self._delay_ms(message)
         again = f"again in {delay_ms} ms"
         if is_rejected:
             again = "it goes to the dead-letter topic"
@@ -131,6 +150,13 @@ class FailurePolicy:
             message.fail(text, delay_ms)
         else:
             message.requeue(delay_ms, backoff=True, error=text)
+
+    def _reply_error(self, message: Message, error: HandlerError, *, finishes: bool) -> bool:
+        """Reply with an error to a request that is unanswered. Returns whether it is one."""
+        if message.is_answered or not self._answers_requests or not message.is_request:
+            return False
+        message.reply_error(error, finishes=finishes)
+        return True
 
     def _put_off(self, message: Message, wish: Requeue) -> None:
         if wish.delay_ms is not None:
@@ -155,6 +181,9 @@ class FailurePolicy:
             self.attempt_limit,
             "" if self._on_giving_up else where,
         )
+        times = counted(message.tries - 1, "time")
+        given_up = HandlerError("HandlerFailed", f"given up after it was delivered {times}")
+        self._reply_error(message, given_up, finishes=False)
         if is_rejected:
             self.given_up += 1
             message.reject(reason="given_up")

@@ -1,7 +1,8 @@
 """Run blocking handlers in threads or processes, so that heartbeats are answered meanwhile.
 
 The handler gets a view of the message, and answers it by its outcome: a return finishes the
-message, ``Requeue`` delays it, and any other exception is a failure. An exception in a process
+message, ``Requeue`` delays it, and any other exception is a failure. Bytes that the handler of a
+request returns are its reply. An exception in a process
 comes here as text, so that it need not be importable.
 
 The pool gets no more messages than it has threads or processes. The death of a process breaks the
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
-from martlet.client.consumer.message import MessageView, ReceivedMessage
+from martlet.client.consumer.message import Message, MessageView, ReceivedMessage
 from martlet.client.errors import HandlerFailed
 from martlet.plural import counted
 
@@ -108,17 +109,23 @@ class HandlerPool:
         view = message.view()
         loop = asyncio.get_running_loop()
         try:
+            result: object
             if self._place == "threads":
                 context = contextvars.copy_context()
                 run = context.run
-                await loop.run_in_executor(self._executor, run, _in_thread, self._handler, view)
+                result = await loop.run_in_executor(
+                    self._executor, run, _in_thread, self._handler, view
+                )
             else:
-                await self._in_process(view)
+                result = await self._in_process(view)
         except asyncio.CancelledError:
             self._left_at_work += 1  # Neither a thread nor a process can be cancelled.
             raise
+        if isinstance(result, bytes) and isinstance(message, Message) and message.is_request:
+            message.reply(result)
 
-    async def _in_process(self, view: object) -> None:
+    async def _in_process(self, view: object) -> bytes | None:
+        """Handle a message in a process. Returns the reply, if it is a request with one."""
         while self._suspects:
             await self._no_suspects.wait()
         self._at_work += 1
@@ -126,24 +133,25 @@ class HandlerPool:
         try:
             future = self._submit(view, is_alone=self._at_work == 1)
             executor = self._executor
-            failure = await asyncio.wrap_future(future)
+            outcome = await asyncio.wrap_future(future)
         except BrokenProcessPool as error:
             was_alone = self._executor is executor and self._at_work == 1
             self._replace(executor)
             if was_alone:
                 raise HandlerFailed(_ENDED) from error
-            failure = await self._handle_alone(view)
+            outcome = await self._handle_alone(view)
         finally:
             self._at_work -= 1
-        if failure is not None:
-            if failure.requeue is not None:
-                delay_ms, backoff = failure.requeue
-                raise Requeue(delay_ms, backoff=backoff)
-            if failure.is_rejected:
-                raise Reject(failure.text)
-            raise HandlerFailed(f"in a process:\n{failure.text}")
+        if not isinstance(outcome, _Failure):
+            return outcome
+        if outcome.requeue is not None:
+            delay_ms, backoff = outcome.requeue
+            raise Requeue(delay_ms, backoff=backoff)
+        if outcome.is_rejected:
+            raise Reject(outcome.text)
+        raise HandlerFailed(f"in a process:\n{outcome.text}")
 
-    def _submit(self, view: object, *, is_alone: bool) -> Future[_Failure | None]:
+    def _submit(self, view: object, *, is_alone: bool) -> Future[_Failure | bytes | None]:
         """Submit the message to a process.
 
         A pool that broke while idle is replaced: no message caused that.
@@ -156,7 +164,7 @@ class HandlerPool:
             self._replace(self._executor)
             return self._executor.submit(_handle_there, self._handler, view)
 
-    async def _handle_alone(self, view: object) -> _Failure | None:
+    async def _handle_alone(self, view: object) -> _Failure | bytes | None:
         """Handle alone a message that was being handled when a process ended."""
         self._suspects += 1
         self._no_suspects.clear()
@@ -194,9 +202,9 @@ class HandlerPool:
                 process.terminate()
 
 
-def _in_thread(handler: _AnyHandler, view: object) -> None:
+def _in_thread(handler: _AnyHandler, view: object) -> object:
     try:
-        handler(view)
+        return handler(view)
     except (SystemExit, KeyboardInterrupt) as error:
         # Out of the future they would end the event loop.
         raise HandlerFailed(f"the handler raised {error!r}") from error
@@ -216,14 +224,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _handle_there(handler: _AnyHandler, view: object) -> _Failure | None:
+def _handle_there(handler: _AnyHandler, view: object) -> _Failure | bytes | None:
     """Run the handler in the process; return an outcome that can be pickled."""
     try:
-        handler(view)
+        result = handler(view)
     except Requeue as request:
         return _Failure("", (request.delay_ms, request.backoff))
     except Reject as rejection:
         return _Failure(str(rejection), is_rejected=True)
     except BaseException:
         return _Failure(traceback.format_exc())
-    return None
+    return result if isinstance(result, bytes) else None
