@@ -18,6 +18,7 @@ from martlet.client import (
     BroadcastConsumer,
     Consumer,
     Identity,
+    Message,
     Producer,
     PublishSettings,
     PullConsumer,
@@ -171,6 +172,43 @@ async def test_each_send_of_the_blocking_producer_is_stored_once(clusters: Clust
         await fail_over(cluster, load)
         assert producer.stats.retried
     await check(load, Consumer(TOPIC, "c", addresses[:1], max_in_flight=1000))
+    await cluster.stop()
+
+
+async def test_requests_get_their_replies_when_primaries_are_killed(clusters: Clusters) -> None:
+    cluster = await clusters.start()
+    addresses = list(cluster.tcp.values())
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.body)
+        await asyncio.sleep(0.05)  # So that some are begun and have no reply when it happens.
+        message.reply(b"re: " + message.body)
+
+    async def ask(body: bytes) -> None:
+        reply = await producer.request(TOPIC, body, timeout_s=LIMIT_S)
+        assert reply.body == b"re: " + body
+
+    async with (
+        Producer(addresses, publishing=PATIENT) as producer,
+        Consumer(TOPIC, "workers", addresses, max_in_flight=100) as consumer,
+    ):
+        working = asyncio.create_task(consumer.run(handle, concurrency=20))
+        for number in range(2):
+            asked = [asyncio.create_task(ask(b"%d %d" % (number, n))) for n in range(100)]
+            begun = len(handled) + 30
+            while len(handled) < begun:  # noqa: ASYNC110, many things change it
+                await asyncio.sleep(0.005)
+            victim = await cluster.primary()
+            assert victim is not None
+            cluster.kill(victim)
+            await asyncio.gather(*asked)
+            cluster.start_one(victim)
+            await cluster.in_sync(3)
+        assert len(set(handled)) == 200
+        assert producer.stats.waiting_requests == 0
+        consumer.stop()
+        await working
     await cluster.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -12,11 +13,20 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from martlet.client import Consumer, Message, MessageView, Producer, PullConsumer, Reject, sync
+from martlet.client import (
+    Consumer,
+    Message,
+    MessageView,
+    Producer,
+    PullConsumer,
+    Reject,
+    RequestFailed,
+    sync,
+)
 from martlet.client.admin import Admin
 from martlet.client.otel import otel_hooks, process_span
 from martlet.properties.model import MAX_BYTES, Properties
-from martlet.testing import Broker
+from martlet.testing import Broker, BrokerProcess
 
 
 class Telemetry:
@@ -29,7 +39,10 @@ class Telemetry:
         self.hooks = otel_hooks(self.tracers)
 
     def named(self, name: str) -> list[ReadableSpan]:
-        return [each for each in self._kept.get_finished_spans() if each.name == name]
+        return [each for each in self.all() if each.name == name]
+
+    def all(self) -> Sequence[ReadableSpan]:
+        return self._kept.get_finished_spans()
 
 
 @pytest.fixture
@@ -116,6 +129,68 @@ async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
     (kept,) = headers
     assert kept.pop("traceparent").split("-")[1] == f"{request.get_span_context().trace_id:032x}"
     assert kept == {"currency": "EUR", "tracestate": "vendor=7"}
+
+
+async def test_a_request_is_linked_to_its_reply(telemetry: Telemetry) -> None:
+    async def handle(message: Message) -> None:
+        if message.body == b"fail":
+            raise ValueError("no")
+        message.reply(b"done")
+
+    async with (
+        Broker() as broker,
+        Consumer("jobs", "c", broker.tcp_address, hooks=telemetry.hooks) as consumer,
+        Producer(broker.tcp_address, hooks=telemetry.hooks) as producer,
+    ):
+        running = asyncio.create_task(consumer.run(handle))
+        await producer.request("jobs", b"x")
+        with pytest.raises(RequestFailed):
+            await producer.request("jobs", b"fail")
+        consumer.stop()
+        await running
+    request, failed = telemetry.named("request jobs")
+    published, _ = telemetry.named("publish jobs")
+    processed, raised = telemetry.named("process jobs")
+    replied = sorted(
+        (each for each in telemetry.all() if each.name.startswith("publish reply.")),
+        key=lambda each: each.start_time or 0,
+    )
+    assert request.context is not None
+    assert published.parent is not None
+    assert published.parent.span_id == request.context.span_id
+    assert request.kind is trace.SpanKind.CLIENT
+    assert linked(processed) == [published.context]
+    assert replied[0].parent is not None
+    assert processed.context is not None
+    assert replied[0].parent.span_id == processed.context.span_id
+    assert linked(request) == [replied[0].context]
+    assert len(replied) == 2
+    assert failed.status.status_code is trace.StatusCode.ERROR
+    assert attribute(failed, "error.type") == "RequestFailed"
+    assert raised.status.status_code is trace.StatusCode.ERROR
+
+
+def test_a_blocking_request_is_linked_to_its_reply(telemetry: Telemetry) -> None:
+    with (
+        BrokerProcess(None) as broker,
+        sync.Consumer("jobs", "c", broker.tcp_address, hooks=telemetry.hooks) as consumer,
+        sync.Producer(broker.tcp_address, hooks=telemetry.hooks) as producer,
+    ):
+        running = threading.Thread(target=consumer.run, args=(lambda m: m.reply(b"done"),))
+        running.start()
+        with telemetry.tracers.get_tracer("test").start_as_current_span("caller") as caller:
+            producer.request("jobs", b"x", timeout_s=20)
+        consumer.stop()
+        running.join()
+    (request,) = telemetry.named("request jobs")
+    (processed,) = telemetry.named("process jobs")
+    (replied,) = (each for each in telemetry.all() if each.name.startswith("publish reply."))
+    assert request.parent is not None
+    assert request.parent.span_id == caller.get_span_context().span_id
+    assert linked(request) == [replied.context]
+    assert replied.parent is not None
+    assert processed.context is not None
+    assert replied.parent.span_id == processed.context.span_id
 
 
 async def test_every_way_to_publish_carries_the_trace(telemetry: Telemetry) -> None:

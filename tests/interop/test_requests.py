@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.interop.asking import ask
@@ -43,6 +46,9 @@ from martlet.client import (
 )
 from martlet.client.admin import Admin
 from martlet.client.requests import outgoing
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import FrameSplitter
+from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import Broker, BrokerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
@@ -415,6 +421,42 @@ async def test_requests_over_several_brokers_by_lookup(topic: str) -> None:
                         one.kill()
                         one.start()
             assert seen == set(both)
+
+
+def plain_worker(broker: BrokerProcess, topic: str) -> None:
+    """Reply to a request as a client of NSQ that knows no headers: by HTTP."""
+    host, _, port = broker.tcp_address.rpartition(":")
+    splitter = FrameSplitter()
+    with socket.create_connection((host, int(port)), 20) as connection:
+        subscribe = commands.subscribe(topic, "workers") + commands.ready(1)
+        connection.sendall(commands.MAGIC + subscribe)
+        runs: list[MessageRun] = []
+        while not runs:
+            pieces = splitter.feed(connection.recv(65536))
+            runs += [piece for piece in pieces if isinstance(piece, MessageRun)]
+        ((_, _, id, body),) = runs[0].fields()
+        assert not runs[0].properties
+        place = f"topic={topic}&channel=workers&state=in_flight"
+        (message,) = ask(broker.http_address, f"/channel/peek?{place}")["messages"]
+        assert message["id"] == id.decode()
+        headers = message["properties"]["headers"]
+        target = quote(headers["martlet-reply-to"])
+        request = urllib.request.Request(
+            f"http://{broker.http_address}/pub?topic={target}", body * 2, method="POST"
+        )
+        correlation_id = headers["martlet-correlation-id"]
+        request.add_header("X-Martlet-Header", f"martlet-correlation-id={correlation_id}")
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.read() == b"OK"
+        connection.sendall(commands.finish([id]))
+
+
+def test_a_plain_client_of_nsq_replies_by_http(topic: str) -> None:
+    with BrokerProcess(None) as broker, sync.Producer(broker.tcp_address) as producer:
+        working = threading.Thread(target=plain_worker, args=(broker, topic))
+        working.start()
+        assert producer.request(topic, b"ab", timeout_s=20).body == b"abab"
+        working.join()
 
 
 @NEEDS_NSQD

@@ -200,6 +200,7 @@ async def test_the_queue_is_the_one_that_is_named_or_that_of_the_order_key(tmp_p
         ({"producer": PRODUCER, "sequence": 0}, "BAD_ARGUMENT", "number from 1"),
         ({"flush_timeout_ms": 0}, "BAD_ARGUMENT", "'flush_timeout_ms' must be a whole number"),
         ({"oneway": 1}, "BAD_ARGUMENT", "'oneway' must be true or false"),
+        ({"claim_ms": -1}, "BAD_ARGUMENT", "'claim_ms' must be a whole number"),
     ],
 )
 async def test_wrong_options_are_refused(

@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -333,6 +334,34 @@ def relay(source: BrokerProcess, topic: str, *to: str, **options: Any) -> Relay:
             **options,
         )
     )
+
+
+async def test_relay_and_to_http_keep_a_rate_over_all_topics(broker: BrokerProcess) -> None:
+    lines, rate_per_s = LINES[:15], 50.0
+    for channel in ("nsq_to_http", "nsq_to_nsq"):
+        for topic in ("rate1", "rate2"):
+            fill(broker, topic, lines, channel)
+    least_s = (2 * len(lines) - 5) / rate_per_s
+    brokers = (broker.tcp_address,)
+    with HttpSink() as sink, BrokerProcess() as to:
+        options = {"topics": ("rate1", "rate2"), "nsqd_tcp_addresses": brokers, "rate": rate_per_s}
+        for channel, tool in (
+            ("nsq_to_http", ToHttp(ToHttpOptions(post_urls=(sink.url,), **options))),  # type: ignore[arg-type]
+            ("nsq_to_nsq", Relay(RelayOptions(destination_addresses=(to.tcp_address,), **options))),  # type: ignore[arg-type]
+        ):
+            began_s = time.monotonic()
+            async with at_work(tool):
+                for topic in ("rate1", "rate2"):
+                    await done(broker, topic, channel)
+            assert time.monotonic() - began_s >= least_s
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1e12])
+def test_a_bad_rate_is_refused(rate: float) -> None:
+    with pytest.raises(OptionError, match=r"--rate=.* must be from 0.001 to 1,000,000,000"):
+        ToHttpOptions(
+            topics=("t",), nsqd_tcp_addresses=("a:1",), post_urls=("http://a",), rate=rate
+        )
 
 
 async def test_messages_are_relayed_and_filtered(broker: BrokerProcess) -> None:

@@ -133,6 +133,7 @@ others = st.one_of(
     st.tuples(st.just("filter"), topics, st.sampled_from(["", "red", "red blue"])),
     st.tuples(st.just("send"), client, st.sampled_from([b"", b"red"]).map(tagged)),
     st.tuples(st.just("leave"), client, identities),
+    st.tuples(st.just("rate"), topics, st.sampled_from([0, 1, 50])),
 )
 # Mostly what the compiled path is for, with anything in between.
 lives = st.lists(
@@ -221,7 +222,10 @@ class Pair:
             topic.configure(TopicPolicy(trace="on" if arguments[0] else "off"))
         elif what == "filter" and "x" in topic.channels:
             topic.configure_channel("x", ChannelPolicy(tags=tuple(str(arguments[0]).split())))
-        elif "x" in topic.channels and not topic.channels["x"].consumers:
+        elif what == "rate" and "x" in topic.channels:
+            policy = topic.channels["x"].policy.configured({"rate_per_s": arguments[0]})
+            topic.configure_channel("x", policy)
+        elif what == "order" and "x" in topic.channels and not topic.channels["x"].consumers:
             topic.configure_channel("x", ChannelPolicy(order="queue"))
 
     def compare(self) -> None:
@@ -294,6 +298,17 @@ def test_what_the_compiled_path_serves() -> None:
                         pair.compare()
                     pair.step((what, "a", False))
                     pair.compare()
+                pair.step(("rate", "a", 1))
+                pair.step(("time", 61.0))
+                delivered = [twin.broker.topics["a"].channels["x"] for twin in pair.twins]
+                before = [channel.delivered_count for channel in delivered]
+                for step in [finish, lone, finish, lone]:
+                    pair.step(step)
+                    pair.compare()
+                assert [c.delivered_count - n for c, n in zip(delivered, before, strict=True)] == [
+                    0,
+                    0,
+                ]
             finally:
                 pair.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from martlet.client import Hooks
-from martlet.client.hooks import Handling, Publishing
+from martlet.client.hooks import Handling, Publishing, Requesting
 
 
 class RecordedHooks:
@@ -24,6 +24,8 @@ class RecordedHooks:
         if isinstance(given, Publishing):
             assert given.age_s() >= 0
             return given.topic, given.message_count, given.size_bytes
+        if isinstance(given, Requesting):
+            return given.topic, given.size_bytes, given.reply and given.reply.body
         if isinstance(given, Handling):
             return given.topic, given.channel, given.message.body, given.message.attempts
         return type(given) if isinstance(given, BaseException) else given
