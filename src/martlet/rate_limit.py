@@ -118,13 +118,15 @@ class RateLimit:
         self._bucket.take(count, self._clock())
 
     def ring(self) -> None:
-        """Call the parts that wait, the first of the last time at the end."""
+        """Call the parts that wait, in turn."""
         self._is_empty = False
         waiting = self._waiting
-        if len(waiting) > 1:
-            first = next(iter(waiting))
-            del waiting[first]
-            waiting[first] = None
-        for part in list(waiting):
-            del waiting[part]
+        for part in self._in_turn(list(waiting)):
+            waiting.pop(part, None)
             part.pump()
+
+    def _in_turn(self, waiting: list[Limited]) -> list[Limited]:
+        """Return the parts that wait in the order in which they may go: the first of the last time
+        is the last.
+        """
+        return [*waiting[1:], *waiting[:1]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
+from martlet.broker.channel.channel_rate import ChannelRate
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.channel.ordering import Ordering
 from martlet.broker.channel.redelivery import Redelivery
@@ -27,7 +28,7 @@ from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.durations import MILLISECOND_NS
-from martlet.rate_limit import RateLimit, TokenBucket
+from martlet.rate_limit import TokenBucket
 
 if TYPE_CHECKING:
     from martlet.broker.channel.client import Client
@@ -123,7 +124,7 @@ class Channel(ChannelState):
         elif rate_per_s:
             clock = self.context.clock
             alarm = self.context.schedule.alarm(lambda _now_ns: limit.ring())
-            limit = RateLimit(TokenBucket(rate_per_s, burst, clock()), clock, alarm.at)
+            limit = ChannelRate(TokenBucket(rate_per_s, burst, clock()), clock, alarm.at)
             self.delivery.rate_limit = limit
 
     def _charge(self, member: GroupConsumer) -> None:

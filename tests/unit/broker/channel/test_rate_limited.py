@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
@@ -19,6 +22,19 @@ def limit(core: Core, topic: str, **changes: object) -> None:
 
 def rising(client: Client) -> list[int]:
     return [int(body) for body in client.bodies]
+
+
+class Taker(Client):
+    """A client of a channel at several queues."""
+
+    def __init__(self, core: Core) -> None:
+        self.channel = core.channel("t")
+        self.got, self.closed = [], False
+        self.joined: Any = self.channel.all_queues
+        self.subscriber = self.joined.add_consumer(self, 60 * SECOND_NS)
+
+    def ready_at_all(self, count: int) -> None:
+        self.joined.set_ready(self.subscriber, count)
 
 
 def test_a_channel_delivers_a_burst_and_then_its_rate() -> None:
@@ -100,27 +116,40 @@ def test_an_ordered_channel_is_limited(order: str) -> None:
 def test_queues_share_the_rate_and_take_turns() -> None:
     core = Core()
     core.broker.set_queues("t", 4)
-    got: list[int] = []
-
-    class Taker(Client):
-        def __init__(self) -> None:
-            self.channel = core.broker.topic("t").channel("c")
-            self.got, self.closed = [], False
-
-    taker = Taker()
-    joined = taker.channel.all_queues
-    subscriber = joined.add_consumer(taker, 60 * SECOND_NS)  # type: ignore[arg-type]
+    taker = Taker(core)
     limit(core, "t", rate_per_s=100, rate_burst=4)
     for part in core.broker.topic("t").parts:
         part.stage([b"%d" % part.number] * 200)
     core.broker.commit()
-    joined.set_ready(subscriber, 1000)  # type: ignore[arg-type]
+    taker.ready_at_all(1000)
     for _ in range(100):
         core.wait(10 * MILLISECOND_NS)
     got = rising(taker)
     assert len(got) == 104
     counts = [got.count(number) for number in range(4)]
     assert max(counts) - min(counts) <= 4
+
+
+def test_a_limited_channel_delivers_by_priority_and_starves_none() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    core.channel("t")
+    parts = {4: topic}
+    for priority in (9, 1):
+        parts[priority] = core.broker.part_of_priority(topic, priority)
+    limit(core, "t", rate_per_s=100, rate_burst=1)
+    for priority, part in parts.items():
+        part.stage([b"%d" % priority] * 1000)
+    core.broker.commit()
+    taker = Taker(core)
+    taker.ready_at_all(10_000)
+    for _ in range(600):
+        core.wait(10 * MILLISECOND_NS)
+    counts = Counter(rising(taker))
+    assert sum(counts.values()) == 601
+    assert counts[9] >= 590
+    assert counts[4] >= 2
+    assert counts[1] >= 2
 
 
 def test_the_rate_is_kept_by_a_restart() -> None:
