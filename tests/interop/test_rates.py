@@ -8,9 +8,9 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -200,7 +200,7 @@ def test_a_blocking_pull_consumer_with_batches(broker: BrokerProcess, topic: str
         sync.PullConsumer(
             topic, "g", broker.tcp_address, start="first", rate_per_s=RATE_PER_S, rate_burst=BURST
         ) as consumer,
-        closing(consumer.batches()) as batches,
+        closing(cast("Generator[Any]", consumer.batches())) as batches,
     ):
         for batch in batches:
             assert len(batch) <= BURST
@@ -221,7 +221,7 @@ def test_a_blocking_pull_consumer_with_batches(broker: BrokerProcess, topic: str
 def test_bad_rates_are_refused(options: dict[str, float], text: str) -> None:
     for make in (Consumer, PullConsumer):
         with pytest.raises(ValueError, match=text.replace("(", r"\(")):
-            make("t", "c", **options)  # type: ignore[arg-type, operator]
+            make("t", "c", **options)  # type: ignore[arg-type]
 
 
 async def _limited(broker: BrokerProcess, topic: str) -> None:
@@ -253,12 +253,12 @@ async def test_a_limited_channel(broker: BrokerProcess, topic: str, one_at_a_tim
             Consumer(name, "c", broker.tcp_address) for _ in range(1 if one_at_a_time else 2)
         ]
         times = Times()
-        running = asyncio.gather(
-            *(
-                _consume(one, times, lambda: [each.stop() for each in consumers])
-                for one in consumers
-            )
-        )
+
+        def stop_all() -> None:
+            for each in consumers:
+                each.stop()
+
+        running = asyncio.gather(*(_consume(one, times, stop_all) for one in consumers))
         for body in BODIES if one_at_a_time else ():
             await producer.publish(name, body)
         await running

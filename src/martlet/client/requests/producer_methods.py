@@ -101,8 +101,7 @@ class ProducerRequests(ABC):
             async with asyncio.timeout(timeout_s):
                 return await reply
         except TimeoutError as error:
-            if reply.done() and not reply.cancelled():
-                raise  # It is the error of the send.
+            # Either this ends first, or the send, whose time limit is the same.
             raise RequestTimeout(self._timeout_text(topic, timeout_s, stored)) from error
         finally:
             requester.end(correlation_id)
@@ -112,7 +111,7 @@ class ProducerRequests(ABC):
     def _timeout_text(
         self, topic: str, timeout_s: float, stored: asyncio.Future[Any] | None
     ) -> str:
-        if stored is None or not stored.done():
+        if stored is None or not stored.done() or stored.exception() is not None:
             return (
                 f"the request to topic {topic!r} has no answer of a broker within {timeout_s:g} s:"
                 f" {self._pool.trouble}; it may be stored"
