@@ -10,8 +10,8 @@ reports an unused one. Martlet's own fields are:
   ``refused_count``, those refused at publishing for lack of space;
 - of a channel ``dead_letter_count``, the messages that went to its dead-letter topic;
   ``oldest_message_age_ms``, since when its oldest waiting message waits; ``kind``, where members or
-  a reader fetch; ``rate_per_s``, where its policy limits that; and, if it is the only one asked for, ``finish_latency``, the histogram of
-  ``/metrics``, which would cost too much for thousands;
+  a reader fetch; ``rate_per_s``, where its policy limits that; and, if it is the only one asked
+  for, ``finish_latency``, the histogram of ``/metrics``, which would cost too much for thousands;
 - ``queues``, of a topic that has several.
 
 Counting thousands of channels takes long, so it is done in slices (`martlet.server.time_slice`),
