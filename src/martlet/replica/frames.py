@@ -106,44 +106,69 @@ class Frame(NamedTuple):
 class FrameReader:
     """Splits the bytes of a connection into frames.
 
+    A DATA frame comes out in pieces, so that its bytes need not be gathered first: as DATA frames,
+    each with the position of its own bytes. All others come out whole.
+
     Args:
         max_body_bytes: the maximum of one frame's body; it may be changed between frames.
     """
 
     def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.max_body_bytes = max_body_bytes
-        self._pieces: list[bytes | memoryview] = []
+        self._begun = bytearray()
         """The beginning of a frame."""
-        self._length = 0
-        """The number of its bytes."""
         self._needed = HEADER.size
         """The number of bytes without which there is no frame."""
+        self._data: Frame | None = None
+        """What comes next of a DATA frame, without its bytes."""
+        self._left = 0
+        """The number of those bytes."""
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Take in bytes in pieces of any length. Returns the frames that are whole; their bodies
-        are parts of `data`, where it has all of a frame.
+        """Take in bytes in pieces of any length. Returns the frames that are whole, and what is
+        there of a DATA frame; their bodies may be parts of `data`.
 
         Raises FrameRefused; the frames before the bad one are lost with it.
         """
-        self._pieces.append(data)
-        self._length += len(data)
-        if self._length < self._needed:
-            return []
-        received = memoryview(data if len(self._pieces) == 1 else b"".join(self._pieces))
+        received = memoryview(data)
         frames: list[Frame] = []
-        at, self._needed = 0, HEADER.size
-        while len(received) - at >= HEADER.size:
-            frame = self._read(received[at:])
-            if frame is None:
-                break
-            frames.append(frame)
-            at += HEADER.size + len(frame.body)
-        self._pieces = [received[at:]] if at < len(received) else []
-        self._length = len(received) - at
-        assert self._length < self._needed
+        while received:
+            if self._data is not None:
+                used = self._take_data(self._data, received, frames)
+            elif self._begun:
+                used = min(len(received), self._needed - len(self._begun))
+                self._begun += received[:used]
+                self._end_begun(frames)
+            else:
+                used = self._take_frame(received, frames)
+                if not used:
+                    self._begun += received
+                    break
+            received = received[used:]
+        assert not self._begun or len(self._begun) < self._needed
         return frames
 
-    def _read(self, received: memoryview) -> Frame | None:
+    def _take_data(self, data: Frame, received: memoryview, frames: list[Frame]) -> int:
+        body = received[: self._left]
+        frames.append(data._replace(body=body))
+        self._left -= len(body)
+        self._data = data._replace(position=data.position + len(body)) if self._left else None
+        return len(body)
+
+    def _end_begun(self, frames: list[Frame]) -> None:
+        if len(self._begun) < self._needed:
+            return
+        begun, self._begun = self._begun, bytearray()
+        if not self._take_frame(memoryview(begun), frames):
+            self._begun = begun  # Its header is whole, and its body is not.
+
+    def _take_frame(self, received: memoryview, frames: list[Frame]) -> int:
+        """Take in one frame, or the header of a DATA frame. Returns its length; 0 where it is not
+        whole.
+        """
+        self._needed = HEADER.size
+        if len(received) < HEADER.size:
+            return 0
         magic, checksum, length, kind, flags, version, epoch, position, second = HEADER.unpack_from(
             received
         )
@@ -153,19 +178,24 @@ class FrameReader:
             raise FrameRefused(f"a frame of version {version}, where this replica speaks {VERSION}")
         if length > self.max_body_bytes:
             raise FrameRefused(f"a body of {length} bytes; the maximum is {self.max_body_bytes}")
-        if len(received) < HEADER.size + length:
-            self._needed = HEADER.size + length
-            return None
-        body = received[HEADER.size : HEADER.size + length]
         found = crc32c(received[_FENCED_BYTES])
+        is_piecewise = kind == FrameKind.DATA and length > 0
         if kind != FrameKind.DATA:
-            found = crc32c(body, found)
+            if len(received) < HEADER.size + length:
+                self._needed = HEADER.size + length
+                return 0
+            found = crc32c(received[HEADER.size : HEADER.size + length], found)
         if found != checksum:
             raise FrameRefused(f"a frame of kind {kind} with a wrong checksum")
         try:
-            return Frame(FrameKind(kind), epoch, position, second, body, bool(flags & 1))
+            frame = Frame(FrameKind(kind), epoch, position, second, is_whole=bool(flags & 1))
         except ValueError:
             raise FrameRefused(f"a frame of an unknown kind, {kind}") from None
+        if is_piecewise:
+            self._data, self._left = frame, length
+            return HEADER.size
+        frames.append(frame._replace(body=received[HEADER.size : HEADER.size + length]))
+        return HEADER.size + length
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,54 @@ def pack(frame: Frame) -> bytes:
     return frame.pack_header() + bytes(frame.body)
 
 
+def joined(found: list[Frame]) -> list[Frame]:
+    """The frames, with the bodies as bytes, where pieces of DATA that follow each other are one."""
+    out: list[Frame] = []
+    for frame in found:
+        last = out[-1] if out else None
+        if (
+            last is not None
+            and frame.kind == FrameKind.DATA
+            and frame._replace(position=last.position, body=last.body) == last
+            and frame.position == last.position + len(last.body) > last.position
+        ):
+            out[-1] = last._replace(body=last.body + bytes(frame.body))
+        else:
+            out.append(frame._replace(body=bytes(frame.body)))
+    return out
+
+
 @given(sent=st.lists(frames, max_size=4), data=st.data())
 def test_frames_come_out_as_they_went_in(sent: list[Frame], data: st.DataObject) -> None:
+    """Each receive goes into the same buffer, as with a connection."""
     stream = b"".join(map(pack, sent))
     reader = FrameReader()
+    buffer = bytearray(len(stream))
     got = []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
-        got += reader.feed(stream[:cut])
+        buffer[:cut] = stream[:cut]
+        got += [
+            frame._replace(body=bytes(frame.body))
+            for frame in reader.feed(memoryview(buffer)[:cut])
+        ]
         stream = stream[cut:]
-    assert got == sent
+    assert joined(got) == joined(sent)
+
+
+def test_data_comes_out_as_it_arrives() -> None:
+    """The bytes of a large frame are not gathered first."""
+    body = bytes(range(100))
+    stream = pack(Frame(FrameKind.DATA, 3, 640, 560, body)) + pack(Frame(FrameKind.BEAT, 3, 740))
+    reader = FrameReader()
+    assert reader.feed(stream[: HEADER.size]) == []
+    assert reader.feed(stream[HEADER.size : HEADER.size + 30]) == [
+        Frame(FrameKind.DATA, 3, 640, 560, body[:30])
+    ]
+    assert reader.feed(stream[HEADER.size + 30 :]) == [
+        Frame(FrameKind.DATA, 3, 670, 560, body[30:]),
+        Frame(FrameKind.BEAT, 3, 740),
+    ]
 
 
 @given(frame=frames, at=st.integers(0, 1 << 20), bit=st.integers(0, 7))

@@ -24,16 +24,23 @@ log = logging.getLogger("martlet")
 
 
 class Owner:
-    """A process that keeps the frames that it receives."""
+    """A process that keeps the frames that it receives, and joins the pieces of DATA."""
 
     def __init__(self) -> None:
         self.links: set[ReplicaLink] = set()
         self.strangers: dict[ReplicaLink, None] = {}
         self.frames: list[Frame] = []
+        self.body_bytes = 0
         self.received = asyncio.Event()
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
-        self.frames += frames
+        for frame in frames:
+            last = self.frames[-1] if self.frames else frame
+            self.body_bytes += len(frame.body)
+            if last.body and frame.position == last.position + len(last.body):
+                self.frames[-1] = last._replace(body=bytes(last.body) + bytes(frame.body))
+            else:
+                self.frames.append(frame._replace(body=bytes(frame.body)))
         self.received.set()
 
     def link_lost(self, link: ReplicaLink) -> None:
@@ -80,7 +87,8 @@ async def exchange(sent: list[Frame], known: LinkTrust) -> list[Frame]:
     for frame in sent:
         link.send(frame)
     reading.resume_reading()
-    while len(receiver.frames) < len(sent):
+    body_bytes = sum(len(frame.body) for frame in sent)
+    while len(receiver.frames) < len(sent) or receiver.body_bytes < body_bytes:
         await receiver.received.wait()
         receiver.received.clear()
         assert receiver.links, "the connection was lost"
@@ -98,7 +106,7 @@ def test_frames_arrive_in_order_when_the_socket_is_full(
     random = Random(1)
     sizes = [0, 1, 100, 1 << 14, 1 << 20, 70_000]
     sent = [
-        Frame(FrameKind.DATA, 1, number, 0, random.randbytes(random.choice(sizes)))
+        Frame(FrameKind.DATA, 1, number << 32, 0, random.randbytes(random.choice(sizes)))
         for number in range(60)
     ]
     found = run(exchange(sent, trust(tmp_path, tls=tls)))
@@ -157,8 +165,9 @@ async def test_a_stranger_cannot_send_a_large_first_frame() -> None:
         while len(owner.frames) < 1:  # noqa: ASYNC110, it is counted
             await asyncio.sleep(0.01)
         known.send(large)
-        while len(owner.frames) < 2:  # noqa: ASYNC110, as above
+        while owner.body_bytes < len(b"{}") + len(large.body):  # noqa: ASYNC110, as above
             await asyncio.sleep(0.01)
+    assert owner.frames[1:] == [large]
     known.close()
     server.close()
 
