@@ -8,7 +8,9 @@
                                     ^ received_position   the next bytes go here
 
 Bytes come in pieces of any length and are written at once; a record counts when it is whole and its
-checksum is right. A SEGMENT_END never counts: a primary that is started again may write over it.
+checksum is right. The checksum is that of the received bytes, piece by piece behind the write of
+each: they are in the processor's cache then, and the mapped segment need not be read. A SEGMENT_END
+never counts: a primary that is started again may write over it.
 
 The primary tells each of its segments before the first bytes in it. Where positions are missing
 before a segment, the primary has retired what was there: batches that it moved from there come
@@ -19,19 +21,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from crc32c import crc32c
+
 from martlet.log import fsync_marker
 from martlet.log.atomic_batches import batches_of
 from martlet.log.cut import CutTail, cut_off, finish_cut
 from martlet.log.epochs import EpochRange, Epochs
 from martlet.log.record import (
+    CHECKED_FROM,
     HEADER_BYTES,
     BadRecord,
     Header,
     RecordKind,
+    check_checksum,
     read_header,
     read_record,
 )
-from martlet.log.recovery import RecoveryReport, read_good, scan
+from martlet.log.recovery import RecoveryReport, check_place, scan
 from martlet.log.segmented import SegmentedLog
 from martlet.log.storage import Segment, Storage, key_index_name
 
@@ -114,8 +120,10 @@ class CopiedLog(SegmentedLog):
         """Called with what a cut took off."""
         self.gap_count = 0
         """The segments that began behind missing positions."""
-        self._whole_at = position + HEADER_BYTES
-        """No record is complete before this much is received."""
+        self._begun: Header | None = None
+        """The header of the record at `position`, once it is received."""
+        self._checksum = 0
+        """That of the record's bytes before `received_position`."""
         self._has_ended = False
         """Whether the end of the last segment was received."""
 
@@ -162,12 +170,11 @@ class CopiedLog(SegmentedLog):
             raise CopyRefused(f"bytes up to {position + len(data)} behind {_end_of(last)}")
         self._put(last, data, position)
         self.received_position += len(data)
-        if self.received_position >= self._whole_at:
-            try:
-                self._verify(last)
-            except BadRecord as error:
-                self.restart()
-                raise CopyRefused(f"a bad record was received: {error}") from error
+        try:
+            self._verify(last, position, memoryview(data))
+        except BadRecord as error:
+            self.restart()
+            raise CopyRefused(f"a bad record was received: {error}") from error
 
     def write_damaged(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes that are damaged at all replicas, between two records. Raises CopyRefused."""
@@ -315,30 +322,46 @@ class CopiedLog(SegmentedLog):
 
     def _begin_at_position(self) -> None:
         self.received_position = self.position
-        self._whole_at = self.position + HEADER_BYTES
+        self._begun = None
         self._has_ended = False
 
-    def _verify(self, segment: Segment) -> None:
-        """Count the records that are whole. Raises BadRecord."""
-        while self.received_position - self.position >= HEADER_BYTES:
-            at = self.position - segment.base
-            header = read_header(segment.view, at, self.position)
-            if header.next_position > _end_of(segment):
-                raise BadRecord(f"position {self.position}: a record beyond the segment's end")
-            if header.next_position > self.received_position:
-                self._whole_at = header.next_position
+    def _verify(self, segment: Segment, start: int, data: memoryview) -> None:
+        """Count the records that are whole with the bytes received last, which are written from
+        position `start` on. Raises BadRecord.
+        """
+        received = self.received_position
+        assert start + len(data) == received
+        while received - self.position >= HEADER_BYTES:
+            position, header = self.position, self._begun
+            if header is None:
+                if position >= start:
+                    header = read_header(data, position - start, position)
+                else:
+                    header = read_header(segment.view, position - segment.base, position)
+                if header.next_position > _end_of(segment):
+                    raise BadRecord(f"position {position}: a record beyond the segment's end")
+                check_place(header, self.epochs.last)
+                self._begun, self._checksum = header, 0
+                position += CHECKED_FROM
+                if position < start:  # The header came in two pieces.
+                    at = position - segment.base
+                    self._checksum = crc32c(segment.view[at : start - segment.base])
+            end = header.next_position
+            piece = data[max(0, position - start) : end - start]
+            self._checksum = crc32c(piece, self._checksum)
+            if end > received:
                 return
-            header, _ = read_good(segment, at, self.epochs.last)
+            self._begun = None
+            check_checksum(header, self._checksum)
             if header.kind == RecordKind.SEGMENT_END:
-                if header.next_position != self.received_position:
+                if end != received:
                     raise BadRecord(f"position {self.position}: bytes behind the segment's end")
                 self._has_ended = True
                 return
-            self.epochs.add(header.epoch, self.position, header.next_position)
-            self.position = header.next_position
+            self.epochs.add(header.epoch, self.position, end)
+            self.position = end
             if header.properties_length or header.kind == RecordKind.BUNDLE:
                 self.has_properties = True
-        self._whole_at = self.position + HEADER_BYTES
 
 
 def _end_of(segment: Segment) -> int:

@@ -45,6 +45,8 @@ VERSION = 1
 """The version of the layout above; a log of another version is not read."""
 HEADER_BYTES = 80
 """Bytes of a record that come before its payload, a multiple of 8 as numpy reads it in place."""
+CHECKED_FROM = 8
+"""The checksum covers a record from this byte on."""
 FRAME_HEADER_BYTES = 34
 """Bytes of a frame that come before its body."""
 FRAME_SIZE_EXTRA = 30
@@ -206,7 +208,7 @@ def seal(
     HEADER_STRUCT.pack_into(
         record, 0, MAGIC, 0, length, VERSION, kind, flags, position, epoch, *contents, 0
     )
-    _CRC.pack_into(record, 4, crc32c(record[8:]))
+    _CRC.pack_into(record, 4, crc32c(record[CHECKED_FROM:]))
 
 
 def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> None:
@@ -216,7 +218,7 @@ def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> N
     assert position % 8 == 0
     fields = header._replace(position=position, epoch=epoch, flags=flags)
     HEADER_STRUCT.pack_into(record, 0, *fields)
-    _CRC.pack_into(record, 4, crc32c(memoryview(record)[8:]))
+    _CRC.pack_into(record, 4, crc32c(memoryview(record)[CHECKED_FROM:]))
 
 
 def journal_record(
@@ -275,9 +277,16 @@ def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview
     record = memoryview(data)[at : at + header.length]
     if len(record) < header.length:
         raise BadRecord(f"position {position}: cut at {len(record)} of {header.length} bytes")
-    if crc32c(record[8:]) != header.crc32c:
-        raise BadRecord(f"position {position}: the checksum does not fit")
+    check_checksum(header, crc32c(record[CHECKED_FROM:]))
     return header, record
+
+
+def check_checksum(header: Header, found: int) -> None:
+    """Check a record's checksum: the CRC-32C of its bytes from `CHECKED_FROM` on. Raises
+    BadRecord.
+    """
+    if found != header.crc32c:
+        raise BadRecord(f"position {header.position}: the checksum does not fit")
 
 
 def payload(header: Header, record: memoryview) -> memoryview:

@@ -140,13 +140,21 @@ def scan(
 
 def read_good(segment: Segment, at: int, last_epoch: int) -> tuple[Header, memoryview]:
     """Read the record at byte `at` of a segment, behind records of an epoch. Raises BadRecord."""
-    position = segment.base + at
-    header, record = read_record(segment.view, at, position)
-    if header.epoch < last_epoch:
-        raise BadRecord(f"position {position}: epoch {header.epoch} behind epoch {last_epoch}")
-    if header.flags & RecordFlag.BUNDLED:
-        raise BadRecord(f"position {position}: a batch without the bundle that it belongs to")
+    header, record = read_record(segment.view, at, segment.base + at)
+    check_place(header, last_epoch)
     return header, record
+
+
+def check_place(header: Header, last_epoch: int) -> None:
+    """Check that a record may stand in a log, behind records of an epoch. Raises BadRecord."""
+    if header.epoch < last_epoch:
+        raise BadRecord(
+            f"position {header.position}: epoch {header.epoch} behind epoch {last_epoch}"
+        )
+    if header.flags & RecordFlag.BUNDLED:
+        raise BadRecord(
+            f"position {header.position}: a batch without the bundle that it belongs to"
+        )
 
 
 def _begun(segment: Segment, at: int) -> bool:
