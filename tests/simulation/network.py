@@ -27,6 +27,7 @@ class End:
         self._coming: deque[Frame | None] = deque()
         """What the other end sent; None where it ended the connection."""
         self._is_due = False
+        self.is_full = False
         self._reader = FrameReader()
 
     def send(self, frame: Frame) -> None:

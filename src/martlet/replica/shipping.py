@@ -45,6 +45,10 @@ class LogsDiverged(Exception):
 class Link(Protocol):
     """A connection to another replica: frames arrive in order, or the connection ends."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether what is sent now has to wait. The caller is told when that is over."""
+
     def send(self, frame: Frame) -> None:
         """Send a frame; nothing happens where the connection has ended."""
 
@@ -81,9 +85,11 @@ class LogSender:
         self._content_end: int | None = None
 
     def pump(self, link: Link, epoch: int, confirmed: int, max_bytes: int) -> None:
-        """Send what follows, at most `max_bytes`. Raises SegmentRemoved."""
+        """Send what follows, at most `max_bytes`, and no more than the link takes: what waits is in
+        the log anyway, and leaves it in larger frames later. Raises SegmentRemoved.
+        """
         left = max_bytes
-        while left > 0:
+        while left > 0 and not link.is_full:
             segment = self._segment
             if segment is not None:
                 if not self.log.is_stored(segment):

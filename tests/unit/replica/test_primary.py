@@ -25,6 +25,7 @@ class FakeLink:
     def __init__(self) -> None:
         self.sent: list[Frame] = []
         self.is_closed = False
+        self.is_full = False
 
     def send(self, frame: Frame) -> None:
         self.sent.append(frame)

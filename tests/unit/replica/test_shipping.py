@@ -61,6 +61,29 @@ def ship(sender: LogSender, copy: CopiedLog, max_bytes: int = 1 << 30) -> list[F
     return link.kinds
 
 
+class FillingLink(FakeLink):
+    """It takes one frame of data, and then no more."""
+
+    def send(self, frame: Frame) -> None:
+        super().send(frame)
+        self.is_full = frame.kind == FrameKind.DATA
+
+
+def test_what_a_full_link_does_not_take_stays_in_the_log() -> None:
+    """It is sent in one frame later, with what was appended meanwhile, and not copied before."""
+    log = log_of(2)
+    link = FillingLink()
+    sender = LogSender(log, 0, 0)
+    sender.pump(link, 1, 0, 1 << 20)
+    for _ in range(3):
+        append(log, 1)
+        sender.pump(link, 1, 0, 1 << 20)
+    assert [(frame.position, len(frame.body)) for frame in link.sent] == [(0, 320)]
+    link.is_full = False
+    sender.pump(link, 1, 0, 1 << 20)
+    assert [(frame.position, len(frame.body)) for frame in link.sent[1:]] == [(320, 480)]
+
+
 def test_a_log_arrives_whole_and_goes_on() -> None:
     log, copy = log_of(15), empty()
     sender = LogSender(log, 0, NO_SEGMENT)

@@ -37,9 +37,10 @@ _LARGE_BYTES = 1 << 14
 """The body of a frame that is worth a system call of its own."""
 _SMALL_BUFFER_BYTES = 1 << 12
 """The buffer of a connection that receives little, as acknowledgements."""
-_BUFFER_BYTES = 1 << 18
-"""That of one that receives a log: small enough for the processor's cache, where the bytes still
-are when they are checked and written.
+_BUFFER_BYTES = 1 << 20
+"""That of one that receives a log: so large that a turn of the loop, and an acknowledgement, are
+for many records, and small enough that the bytes are still in the processor's cache when they are
+written and checked.
 """
 _FIRST_FRAME_S = 5.0
 """How long an accepted connection may take until its first frame, in seconds."""
@@ -60,6 +61,9 @@ class LinkOwner(Protocol):
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         """Frames arrived."""
+
+    def link_drained(self, link: ReplicaLink) -> None:
+        """A connection that was full takes frames again."""
 
     def link_lost(self, link: ReplicaLink) -> None:
         """A connection ended that this process did not end."""
@@ -100,6 +104,8 @@ class ReplicaLink(asyncio.BufferedProtocol):
         self._is_first = True
         self._refusal: OSError | None = None
         self.is_closed = False
+        self.is_full = False
+        """Whether bytes wait that the socket did not take: what is sent now waits behind them."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once frames may be sent."""
 
@@ -210,13 +216,34 @@ class ReplicaLink(asyncio.BufferedProtocol):
         if self.is_closed or self._transport is None:
             return
         header, body = frame.pack_header(), frame.body
-        sent = self._send_at_once(header, body) if len(body) >= _LARGE_BYTES else 0
-        # A copy: the transport may keep what it is given, and a segment's bytes may change once it
-        # is used again.
+        if len(body) < _LARGE_BYTES:
+            self._transport.write(b"".join((header, body)))
+            return
+        sent = self._send_at_once(header, body)
         if sent < len(header):
-            self._transport.write(b"".join((header[sent:], body)))
-        elif sent < len(header) + len(body):
-            self._transport.write(bytes(body[sent - len(header) :]))
+            self._transport.write(header[sent:])
+        if sent < len(header) + len(body):
+            # Without a copy: a segment is not used again while its bytes are still to be sent.
+            self._transport.write(memoryview(body)[max(0, sent - len(header)) :])
+            self._be_full()
+
+    def _be_full(self) -> None:
+        """Tell the owner once the socket has taken everything."""
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size():
+            self.is_full = True
+            self._transport.set_write_buffer_limits(0)
+
+    def pause_writing(self) -> None:
+        """Called by the event loop; `is_full` says it already."""
+
+    def resume_writing(self) -> None:
+        """Called by the event loop: the socket has taken everything."""
+        if self.is_full and not self.is_closed:
+            assert self._transport is not None
+            self.is_full = False
+            self._transport.set_write_buffer_limits()
+            self._owner.link_drained(self)
 
     def _send_at_once(self, header: bytes, body: bytes | memoryview) -> int:
         """Give the socket what it takes, without a copy; return the number of bytes."""

@@ -411,6 +411,10 @@ class ReplicaNode:
             self._do(lambda frame=frame: self.replica.received(link, frame, self.now_ns()))  # type: ignore[misc]
         self._end_turn()
 
+    def link_drained(self, link: ReplicaLink) -> None:
+        """A connection that was full takes frames again."""
+        self._do(lambda: self.replica.end_turn(self.now_ns()))
+
     def link_lost(self, link: ReplicaLink) -> None:
         """A connection ended."""
         if hasattr(self, "replica"):

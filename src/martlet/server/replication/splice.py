@@ -76,6 +76,9 @@ class _Splice:
         else:
             self.answered.set_exception(ConnectionError("it is not the primary"))
 
+    def link_drained(self, link: ReplicaLink) -> None:
+        """Nothing waits to be sent."""
+
     def link_lost(self, link: ReplicaLink) -> None:
         """The primary closed the connection."""
         if not self.answered.done():

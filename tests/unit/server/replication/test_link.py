@@ -32,6 +32,7 @@ class Owner:
         self.frames: list[Frame] = []
         self.body_bytes = 0
         self.received = asyncio.Event()
+        self.drained = asyncio.Event()
 
     def link_received(self, link: ReplicaLink, frames: list[Frame]) -> None:
         for frame in frames:
@@ -42,6 +43,9 @@ class Owner:
             else:
                 self.frames.append(frame._replace(body=bytes(frame.body)))
         self.received.set()
+
+    def link_drained(self, link: ReplicaLink) -> None:
+        self.drained.set()
 
     def link_lost(self, link: ReplicaLink) -> None:
         self.received.set()
@@ -86,7 +90,10 @@ async def exchange(sent: list[Frame], known: LinkTrust) -> list[Frame]:
     reading = await accepted
     for frame in sent:
         link.send(frame)
+    assert link.is_full and not sender.drained.is_set()
     reading.resume_reading()
+    await sender.drained.wait()
+    assert not link.is_full
     body_bytes = sum(len(frame.body) for frame in sent)
     while len(receiver.frames) < len(sent) or receiver.body_bytes < body_bytes:
         await receiver.received.wait()
@@ -102,7 +109,9 @@ async def exchange(sent: list[Frame], known: LinkTrust) -> list[Frame]:
 def test_frames_arrive_in_order_when_the_socket_is_full(
     run: Callable[[Coroutine[Any, Any, list[Frame]]], list[Frame]], tls: bool, tmp_path: Path
 ) -> None:
-    """Of a large frame the socket may take a part, of the header even."""
+    """Of a large frame the socket may take a part, of the header even. The sender is told when it
+    has taken the rest.
+    """
     random = Random(1)
     sizes = [0, 1, 100, 1 << 14, 1 << 20, 70_000]
     sent = [
