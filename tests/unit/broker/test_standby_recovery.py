@@ -57,6 +57,30 @@ def test_a_checkpoint_is_saved_once_the_record_at_its_position_is_durable() -> N
     assert (found.checkpoint_position, found.notes) == (base, [])
 
 
+def test_a_state_is_built_without_a_search_of_the_unwritten_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A standby builds it while it is in sync. The search for records behind the end of a segment
+    took more than a second of a busy processor for 100 MiB, in which it was silent.
+    """
+    core = Core()
+    for number in range(3):
+        core.publish("t", b"%d" % number)
+        core.broker.log.end_segment()
+    copy, _ = open_copy(SimulatedStorage(Random(1)))
+    feed(core.broker.log, copy, Random(1))
+    assert len(copy.segments) >= 3
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the rest of a segment is searched")
+
+    monkeypatch.setattr("martlet.log.recovery.next_good", fail)
+    recovery = BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
+    recovery.follow(copy.end_position)
+    broker, _ = promote(copy, recovery, 2, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES)
+    assert broker.topics["t"].queue.end_offset == 3
+
+
 def test_a_promoted_broker_reports_what_no_replica_has_undamaged() -> None:
     core = Core()
     core.publish("t", b"one")

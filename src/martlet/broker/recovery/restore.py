@@ -96,13 +96,12 @@ class BrokerRecovery:
         *,
         copy: CopiedLog | None = None,
     ) -> None:
-        copied_to = None if copy is None else copy.end_position
         self._state, self.checkpoint_position, indexed_to, self.notes = _from_checkpoint(
-            storage, segments, segment_bytes, copied_to
+            storage, segments, segment_bytes, copy
         )
         first_base = segments[0].base if segments else 0
         self.position = first_base if self.checkpoint_position is None else self.checkpoint_position
-        assert copied_to is None or self.position <= copied_to
+        assert copy is None or self.position <= copy.end_position
         self._copy = copy
         self._gap_count = 0 if copy is None else copy.gap_count
         self._segments = segments
@@ -375,7 +374,7 @@ def _report_losses(broker: BrokerCore) -> None:
 
 
 def _from_checkpoint(
-    storage: Storage, segments: list[Segment], segment_bytes: int, copied_to: int | None
+    storage: Storage, segments: list[Segment], segment_bytes: int, copy: CopiedLog | None
 ) -> tuple[RecoveredState, int | None, int, list[str]]:
     """Return the state by the checkpoint, the position from which to replay, that up to which
     indexes were built from a copied log, and notes.
@@ -383,6 +382,7 @@ def _from_checkpoint(
     Without a usable checkpoint, the indexes are rebuilt from the complete log, or from that of
     another replica as far as it counts, and there is no position.
     """
+    copied_to = None if copy is None else copy.end_position
     end_position = _NO_POSITION if copied_to is None else copied_to
     state = RecoveredState(storage, segment_bytes)
     if copied_to is not None:
@@ -400,7 +400,7 @@ def _from_checkpoint(
     if isinstance(loaded, str):
         if segments:
             notes.append(f"{loaded}; reading the whole log")
-            _rebuild(state, segments, None, end_position, {})
+            _rebuild(state, _all_records(segments, copy), None, end_position, {})
         return state, None, copied_to or 0, notes
     head = checkpoint_head(loaded)
     position = head.position
@@ -418,7 +418,7 @@ def _from_checkpoint(
             missing.add(id)
     if missing:
         ends = {topic.id: topic.end_offset or 0 for topic in head.snapshot.topics}
-        _rebuild(state, segments, missing, position, ends)
+        _rebuild(state, _all_records(segments, copy), missing, position, ends)
     for kind, topic, entry in loaded.entries:
         state.apply(kind, topic, entry)
     return state, position, (copied_to or 0) if missing else 0, notes
@@ -434,9 +434,20 @@ def _is_continued(position: int, segments: list[Segment], end: int) -> bool:
     return bool(covered) and covered[-1][0] <= position <= end
 
 
+def _all_records(
+    segments: list[Segment], copy: CopiedLog | None
+) -> Iterable[tuple[Header, memoryview]]:
+    """Return the records of a log, checked. Those of a copied one were checked before they counted,
+    and it is known where they end: a standby, which serves meanwhile, reads their headers alone.
+    """
+    if copy is None:
+        return scan(segments, 0, RecoveryReport())
+    return copy.records(0, copy.end_position)
+
+
 def _rebuild(
     state: RecoveredState,
-    segments: list[Segment],
+    records: Iterable[tuple[Header, memoryview]],
     topics: set[int] | None,
     end_position: int,
     ends: Mapping[int, int],
@@ -449,7 +460,7 @@ def _rebuild(
     rows: dict[int, list[tuple[int, ...]]] = {}
     numbers: dict[int, int] = {}
     packed: dict[int, list[Any]] = {}
-    for header, _ in scan(segments, 0, RecoveryReport()):
+    for header, _ in records:
         if header.kind != RecordKind.BATCH or (topics is not None and header.topic not in topics):
             continue
         if header.position >= end_position and not (
