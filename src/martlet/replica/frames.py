@@ -169,6 +169,7 @@ class FrameReader:
         self._needed = HEADER.size
         if len(received) < HEADER.size:
             return 0
+        length: int
         magic, checksum, length, kind, flags, version, epoch, position, second = HEADER.unpack_from(
             received
         )

@@ -47,7 +47,7 @@ def joined(found: list[Frame]) -> list[Frame]:
             and frame._replace(position=last.position, body=last.body) == last
             and frame.position == last.position + len(last.body) > last.position
         ):
-            out[-1] = last._replace(body=last.body + bytes(frame.body))
+            out[-1] = last._replace(body=bytes(last.body) + bytes(frame.body))
         else:
             out.append(frame._replace(body=bytes(frame.body)))
     return out
