@@ -38,9 +38,9 @@ _LARGE_BYTES = 1 << 14
 _SMALL_BUFFER_BYTES = 1 << 12
 """The buffer of a connection that receives little, as acknowledgements."""
 _BUFFER_BYTES = 1 << 20
-"""That of one that receives a log: so large that a turn of the loop, and an acknowledgement, are
-for many records, and small enough that the bytes are still in the processor's cache when they are
-written and checked.
+"""The buffer of one that receives a log: so large that a turn of the loop, and an acknowledgement,
+are for many records, and small enough that the bytes are still in the processor's cache when they
+are written and checked.
 """
 _FIRST_FRAME_S = 5.0
 """How long an accepted connection may take until its first frame, in seconds."""
