@@ -23,6 +23,7 @@ BENCHMARKS = {
     "delays": "bench.delays",
     "journal": "bench.journal",
     "features": "bench.features",
+    "filters": "bench.filters",
     "replicas": "bench.replicas",
     "requests": "bench.requests",
     "trace": "bench.trace",

@@ -286,6 +286,7 @@ def _same(value: Any, key: str = "") -> Any:
             "kind",
             "finish_latency",
             "dropped_count",
+            "filtered_count",
             "refused_count",
             "dead_letter_count",
             "oldest_message_age_ms",

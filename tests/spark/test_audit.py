@@ -13,7 +13,7 @@ import pytest
 from tests.spark.publish import publish
 
 from martlet.broker.tracing.counters import FIRST_BUCKET
-from martlet.client.sync import Consumer
+from martlet.client.sync import Consumer, Producer
 from martlet.pipeline.audit import JOB, AuditOptions, audit
 from martlet.pipeline.audit.facts import FactKind
 from martlet.pipeline.audit.reading import decoded
@@ -126,3 +126,30 @@ def test_a_running_broker_is_audited_over_http(spark: SparkSession, tmp_path: Pa
         found = audit(AuditOptions(addresses=(broker.http_address,)), spark)
     assert not found.findings
     assert [row["published"] for row in found.totals()] == [500]
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_a_filter_rejects_counts_as_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "broker"
+    wanted = "region = 'eu'"
+    with BrokerProcess(folder, "--journal-interval=10ms", "--retention=1h") as broker:
+        with Consumer("orders", "billing", broker.tcp_address, filter=wanted):
+            pass
+        with Producer(broker.tcp_address) as producer:
+            for start in range(0, 300, 100):
+                producer.send_many("orders", [b"us"] * 50, headers={"region": "us"})
+                producer.send_many("orders", [b"%d" % start], headers={"region": "eu"})
+        consume(broker, 2)
+        await_finished(folder, 2)
+        broker.kill()
+        broker.restart()
+        consume(broker, 1)
+        broker.stop()
+    code, found = audited(capsys, data_paths=(str(folder),))
+    assert (code, found["findings"]) == (OK, [])
+    (row,) = found["totals"]
+    assert (row["published"], row["finished"], row["filtered"], row["open"]) == (153, 153, 150, 0)
+    assert carry_out(JOB, AuditOptions(data_paths=(str(folder),))) == OK
+    assert "filtered" in capsys.readouterr().out.splitlines()[-4]

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
+from martlet.properties.filter.parser import BadFilter, parse
 from martlet.properties.model import BadProperties, Properties
 from martlet.rate_limit import MAX_RATE_PER_S
 
@@ -46,6 +47,11 @@ def topic_name(help: str) -> Any:
 def tags(help: str) -> Any:
     """Declare a field that is a list of tags; empty for none."""
     return field(default=(), metadata={"help": help, "is_tags": True})
+
+
+def condition(help: str) -> Any:
+    """Declare a field that is a filter in SQL; empty for none."""
+    return field(default="", metadata={"help": help, "is_filter": True})
 
 
 def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
@@ -114,6 +120,8 @@ def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
         return value
     if limits.get("is_tags"):
         return _tags(name, value)
+    if limits.get("is_filter"):
+        return _filter(name, value)
     if "count" in limits:
         if not isinstance(value, list | tuple) or len(value) > limits["count"]:
             raise BadPolicy(f"{name} must be a list of at most {limits['count']} numbers")
@@ -132,6 +140,18 @@ def _tags(name: str, value: object) -> tuple[str, ...]:
         except BadProperties as error:
             raise BadPolicy(f"{name}: {error}") from None
     return tuple(sorted(set(value)))
+
+
+def _filter(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise BadPolicy(f"{name} must be a condition in SQL, not {str(value)[:80]!r}")
+    text = value.strip()
+    try:
+        if text:
+            parse(text)
+    except BadFilter as error:
+        raise BadPolicy(f"{name}: {error}") from None
+    return text
 
 
 def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
@@ -197,6 +217,10 @@ class ChannelPolicy(Policy):
         "where messages go that have failed too often; where empty, <topic>.<channel>.dead"
     )
     tags: tuple[str, ...] = tags("it gets only messages with one of these tags")
+    filter: str = condition(
+        "it gets only messages for which this condition on their headers is true, as in"
+        " region = 'eu' AND price > 3"
+    )
     order: str = choice(
         "none",
         ("none", "queue", "key"),

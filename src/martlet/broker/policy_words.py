@@ -24,7 +24,7 @@ def read(policy: Policy, words: Sequence[str]) -> dict[str, object]:
 
 
 def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
-    if "choices" in limits or limits.get("is_name"):
+    if "choices" in limits or limits.get("is_name") or limits.get("is_filter"):
         return text
     if text.startswith("["):
         return _listed(name, text)

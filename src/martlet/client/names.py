@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from martlet.client.errors import InvalidName
 from martlet.names import NAME_RULE, is_valid_name
+from martlet.properties.filter.parser import parse
 from martlet.properties.model import BadProperties, Properties
 
 
@@ -35,4 +36,16 @@ def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
         if not tag:
             raise BadProperties("an empty tag; leave the tags out for all messages")
         Properties(tag=tag).pack()
+    return found
+
+
+def check_filter(text: str) -> str:
+    """Check a condition on headers, in SQL; empty for all messages.
+
+    Raises:
+        BadFilter: it cannot be read.
+    """
+    found = text.strip()
+    if found:
+        parse(found)
     return found

@@ -7,9 +7,9 @@ from tests.unit.broker.core import SECOND_NS, Core, parse
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import Conflict, OutOfReach
-from martlet.broker.groups import fetch as fetch_module
 from martlet.broker.groups.fetch import Fetch, Fetched
 from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.queue import cursor as cursor_module
 from martlet.broker.queue.peek import PeekState, peek
 from martlet.broker.topic.offset_reset import begin_group, reset_group
 from martlet.broker.topic.rewind import replay
@@ -58,7 +58,7 @@ def test_a_due_message_comes_after_all_others_and_for_the_group_only() -> None:
 def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetch_module, "MAX_LOOKED", 3)
+    monkeypatch.setattr(cursor_module, "MAX_LOOKED", 3)
     core = Core()
     topic = core.broker.topic("t")
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["red"]})

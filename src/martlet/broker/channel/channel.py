@@ -20,10 +20,10 @@ from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.groups.external_reader import ExternalReader, group_queue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
 from martlet.broker.queue.aside import AsideMessages
+from martlet.broker.queue.channel_filter import ChannelFilter
 from martlet.broker.queue.channel_state import ChannelState
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.oldest import oldest_age_ns
-from martlet.broker.queue.tag_filter import TagFilter
 from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
@@ -99,7 +99,7 @@ class Channel(ChannelState):
         before, self.policy = self.policy, policy
         self.retry = RetryPolicy.of(policy)
         self._limit_rate(before)
-        self.wanted = TagFilter(policy.tags) if policy.tags else None
+        self.wanted = ChannelFilter.of(policy)
         if policy.kind != "shared" and self.group is None:
             self.group = group_queue(self, policy.kind)
             self.group.members.on_lost = self._charge

@@ -195,7 +195,7 @@ class Delivery:
         consumer.client.send_messages((frame,))
 
     def _grant(self, consumer: ChannelConsumer, max_count: int, limit: int) -> bool:
-        """Deliver new messages. Returns False where a filter rejected all of very many."""
+        """Deliver new messages. Returns False where a filter has tested very many."""
         state = self.state
         cursor = state.cursor
         window = cursor.window
@@ -222,7 +222,7 @@ class Delivery:
         consumer.client.send_messages(parts)
         if window.next - window.floor > COMFORTABLE_SPAN:
             self._thin_out(window.floor + window.crowd())
-        return True
+        return wanted is None or cursor.may_look
 
     def _lend(self, consumer: ChannelConsumer, first: int, count: int) -> None:
         """Record that a consumer holds the window's offsets from `first` on."""
@@ -324,9 +324,14 @@ class Delivery:
             self._line.rotate(-1)
 
     def wants(self, properties: bytes) -> bool:
-        """Whether the channel's filter accepts a message with such properties."""
+        """Whether the channel's filter accepts a message with such properties; it counts those that
+        it rejects.
+        """
         wanted = self.state.wanted
-        return wanted is None or wanted.lets(properties)
+        if wanted is None or wanted.accepts(properties):
+            return True
+        self.cursor.filtered_count += 1
+        return False
 
     def samples_out(self, consumer: ChannelConsumer) -> bool:
         """Whether sampling skips a message for this consumer."""

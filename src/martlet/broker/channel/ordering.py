@@ -178,7 +178,13 @@ class Ordering:
         if not self._by_key:
             max_count = 0 if self._keys else 1
         cursor = delivery.cursor
-        limit = delivery.limit()
+        limit, wanted = delivery.limit(), self._state.wanted
+        if max_count > 0 and cursor.next < limit and wanted is not None:
+            cursor.pass_over(limit, wanted)
+            self._state.moved()
+            if cursor.next < limit and not cursor.may_look:
+                delivery.look_again_soon()
+                return 0
         if max_count <= 0 or cursor.next >= limit:
             return 0
         all_properties = cursor.skip_some(max_count, limit)

@@ -288,6 +288,11 @@ class PartitionedChannel:
         return sum(part.dropped_count for part in self.parts)
 
     @property
+    def filtered_count(self) -> int:
+        """The number of messages finished without delivery, as the filter rejects them."""
+        return sum(part.filtered_count for part in self.parts)
+
+    @property
     def latency(self) -> Latency | Together | None:
         """Latencies from publish to finish, if percentiles are measured."""
         together = Together()

@@ -5,19 +5,20 @@ the channel's policy has the field   a consumer that requests another value
 ===================================  =================================================
 not set, no other consumer            sets it
 not set, other consumers             is refused
-set by a consumer                    is refused; but tags change once no other consumes
+set by a consumer                    is refused; but filters change once no other consumes
 set by an operator                   is refused
 ===================================  =================================================
 
-Tags may change, since a new version of an application may filter by others; another order would
-break an application that relies on the first. In folders of versions that did not record which
-fields consumers had set, all fields count as set by an operator.
+A filter, by tags or in SQL, may change, since a new version of an application may want other
+messages; another order would break an application that relies on the first. In folders of versions
+that did not record which fields consumers had set, all fields count as set by an operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import Conflict
@@ -26,7 +27,7 @@ from martlet.broker.policy import ChannelPolicy
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
 
-_CHANGEABLE = frozenset({"tags"})
+_CHANGEABLE = frozenset({"tags", "filter"})
 """Fields that a consumer may set although another consumer had set them before."""
 _DEFAULT = ChannelPolicy()
 
@@ -67,7 +68,7 @@ def _require_free(
         f"channel {channel.name!r} of topic {channel.topic!r} has"
         f" {name}={_written(getattr(policy, name))}, and this consumer wants {name}={new}; {why}."
         " Have all its consumers want the same, take another channel, or change it:"
-        f" martlet channel configure {channel.topic} {channel.name} '{name}={new}'"
+        f" martlet channel configure {channel.topic} {channel.name} {quote(f'{name}={new}')}"
     )
 
 

@@ -11,7 +11,7 @@
 
 Nothing is in flight and the broker keeps no state: messages may be fetched again at any time.
 Messages are returned as the frames stored in the log, with their properties before them, in pieces
-of batches. A fetch skips voids, messages that a tag filter rejects, batches for another single
+of batches. A fetch skips voids, messages that a filter rejects, batches for another single
 channel, and deferred batches. The latter are for channels; a group gets them when they are due (see
 `martlet.broker.groups.group_queue`).
 """
@@ -23,16 +23,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from martlet.broker.queue.cursor import MAX_LOOKED, Cursor, frame_ends
-from martlet.broker.queue.tag_filter import runs
-from martlet.log.record import properties_of
+from martlet.broker.offset_ranges import merged
+from martlet.broker.queue.cursor import Cursor, frame_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from martlet.broker.queue.channel_filter import ChannelFilter
     from martlet.broker.queue.channel_state import Source
     from martlet.broker.queue.queue_log import QueueLog
-    from martlet.broker.queue.tag_filter import TagFilter
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import IndexEntry
 
@@ -87,20 +86,20 @@ class Fetch(Cursor):
         self.own_mark = -own
 
     def read_on(
-        self, source: Source, max_count: int, max_bytes: int, wanted: TagFilter | None = None
+        self, source: Source, max_count: int, max_bytes: int, wanted: ChannelFilter | None = None
     ) -> Fetched:
         """Read up to `max_count` messages and `max_bytes`, but at least one message, however large.
 
-        May return none although there are some, since it examines a limited number of batches.
+        May return none although there are some, since a filter tests a limited number.
         """
         parts: list[memoryview | bytes] = []
         runs: list[tuple[int, int]] = []
-        count = size = looked = 0
-        while count < max_count and size < max_bytes and looked < MAX_LOOKED:
+        count = size = 0
+        while count < max_count and size < max_bytes and self.may_look:
             limit = source.limit_of(self)
             if self.next >= limit:
                 return Fetched(parts, count, self.next, True, runs)
-            looked += 1
+            self._looked += 1
             entry = self._entry
             if (
                 entry is None or not entry.first_offset <= self.next < entry.end_offset
@@ -109,7 +108,8 @@ class Fetch(Cursor):
             entry = self._entry
             assert entry is not None
             base = entry.first_offset
-            for begin, end in self._stretches(entry, wanted):
+            stretches, tested = self._stretches(entry, wanted)
+            for begin, end in stretches:
                 stop = min(end, begin + max_count - count)
                 stop = self._fitting(entry, begin, stop, max_bytes - size)
                 if stop == begin and count:
@@ -123,19 +123,21 @@ class Fetch(Cursor):
                 self._skip(base + stop)
                 if stop < end or count >= max_count or size >= max_bytes:
                     return Fetched(parts, count, self.next, False, runs)
-            if self.next < entry.end_offset:
-                self._skip(entry.end_offset)
+            if self.next < base + tested:
+                self._skip(base + tested)
         return Fetched(parts, count, self.next, False, runs)
 
-    def _stretches(self, entry: IndexEntry, wanted: TagFilter | None) -> Iterator[tuple[int, int]]:
-        """Yield the wanted messages of the current batch, as ranges of numbers, from the next one
-        on.
+    def _stretches(
+        self, entry: IndexEntry, wanted: ChannelFilter | None
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Return the wanted messages of the current batch from the next one on, as ranges of
+        numbers, and the number up to which they were looked for.
         """
-        begin = self.next - entry.first_offset
+        base = entry.first_offset
         if wanted is None:
-            yield begin, entry.count
-        else:
-            yield from runs(wanted.numbers(properties_of(self._record), begin, entry.count))
+            return [(self.next - base, entry.count)], entry.count
+        offsets, stop = self.matching(entry, wanted)
+        return merged(offsets - base, offsets - base + 1), stop - base
 
     def _fitting(self, entry: IndexEntry, begin: int, end: int, room: int) -> int:
         """Return the end of the current batch's messages whose frames fit into `room` bytes."""

@@ -18,9 +18,9 @@ from martlet.names import is_ephemeral
 if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
     from martlet.broker.queue.aside import AsideMessages
+    from martlet.broker.queue.channel_filter import ChannelFilter
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.queue.cursor import Cursor
-    from martlet.broker.queue.tag_filter import TagFilter
     from martlet.broker.retry import DeadLetterReason, RetryPolicy
     from martlet.broker.schedule import Alarm
     from martlet.broker.tracing.recorder import TraceRecorder
@@ -128,7 +128,7 @@ class ChannelState:
         self.policy = ChannelPolicy()
         self.retry: RetryPolicy | None = None
         """The retry policy for failed messages; None for NSQ's rules."""
-        self.wanted: TagFilter | None = None
+        self.wanted: ChannelFilter | None = None
         """The filter of its messages; None for all."""
         self.consumers: list[ChannelConsumer] = []
         self.numbers: dict[int, ChannelConsumer] = {}
@@ -179,6 +179,13 @@ class ChannelState:
         are pending messages.
         """
         return 0 if self.policy.kind == "shared" else -self.id
+
+    @property
+    def filtered_count(self) -> int:
+        """The number of messages finished without delivery, since the start, as its filter rejects
+        them; of a group 0, which commits them.
+        """
+        return self.cursor.filtered_count
 
     @property
     def delivered_count(self) -> int:

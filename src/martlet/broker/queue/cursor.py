@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from martlet.broker.offset_ranges import Offsets, merged
+from martlet.broker.queue.channel_filter import MAX_AT_ONCE, ChannelFilter
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.in_flight import InFlightWindow
 from martlet.broker.queue.pending import PendingMessages
 from martlet.broker.queue.queue_log import QueueLog
-from martlet.broker.queue.tag_filter import TagFilter, runs
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import IndexEntry
 from martlet.log.record import (
@@ -45,7 +48,9 @@ MAX_ATTEMPTS = 0xFFFF
 _SCHEDULE_ROWS = 4096
 _NOTHING = memoryview(b"")
 MAX_LOOKED = 1024
-"""Batches searched at a time for messages that a filter accepts."""
+"""Batches searched in one turn of the loop for messages that a filter accepts."""
+_LOOKS_MESSAGES = 8
+"""So many tested messages count as much as a batch: they take some microseconds."""
 MAX_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that exceeds this size, so that one consumer does not get everything
 at once.
@@ -62,6 +67,21 @@ class _OpenBatch(NamedTuple):
     payload_end: int
     record: memoryview
     block: Block | None
+
+
+class _Tested(NamedTuple):
+    """What a filter says of some messages: a consumer may take them one at a time.
+
+    Attributes:
+        wanted: the filter.
+        first, stop: the offsets that it has tested.
+        offsets: those that it accepts.
+    """
+
+    wanted: ChannelFilter
+    first: int
+    stop: int
+    offsets: Offsets
 
 
 class Cursor:
@@ -92,6 +112,10 @@ class Cursor:
         self._payload_end = 0
         self._record: memoryview = _NOTHING
         self._ends: memoryview | None = None
+        self.filtered_count = 0
+        """The number of messages that a filter has rejected, since the broker was started."""
+        self._looked = 0
+        self._tested: _Tested | None = None
 
     @property
     def next(self) -> int:
@@ -164,50 +188,96 @@ class Cursor:
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
             taken_bytes += len(part)
-        entry = self._entry
-        if entry is not None and window.next >= entry.end_offset:
-            self._release_record()
+        self._release_finished()
         return parts, taken
 
     def take_matching(
-        self, holder: int, max_count: int, limit: int, wanted: TagFilter, *, with_properties: bool
+        self,
+        holder: int,
+        max_count: int,
+        limit: int,
+        wanted: ChannelFilter,
+        *,
+        with_properties: bool,
     ) -> tuple[list[memoryview | bytes], int]:
         """Grant messages that a filter accepts, and skip the others.
 
-        May return none although there are some, since it examines a limited number of batches.
+        May return none although there are some, since it tests a limited number: see `may_look`.
         """
         window = self.window
         parts: list[memoryview | bytes] = []
-        taken = taken_bytes = looked = 0
-        while taken < max_count and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
-            entry = self._entry
-            first = window.next
-            if entry is None or not entry.first_offset <= first < entry.end_offset:
-                looked += 1
-                if looked > MAX_LOOKED:
-                    break
-                if not self._move(first, limit):
-                    continue
-                entry = self._entry
-                assert entry is not None
-            base = entry.first_offset
-            numbers = wanted.numbers(properties_of(self._record), first - base, entry.count)
-            for begin, end in runs(numbers[: max_count - taken]):
-                if base + begin > window.next:
-                    self._skip(base + begin)
+        taken = taken_bytes = self._looked = 0
+        while (
+            taken < max_count
+            and window.next < limit
+            and taken_bytes < MAX_GRANT_BYTES
+            and self.may_look
+        ):
+            entry = self._next_entry(limit)
+            if entry is None:
+                continue
+            first, base = window.next, entry.first_offset
+            offsets, stop = self.matching(entry, wanted)
+            some = offsets[: max_count - taken]
+            for begin, end in merged(some, some + 1):
+                if begin > window.next:
+                    self._skip(begin)
                 if with_properties:
-                    self._append_property_frame(entry, begin, end, parts)
-                part = self._slice(entry, begin, end)
+                    self._append_property_frame(entry, begin - base, end - base, parts)
+                part = self._slice(entry, begin - base, end - base)
                 parts.append(part)
                 taken_bytes += len(part)
-                window.grant(holder, base + end)
-            if len(numbers) <= max_count - taken and window.next < entry.end_offset:
-                self._skip(entry.end_offset)
-            taken += min(len(numbers), max_count - taken)
-        entry = self._entry
-        if entry is not None and window.next >= entry.end_offset:
-            self._release_record()
+                window.grant(holder, end)
+            if len(some) == len(offsets) and window.next < stop:
+                self._skip(stop)
+            taken += len(some)
+            self.filtered_count += window.next - first - len(some)
+        self._release_finished()
         return parts, taken
+
+    def pass_over(self, limit: int, wanted: ChannelFilter) -> None:
+        """Skip messages below offset `limit` that a filter rejects, up to one that it accepts; it
+        tests a limited number: see `may_look`.
+        """
+        self._looked = 0
+        while self.window.next < limit and self.may_look:
+            entry = self._next_entry(limit)
+            if entry is None:
+                continue
+            offsets, stop = self.matching(entry, wanted)
+            end = int(offsets[0]) if len(offsets) else stop
+            self.filtered_count += end - self.window.next
+            if end > self.window.next:
+                self._skip(end)
+            if len(offsets):
+                return
+        self._release_finished()
+
+    def _next_entry(self, limit: int) -> IndexEntry | None:
+        """Return the batch that holds `next`, the current one; None where `next` was moved."""
+        entry, offset = self._entry, self.window.next
+        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+            self._looked += 1
+            return self._entry if self._move(offset, limit) else None
+        return entry
+
+    @property
+    def may_look(self) -> bool:
+        """Whether a filter may test more messages in this turn of the loop."""
+        return self._looked < MAX_LOOKED
+
+    def matching(self, entry: IndexEntry, wanted: ChannelFilter) -> tuple[Offsets, int]:
+        """Return offsets that a filter accepts, of messages of the current batch from `next` on,
+        and the offset up to which it has tested them.
+        """
+        offset, base = self.next, entry.first_offset
+        known = self._tested
+        if known is None or known.wanted is not wanted or not known.first <= offset < known.stop:
+            stop = min(entry.end_offset, offset + MAX_AT_ONCE)
+            self._looked += (stop - offset) // _LOOKS_MESSAGES
+            numbers = wanted.accepted(properties_of(self._record), offset - base, stop - base)
+            known = self._tested = _Tested(wanted, offset, stop, numbers + base)
+        return known.offsets[np.searchsorted(known.offsets, offset) :], known.stop
 
     def skip_some(self, max_count: int, limit: int) -> list[bytes]:
         """Skip up to `max_count` messages of one batch, below offset `limit`; the caller keeps
@@ -246,11 +316,16 @@ class Cursor:
             if properties:
                 parts.append(frame(properties))
 
-    def _release_record(self) -> None:
+    def _release_finished(self) -> None:
         """Release the record of a finished batch: otherwise an idle channel would keep the disk
         space of a retired segment.
         """
-        self._record, self._ends = _NOTHING, None
+        entry = self._entry
+        if entry is not None and self.window.next >= entry.end_offset:
+            self._release_record()
+
+    def _release_record(self) -> None:
+        self._record, self._ends, self._tested = _NOTHING, None, None
 
     def _move(self, offset: int, limit: int) -> bool:
         """Make the batch that holds `next` the current one.

@@ -64,6 +64,8 @@ class ChannelCount(IntEnum):
     """Messages below an offset that a group has committed."""
     TOOK_MS = 7
     """The sum of the ages, from publish to finish, of all finished messages."""
+    FILTERED = 8
+    """Messages finished without delivery, since the channel's tags or filter reject them."""
 
 
 FIRST_BUCKET = 16
@@ -93,6 +95,10 @@ class CountedChannel(Protocol):
     finishes: FinishAges
 
     @property
+    def filtered_count(self) -> int:
+        """The number of messages finished without delivery, as a filter rejects them."""
+
+    @property
     def delivered_count(self) -> int:
         """The number of deliveries, redeliveries included."""
 
@@ -109,6 +115,7 @@ def counts_of(channel: CountedChannel) -> list[int]:
         channel.dropped_count,
         channel.committed_count,
         min(finishes.sum_ns // _MILLISECOND_NS, _MAX),
+        channel.filtered_count,
     ]
     found = [number << _SHIFT | count for number, count in enumerate(totals) if count]
     found += [

@@ -125,10 +125,12 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     )
     if answer.get("leader") is not None:
         who += f" over all brokers, led by {printable(answer['leader'])}"
-    tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
+    wanted = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
+    if answer.get("filter"):
+        wanted += f", only where {printable(answer['filter'])}"
     lines = [
         f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"
-        f" {who}{paused}{tags}"
+        f" {who}{paused}{wanted}"
     ]
     rows: list[tuple[str, ...]] = [("QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED")]
     for queue in answer["queues"]:

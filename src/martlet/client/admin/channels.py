@@ -30,6 +30,7 @@ class ChannelPolicyChanges(TypedDict, total=False):
     retry_delays_ms: Sequence[int] | None
     dead_letter_topic: str | None
     tags: Sequence[str] | None
+    filter: str | None
     order: str | None
     lock_ms: int | None
     rate_per_s: int | None

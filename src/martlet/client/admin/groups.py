@@ -97,6 +97,7 @@ class GroupDescription(Described):
         kind: ``offsets``, or ``follower`` of one that shows an external reader, such as a query.
         retains: whether the log keeps what a follower has yet to read.
         tags: it gets only messages with one of these.
+        filter: it gets only messages for which this condition is true.
         members: its members.
         queues: the topic's queues.
     """
@@ -110,6 +111,7 @@ class GroupDescription(Described):
     kind: str = "offsets"
     retains: bool = named("retain", default=True)
     tags: tuple[str, ...] = ()
+    filter: str = ""
     members: tuple[MemberDescription, ...]
     queues: tuple[GroupQueueDescription, ...]
 

@@ -26,6 +26,8 @@ class ChannelCounts:
         timeout_count: deliveries that timed out.
         client_count: consumers.
         dropped_count: messages removed to free space.
+        filtered_count: messages finished without delivery, since the tags or filter of the channel
+            reject them.
         dead_letter_count: messages that went to the dead-letter topic.
     """
 
@@ -38,6 +40,7 @@ class ChannelCounts:
     timeout_count: int = 0
     client_count: int = 0
     dropped_count: int = 0
+    filtered_count: int = 0
     dead_letter_count: int = 0
 
     @property

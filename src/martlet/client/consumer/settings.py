@@ -10,7 +10,7 @@ from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Delay, OnGivingUp
 from martlet.client.consumer.rate import SharedRate, rate_limit_of
 from martlet.client.consumer.rdy import Rotation
-from martlet.client.names import check_tags
+from martlet.client.names import check_filter, check_tags
 from martlet.client.settings import ConnectionOptions, check_at_least
 
 
@@ -60,6 +60,9 @@ class DeliverySettings:
         tags: receive only messages with one of these tags, as ``["red", "blue"]`` or ``"red ||
             blue"``. The broker keeps the filter for the channel and finishes all other messages;
             all consumers of a channel must have the same. It needs a Martlet broker.
+        filter: receive only messages for which this condition on their headers is true, in
+            RocketMQ's subset of SQL92, as ``"region = 'eu' AND price > 3"``; with tags, both must
+            fit. As tags, it applies to the entire channel.
         order: handle the messages of each order key, or of each queue, one after the other; a
             failed one is redelivered before any later one. It too applies to the entire channel.
         max_in_flight: the maximum number of unanswered messages, from all brokers together.
@@ -77,6 +80,7 @@ class DeliverySettings:
     """
 
     tags: str | Iterable[str] = ()
+    filter: str = ""
     order: Literal["key", "queue"] | None = None
     max_in_flight: int = 200
     rotation: Rotation = field(default_factory=Rotation)
@@ -88,6 +92,7 @@ class DeliverySettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tags", check_tags(self.tags))
+        object.__setattr__(self, "filter", check_filter(self.filter))
         if self.order not in ("key", "queue", None):
             raise ValueError(f"order={self.order!r} must be 'key' or 'queue', or None for no order")
         check_at_least("max_in_flight", self.max_in_flight, 1, "pause() lets none in")
@@ -96,14 +101,15 @@ class DeliverySettings:
     @property
     def policy(self) -> dict[str, Any]:
         """The required policy of the channel, for ``channel.want``; empty for any."""
-        wanted: dict[str, Any] = {"tags": list(self.tags)} if self.tags else {}
-        return {**wanted, "order": self.order} if self.order is not None else wanted
+        wanted = {"tags": list(self.tags), "filter": self.filter, "order": self.order}
+        return {name: value for name, value in wanted.items() if value}
 
 
 class ConsumerOptions(ConnectionOptions, total=False):
     """The keywords of a `Consumer`: each field of its settings."""
 
     tags: str | Iterable[str]
+    filter: str
     order: Literal["key", "queue"] | None
     max_in_flight: int
     rotation: Rotation | None

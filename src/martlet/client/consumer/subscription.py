@@ -194,7 +194,10 @@ class Subscription(BrokerSession):
                 "%s: the %s of channel %s of topic %s changed from %s to %s, because no other"
                 " consumer is connected",
                 *(connection.address, field, self._channel, self._topic),
-                *(",".join(each) for each in (value, self._wanted[field])),
+                *(
+                    each if isinstance(each, str) else ",".join(each)
+                    for each in (value, self._wanted[field])
+                ),
             )
 
     def _leave(self, connection: Connection) -> None:

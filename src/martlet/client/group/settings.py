@@ -12,7 +12,7 @@ from martlet.client.group.assignment.plan import AllocationChoice, AllocationStr
 from martlet.client.group.failures import OnGivingUp
 from martlet.client.group.rebalance_listener import OnQueues
 from martlet.client.group.start_position import Start, check_start
-from martlet.client.names import check_tags
+from martlet.client.names import check_filter, check_tags
 from martlet.client.settings import ConnectionOptions, check_at_least
 
 Strategy = Literal[
@@ -42,6 +42,9 @@ class MembershipSettings:
         queues: the queues that this member wants, only for ``by-config``.
         tags: receive only messages with one of these tags; it applies to the group, so all members
             must have the same.
+        filter: receive only messages for which this condition on their headers is true, in
+            RocketMQ's subset of SQL92, as ``"region = 'eu' AND price > 3"``; with tags, both must
+            fit. It too applies to the group.
         lease_s: the time without a heartbeat after which the consumer's queues go to other members.
         leave_timeout_s: the time for handlers to end when their queue moves to another member.
     """
@@ -51,11 +54,13 @@ class MembershipSettings:
     rooms: RoomResolver | None = None
     queues: Sequence[int] = ()
     tags: str | Iterable[str] = ()
+    filter: str = ""
     lease_s: float = 120.0
     leave_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tags", check_tags(self.tags))
+        object.__setattr__(self, "filter", check_filter(self.filter))
         check_at_least("lease_s", self.lease_s, 1)
         check_at_least("leave_timeout_s", self.leave_timeout_s, 0)
         if (self.strategy == "by-config") != bool(self.queues):
@@ -84,7 +89,8 @@ class MembershipSettings:
             "queues": list(self.queues),
             "lease_ms": round(self.lease_s * 1000),
         }
-        return {**fields, "wanted_tags": list(self.tags)} if self.tags else fields
+        wanted = {"wanted_tags": list(self.tags), "filter": self.filter}
+        return fields | {name: value for name, value in wanted.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,5 +151,6 @@ class MemberOptions(PullOptions, total=False):
     rooms: RoomResolver | None
     queues: Sequence[int]
     tags: str | Iterable[str]
+    filter: str
     lease_s: float
     leave_timeout_s: float

@@ -142,8 +142,8 @@ class QueueAudit:
         for count in ChannelCount:
             line.counts[count.name.lower()] += int(counts[count])
         line.buckets += counts[FIRST_BUCKET:]
-        finished = int(counts[FIRST_BUCKET:].sum()) + int(counts[ChannelCount.COMMITTED])
-        line.counts["finished"] += finished
+        without_age = counts[[ChannelCount.COMMITTED, ChannelCount.FILTERED]]
+        line.counts["finished"] += int(counts[FIRST_BUCKET:].sum() + without_age.sum())
 
     def _strangers(self) -> None:
         """Check that all segments have the same topic and id base for the queue's number, which

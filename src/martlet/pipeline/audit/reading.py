@@ -48,6 +48,7 @@ COLUMNS = (
     "timed_out",
     "dead",
     "dropped",
+    "filtered",
     "committed",
     "took_ms",
     "lost",

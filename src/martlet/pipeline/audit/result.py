@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from martlet.pipeline.html_page import Page, Tone
 
 _SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
+_RARE = ("dropped", "filtered")
+"""Columns that are shown where they count anything."""
 _MAX_FINDINGS = 50
 """The findings to print on a terminal; JSON has all."""
 _MAX_PLACES = 3
@@ -111,7 +113,8 @@ class Audit:
 
     def _table(self) -> str:
         found = self.rows()
-        shown = (*_SHOWN, "dropped") if any(row["dropped"] for row in found) else _SHOWN
+        rare = (name for name in _RARE if any(row[name] for row in found))
+        shown = (*_SHOWN, *rare)
         rows = [("topic", "channel", "hour", *shown, "p50", "p99")]
         for row in found:
             latencies = [_shown_ms(row[name]) for name in ("p50_ms", "p99_ms")]
@@ -250,6 +253,7 @@ def _row(
         "timed_out": counts.get("timed_out", 0),
         "dead": counts.get("dead", 0),
         "dropped": counts.get("dropped", 0),
+        "filtered": counts.get("filtered", 0),
         "lost": counts.get("lost", 0) if channel else shared.get("lost", 0),
         "lost_of_topic": shared.get("lost", 0),
         "doubled": shared.get("doubled", 0),

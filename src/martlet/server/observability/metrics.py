@@ -139,6 +139,12 @@ CHANNEL_METRICS = (
         attrgetter("dropped_count"),
     ),
     Metric(
+        "martlet_channel_filtered_messages_total",
+        "counter",
+        "Messages finished without delivery, since the channel's tags or filter reject them.",
+        attrgetter("filtered_count"),
+    ),
+    Metric(
         "martlet_channel_depth_messages",
         "gauge",
         "Messages that wait to be delivered, without deferred ones.",

@@ -9,6 +9,7 @@ reports an unused one. Martlet's own fields are:
 - ``dropped_count``, the messages that were removed to free space, by ``--disk-full-policy``, and
   ``refused_count``, those refused at publishing for lack of space;
 - of a channel ``dead_letter_count``, the messages that went to its dead-letter topic;
+  ``filtered_count``, those finished without delivery, as its tags or filter reject them;
   ``oldest_message_age_ms``, since when its oldest waiting message waits; ``kind``, where members or
   a reader fetch; ``rate_per_s``, where its policy limits that; and, if it is the only one asked
   for, ``finish_latency``, the histogram of ``/metrics``, which would cost too much for thousands;
@@ -195,6 +196,7 @@ async def _channel(
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "dropped_count": channel.dropped_count,
+        "filtered_count": channel.filtered_count,
         "dead_letter_count": channel.dead_letter_count,
         "oldest_message_age_ms": channel.oldest_age_ns // MILLISECOND_NS,
         "client_count": len(channel.consumers),

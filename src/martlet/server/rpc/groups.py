@@ -40,6 +40,7 @@ from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.plural import counted
+from martlet.properties.filter.parser import MAX_LENGTH
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.fetch import MAX_WAIT_MS, group_of, patience_ms
 from martlet.server.rpc.group_failures import failures_of
@@ -113,7 +114,7 @@ class GroupCalls:
         """Join a group as a member."""
         arguments.only(
             "topic", "group", "client_id", "strategy", "room", "queues", "start", "start_time_ms",
-            "start_offset", "lease_ms", "wanted_tags",
+            "start_offset", "lease_ms", "wanted_tags", "filter",
         )  # fmt: skip
         client_id = arguments.text("client_id", max_value=255)
         strategy = arguments.text("strategy", "sticky", max_value=MAX_STRATEGY_LENGTH)
@@ -167,14 +168,16 @@ class GroupCalls:
         start = arguments.choice("start", STARTS, "last")
         time_ms = arguments.number("start_time_ms") if start == "time" else 0
         offset = arguments.number("start_offset") if start == "offset" else 0
-        tags: Mapping[str, object] = {}
+        wish: dict[str, object] = {}
         if "wanted_tags" in arguments:
-            tags = {"tags": arguments.sequence("wanted_tags")}
+            wish["tags"] = arguments.sequence("wanted_tags")
+        if "filter" in arguments:
+            wish["filter"] = arguments.text("filter", max_value=MAX_LENGTH)
         topic = broker.topic(topic_name)
         known = topic.channels.get(name)
         policy = known.policy if known is not None else None
         try:
-            channel = begin_group(topic, name, start, time_ms, offset, tags)
+            channel = begin_group(topic, name, start, time_ms, offset, wish)
         except BadPolicy as error:
             raise CallError("CONFLICT" if known else "BAD_ARGUMENT", str(error)) from None
         if known is not channel or channel.policy != policy:
@@ -402,6 +405,7 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
         "kind": channel.policy.kind,
         "retain": channel.policy.retain == "on",
         "tags": list(channel.policy.tags),
+        "filter": channel.policy.filter,
         "lag": channel.all_queues.depth,
         "members": [
             {
