@@ -15,7 +15,7 @@ Java's ``String.hashCode``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -64,6 +64,7 @@ class Field(IntEnum):
     """A digit; left out where it is `NORMAL_PRIORITY`."""
 
 
+_KEY = int(Field.KEY)
 _OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY, Field.PRIORITY})
 
 
@@ -147,31 +148,10 @@ class Properties:
         Raises:
             BadProperties: something is too long, or is no tag or name.
         """
-        entry = b"".join([_packed(*each) for each in self._fields()])
-        if len(entry) > MAX_BYTES:
-            raise BadProperties(
-                f"the properties of one message take {len(entry)} bytes, the maximum is"
-                f" {MAX_BYTES}: put large things into its body"
-            )
-        return entry
-
-    def _fields(self) -> Iterable[tuple[Field, str, bytes]]:
-        if self.tag:
-            yield Field.TAG, "", _tag(self.tag)
-        if len(self.keys) > MAX_KEYS:
-            raise BadProperties(f"{len(self.keys)} keys, the maximum is {MAX_KEYS}")
-        for key in self.keys:
-            yield Field.KEY, "", _key("key", key)
-        if self.order_key:
-            yield Field.ORDER_KEY, "", _key("order key", self.order_key)
-        if self.priority != NORMAL_PRIORITY:
-            yield Field.PRIORITY, "", str(check_priority(self.priority)).encode()
-        for name, value in self.headers.items():
-            yield Field.HEADER, name, _utf8(f"header {name!r}", value)
-        for name, value in self.system.items():
-            yield Field.SYSTEM, name, _utf8(name, value)
+        more = [_named(Field.SYSTEM, name, _utf8(name, text)) for name, text in self.system.items()]
         if self.sent is not None:
-            yield Field.SENT, "", self.sent.pack()
+            more.append(_named(Field.SENT, "", self.sent.pack()))
+        return pack_entry(self.tag, self.keys, self.order_key, self.priority, self.headers, more)
 
     @classmethod
     def unpack(cls, entry: Bytes) -> Properties:
@@ -204,6 +184,41 @@ class Properties:
 
 
 NONE = Properties()
+
+
+def pack_entry(
+    tag: str,
+    keys: Sequence[str],
+    order_key: str,
+    priority: int,
+    headers: Mapping[str, str],
+    more: Iterable[bytes] = (),
+) -> bytes:
+    """Pack an entry of these properties, and of more packed fields. Raises BadProperties."""
+    packed: list[bytes] = []
+    if tag:
+        if not isinstance(tag, str):
+            _tag(tag)  # Raises; it may be what no cache can hold.
+        packed.append(_tag_field(tag))
+    if len(keys) > MAX_KEYS:
+        raise BadProperties(f"{len(keys)} keys, the maximum is {MAX_KEYS}")
+    for key in keys:
+        encoded = _key("the key", key)
+        packed.append(_FIELD.pack(_KEY, 0, len(encoded)) + encoded)
+    if order_key:
+        packed.append(_named(Field.ORDER_KEY, "", _key("the order key", order_key)))
+    if priority != NORMAL_PRIORITY:
+        packed.append(_named(Field.PRIORITY, "", str(check_priority(priority)).encode()))
+    for name, value in headers.items():
+        packed.append(_named(Field.HEADER, name, _utf8(f"header {name!r}", value)))
+    packed += more
+    entry = b"".join(packed)
+    if len(entry) > MAX_BYTES:
+        raise BadProperties(
+            f"the properties of one message take {len(entry)} bytes, the maximum is"
+            f" {MAX_BYTES}: put large things into its body"
+        )
+    return entry
 
 
 def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
@@ -272,7 +287,7 @@ def check(entry: Bytes) -> None:
             text = value.decode()
             if kind == Field.KEY:
                 key_count += 1
-                _key("key", text)
+                _key("the key", text)
             elif kind == Field.TAG:
                 if at > _FIELD.size + length:
                     raise BadProperties(
@@ -281,7 +296,7 @@ def check(entry: Bytes) -> None:
                     )
                 _tag(text)
             elif kind == Field.ORDER_KEY:
-                _key("order key", text)
+                _key("the order key", text)
             elif kind == Field.PRIORITY:
                 _priority(value)
             elif not name:
@@ -297,7 +312,7 @@ def check(entry: Bytes) -> None:
         raise BadProperties(f"{key_count} keys, the maximum is {MAX_KEYS}")
 
 
-def _packed(kind: Field, name: str, value: bytes) -> bytes:
+def _named(kind: Field, name: str, value: bytes) -> bytes:
     encoded = _utf8(f"the name {name!r}", name)
     if len(encoded) > MAX_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not encoded):
         raise BadProperties(
@@ -332,11 +347,16 @@ def _tag(tag: str) -> bytes:
     return encoded
 
 
+@lru_cache(maxsize=4096)
+def _tag_field(tag: str) -> bytes:
+    return _named(Field.TAG, "", _tag(tag))
+
+
 def _key(what: str, key: str) -> bytes:
-    encoded = _utf8(f"the {what}", key)
+    encoded = _utf8(what, key)
     if not 0 < len(encoded) <= MAX_KEY_BYTES:
         raise BadProperties(
-            f"the {what} {key[:40]!r} takes {len(encoded)} bytes, between 1 and {MAX_KEY_BYTES}"
+            f"{what} {key[:40]!r} takes {len(encoded)} bytes, between 1 and {MAX_KEY_BYTES}"
             " are allowed"
         )
     return encoded

@@ -37,7 +37,7 @@ from martlet.client.errors import (
 from martlet.client.producer.in_flight import InFlightQueue, ProducerBatch
 from martlet.client.producer.key_pinning import KeyPinning
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.pending import PendingPublish, Trouble
+from martlet.client.producer.pending import PendingPublish, SendFields, Trouble
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import lightest
 from martlet.client.transport.backoff import Backoff
@@ -251,6 +251,9 @@ class Accumulator:
         packed: list[ProducerBatch],
     ) -> None:
         growing: dict[object, ProducerBatch] = {}
+        group: object = None
+        grown: ProducerBatch | None = None
+        last: tuple[str, SendFields | None] | None = None
         max_bytes = self._limits.command_bytes
         while waiting and brokers:
             pending = waiting[0]
@@ -259,8 +262,11 @@ class Accumulator:
                 continue
             topic, extras, key = pending.topic, pending.extras, pending.order_key
             fields = None if extras is None else extras.fields
-            group = topic if fields is None else (topic, fields)
-            batch = growing.get(group)
+            if last is None or topic is not last[0] or fields is not last[1]:
+                last = (topic, fields)
+                group = topic if fields is None else last
+                grown = growing.get(group)
+            batch = grown
             if batch is not None and not (
                 not pending.is_alone
                 and (pending.trouble is None or not pending.trouble.is_suspect)
@@ -293,6 +299,7 @@ class Accumulator:
             if key is not None:
                 self._order.sent(key, batch)
             self._launch(batch, packed)
+            last = None
             if found.is_held:
                 brokers.remove(found)
                 growing = {name: each for name, each in growing.items() if each.broker is not found}

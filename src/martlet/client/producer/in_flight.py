@@ -20,7 +20,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
@@ -143,11 +143,10 @@ class ProducerBatch:
                 if not pending.future.done():
                     pending.future.set_result(None)
             return
-        start = 0
-        for pending in self.pendings:
+        starts = accumulate([len(each.bodies) for each in self.pendings], initial=0)
+        for pending, result in zip(self.pendings, first.all_behind(starts)):  # noqa: B905, one more
             if not pending.future.done():
-                pending.future.set_result(first.behind(start))
-            start += len(pending.bodies)
+                pending.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
         """Set the error, unless another broker has stored the messages."""
@@ -202,7 +201,7 @@ def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> byte
     entries: list[tuple[int, bytes]] = []
     start = 0
     for each in pendings:
-        if each.extras is not None:
+        if each.extras is not None and each.extras.entries:
             entries += [(start + number, entry) for number, entry in each.extras.entries]
         start += len(each.bodies)
     return commands.send(topic, bodies, fields, pack_block(entries))

@@ -19,6 +19,7 @@ PIECE_MESSAGES = 20_000
 """The maximum number of messages checked in one turn of the event loop."""
 _FIRST_AHEAD = 16
 """The number taken at once from an iterable with messages of unknown size."""
+_BARE = {bytes}
 Body = bytes | bytearray | memoryview
 
 
@@ -89,7 +90,7 @@ def check_message(message: Sendable, max_bytes: int) -> tuple[bytes, Properties]
 
 def are_bare(messages: Iterable[Sendable]) -> bool:
     """Return whether all are bodies without properties, after `checked`."""
-    return set(map(type, messages)) == {bytes}
+    return set(map(type, messages)) == _BARE
 
 
 def split(
@@ -110,6 +111,8 @@ def split(
 
 def are_fit(bodies: Sequence[Any], max_bytes: int) -> bool:
     """Return whether all are bytes of a size that brokers accept."""
+    if len(bodies) == 1:
+        return type(bodies[0]) is bytes and 0 < len(bodies[0]) <= max_bytes
     return are_bare(bodies) and 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= max_bytes
 
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from numbers import Real
 from types import MappingProxyType
 from typing import TypedDict
 
 from martlet.client.producer.pending import SendFields
-from martlet.properties.model import MAX_BYTES, NORMAL_PRIORITY, Properties, check_priority
+from martlet.properties.model import (
+    MAX_BYTES,
+    NORMAL_PRIORITY,
+    Properties,
+    check_priority,
+    pack_entry,
+)
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -137,14 +144,15 @@ class SendOptions:
 
     def fields(self, retries: int | None) -> SendFields:
         """Return the options of a SEND. Raises ValueError."""
-        return SendFields(
-            self.deliver_at_ms,
-            self.wait_store_ok,
-            self.text_key,
-            self.queue,
-            retries,
-            self.message_priority,
-        )
+        at_ms, priority = self.deliver_at_ms, self.message_priority
+        if (
+            self.wait_store_ok
+            and not (at_ms or self.order_key)
+            and self.queue is None
+            and priority == NORMAL_PRIORITY
+        ):
+            return plain_fields(retries)
+        return SendFields(at_ms, self.wait_store_ok, self.text_key, self.queue, retries, priority)
 
     def pack_with(
         self, properties: Properties, more_headers: Mapping[str, str] = NO_HEADERS
@@ -162,17 +170,19 @@ class SendOptions:
             self.tag or self.keys or self.headers or self.order_key or properties
         ):
             return Properties(headers=more_headers).pack() if more_headers else b""
-        own = Properties(
-            self.tag or properties.tag,
-            tuple(self.keys) or properties.keys,
-            self.headers if self.headers is not None else properties.headers,
-            self.text_key or properties.order_key,
-            priority=priority,
-        )
-        packed = own.pack()
+        tag, keys = self.tag or properties.tag, tuple(self.keys) or properties.keys
+        headers = self.headers if self.headers is not None else properties.headers
+        order_key = self.text_key or properties.order_key
+        packed = pack_entry(tag, keys, order_key, priority, headers)
         if not more_headers or len(packed) + _size_bytes(more_headers) > MAX_BYTES:
             return packed
-        return replace(own, headers={**own.headers, **more_headers}).pack()
+        return pack_entry(tag, keys, order_key, priority, {**headers, **more_headers})
+
+
+@lru_cache(maxsize=64)
+def plain_fields(retries: int | None) -> SendFields:
+    """Return the options of a SEND that has no others, as one object."""
+    return SendFields(retries=retries)
 
 
 def _size_bytes(headers: Mapping[str, str]) -> int:

@@ -34,7 +34,13 @@ from martlet.client.producer.message import (
     cut,
     prepare,
 )
-from martlet.client.producer.options import NO_HEADERS, SendKeywords, SendOptions, options_of
+from martlet.client.producer.options import (
+    NO_HEADERS,
+    SendKeywords,
+    SendOptions,
+    options_of,
+    plain_fields,
+)
 from martlet.client.producer.pending import Extras, OrderKey, PendingPublish
 from martlet.client.producer.result import SendResult, SendResults
 from martlet.client.producer.settings import ProducerOptions, PublishSettings
@@ -122,6 +128,9 @@ class Producer(ProducerTransactions, ProducerRequests):
         self._timeout_s = publishing.timeout_s
         self._publishing = _Mode(False, publishing.timeout_s, publishing.retries)
         self._sending = _Mode(True, publishing.send_timeout_s, publishing.send_retries)
+        self._plain_send = Extras(
+            publishing.send_timeout_s, fields=plain_fields(publishing.send_retries)
+        )
         self._ordered = publishing.ordered
         hooks = connection.hooks.guarded()
         self._hooks = hooks if hooks.has_publishing else None
@@ -314,7 +323,20 @@ class Producer(ProducerTransactions, ProducerRequests):
     def _send(
         self, topic: str, message: Sendable, options: SendKeywords
     ) -> asyncio.Future[SendResult]:
-        return self._one(topic, message, options_of("send", options), self._sending)
+        if type(message) is not bytes or options or self._hooks is not None:
+            return self._one(topic, message, options_of("send", options), self._sending)
+        self._check_one(topic, message)
+        return self._add(
+            PendingPublish(
+                topic,
+                (message,),
+                len(message) + MPUB_EXTRA_BYTES,
+                self._loop.create_future(),
+                self._loop.time() + self._sending.timeout_s,
+                _order_key(topic, None) if self._ordered else None,
+                self._plain_send,
+            )
+        )
 
     def _send_until(
         self, topic: str, message: Sendable, options: SendOptions, timeout_s: float
@@ -328,12 +350,16 @@ class Producer(ProducerTransactions, ProducerRequests):
         has_more = len(options) > (key is not None) or self._hooks is not None
         if type(message) is not bytes or has_more:
             return self._one(topic, message, options_of("publish", options), self._publishing)
+        self._check_one(topic, message)
+        return self._add(self._bare(topic, (message,), len(message) + MPUB_EXTRA_BYTES, key))
+
+    def _check_one(self, topic: str, body: bytes) -> None:
+        """Check a body without properties, and that it may be published now."""
         if not self._is_open or self._pool.refusal is not None:
             self._check_open()
         check_name(topic, "topic")
-        if not 0 < len(message) <= self._max_bytes:
-            check_body(message, self._max_bytes)
-        return self._add(self._bare(topic, (message,), len(message) + MPUB_EXTRA_BYTES, key))
+        if not 0 < len(body) <= self._max_bytes:
+            check_body(body, self._max_bytes)
 
     def _bare(
         self, topic: str, bodies: Sequence[bytes], size_bytes: int, key: str | bytes | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, overload
 
 from martlet.put_status import PutStatus
@@ -34,11 +34,22 @@ class SendResult(NamedTuple):
 
     def behind(self, count: int) -> SendResult:
         """Return the result of the message that is ``count`` after this one in the same SEND."""
-        if not count:
-            return self
-        offset = None if self.offset is None else self.offset + count
-        message_id = None if self.id is None else b"%016x" % ((int(self.id, 16) + count) & _ID_MASK)
-        return self._replace(offset=offset, id=message_id)
+        return next(self.all_behind((count,)))
+
+    def all_behind(self, counts: Iterable[int]) -> Iterator[SendResult]:
+        """Yield the result of each message that is so many after this one in the same SEND."""
+        status, queue, offset, message_id, broker, is_duplicate = self
+        number = None if message_id is None else int(message_id, 16)
+        for count in counts:
+            fields = (
+                status,
+                queue,
+                None if offset is None else offset + count,
+                None if number is None else b"%016x" % ((number + count) & _ID_MASK),
+                broker,
+                is_duplicate,
+            )
+            yield tuple.__new__(SendResult, fields)
 
 
 class SendResults(Sequence[SendResult]):
