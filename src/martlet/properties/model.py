@@ -197,9 +197,7 @@ def pack_entry(
     """Pack an entry of these properties, and of more packed fields. Raises BadProperties."""
     packed: list[bytes] = []
     if tag:
-        if not isinstance(tag, str):
-            _tag(tag)  # Raises; it may be what no cache can hold.
-        packed.append(_tag_field(tag))
+        packed.append(_tag_field(tag) if type(tag) is str else _named(Field.TAG, "", _tag(tag)))
     if len(keys) > MAX_KEYS:
         raise BadProperties(f"{len(keys)} keys, the maximum is {MAX_KEYS}")
     for key in keys:
@@ -347,7 +345,7 @@ def _tag(tag: str) -> bytes:
     return encoded
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _tag_field(tag: str) -> bytes:
     return _named(Field.TAG, "", _tag(tag))
 

@@ -148,7 +148,10 @@ class ReceiveBuffer(Waiters):
         self.touch_at_s = delivery.expires_at_s - answers.touch_before_s
         self._current = delivery
         run = delivery.run
-        messages = [Message(answers, *fields) for fields in run.fields()]
+        messages = [
+            Message(answers, timestamp_ns, attempts, message_id, body)
+            for timestamp_ns, attempts, message_id, body in run.fields()
+        ]
         for place, packed in run.properties.items():
             messages[place].carries(packed)
         if answers.max_attempts or self.rate_limit is not None:

@@ -274,7 +274,10 @@ class PullConsumerBase(ConsumerBase[PullSession]):
     @property
     def stats(self) -> PullStats:
         """The consumer's state and counts so far."""
-        brokers, tally, held = self._brokers, self.tally, self._all_held()
+        held = self._all_held()
+        for each in held:
+            each.leave_run()
+        brokers, tally = self._brokers, self.tally
         return PullStats(
             counts=PullCounts(
                 received=brokers.received + tally.received,

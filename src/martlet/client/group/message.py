@@ -60,7 +60,7 @@ class PulledMessage(ReceivedMessage):
         timestamp_ns: int,
         id: bytes,
         body: bytes,
-        packed: bytes,
+        packed: bytes = b"",
     ) -> None:
         self._held = held
         self._packed = packed

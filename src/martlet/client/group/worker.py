@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
 from martlet.client.consumer.handling.worker import BaseWorker
 from martlet.client.group.failures import PullFailures
 from martlet.client.group.message import PulledMessage, PulledMessageState
+from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 
+MAX_RUN = 256
+"""The maximum number of messages of a queue handled in its turn."""
 PullHandler = Callable[[PulledMessage], Awaitable[object] | object]
 """A function, or a coroutine function, that handles a message."""
 
@@ -37,21 +41,60 @@ class PullWorker(BaseWorker[PulledMessage]):
 
     async def work(self) -> None:
         """Handle messages until the queues are closed; see `BaseWorker.work`."""
-        line, handler, in_order = self._line, self._handler, self._in_order
+        line, in_order = self._line, self._in_order
+        run_size = 0
         while True:
+            held = line.run_now(in_order) if run_size else None
+            if held is not None:
+                is_complete = await self._handle_run(held, held.begin_run(run_size))
+                run_size = min(2 * run_size, MAX_RUN) if is_complete else 0
+                continue
             message = line.message_now(in_order) or await line.message(in_order=in_order)
             if message is None:
                 return
             self.message = message
             try:
-                result = handler(message)
+                result = self._handler(message)
+                run_size = 1
                 if result is not None and isawaitable(result):
+                    run_size = 0
                     await result
             except BaseException as error:
                 await self._on_error(message, error)
             else:
                 if message._stage is PulledMessageState.OUT:
                     message._held.finish(message)
+
+    async def _handle_run(self, held: AssignedQueue, run: list[PulledMessage]) -> bool:
+        """Handle messages while the handler returns at once and the turn lasts. Returns whether all
+        were handled so.
+        """
+        line, handler = self._line, self._handler
+        monotonic, out, done = time.monotonic, PulledMessageState.OUT, PulledMessageState.DONE
+        try:
+            for message in run:
+                if monotonic() > line.turn_ends_at_s or line.is_closed:
+                    return False
+                message._stage = out
+                message.attempts = 1
+                self.message = message
+                try:
+                    result = handler(message)
+                    if result is not None and isawaitable(result):
+                        held.leave_run()
+                        await result
+                except BaseException as error:
+                    held.leave_run()
+                    await self._on_error(message, error)
+                    return False
+                if held.run is not run:
+                    if message._stage is out:
+                        held.finish(message)
+                    return False
+                message._stage = done
+            return True
+        finally:
+            held.leave_run()
 
     async def _fail(self, message: PulledMessage, error: BaseException) -> None:
         await self._failures.failed(message, error)

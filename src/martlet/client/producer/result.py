@@ -37,7 +37,7 @@ class SendResult(NamedTuple):
         return next(self.all_behind((count,)))
 
     def all_behind(self, counts: Iterable[int]) -> Iterator[SendResult]:
-        """Yield the result of each message that is so many after this one in the same SEND."""
+        """Yield the results of messages by their distance behind this one in the same SEND."""
         status, queue, offset, message_id, broker, is_duplicate = self
         number = None if message_id is None else int(message_id, 16)
         for count in counts:

@@ -95,28 +95,35 @@ class Worker(BaseWorker[Message]):
         attempt_limit = self._failures.attempt_limit
         monotonic = time.monotonic
         ready = buffer.ready
+        until_s = 0.0
+        """When to look at the buffer's times again: at once after anything was awaited."""
         while not buffer.is_closed:
-            now_s = monotonic()
-            if now_s > buffer.turn_ends_at_s:
-                await buffer.rest()
-                continue
-            if not ready and not buffer.refill():
-                await buffer.arrival()
-                continue
-            if now_s > buffer.touch_at_s:
-                if now_s > buffer.expires_at_s:
-                    buffer.drop_ready()
+            if not ready or monotonic() > until_s:
+                now_s = monotonic()
+                if now_s > buffer.turn_ends_at_s:
+                    await buffer.rest()
                     continue
-                ready[0].touch()
+                if not ready and not buffer.refill():
+                    await buffer.arrival()
+                    continue
+                if now_s > buffer.touch_at_s:
+                    if now_s > buffer.expires_at_s:
+                        buffer.drop_ready()
+                        continue
+                    ready[0].touch()
+                until_s = min(buffer.turn_ends_at_s, buffer.touch_at_s)
             self.message = message = ready.popleft()
             if message.attempts > attempt_limit and message.tries > attempt_limit:
+                until_s = 0.0
                 await self._failures.give_up(message)
                 continue
             try:
                 result: Any = handler(message)
                 if result is not None and (type(result) is CoroutineType or isawaitable(result)):
+                    until_s = 0.0
                     await result
             except BaseException as error:
+                until_s = 0.0
                 await self._on_error(message, error)
             else:
                 # message.finish inlined, since this runs for each message.

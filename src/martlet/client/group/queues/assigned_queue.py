@@ -15,6 +15,7 @@ the application moved to another offset: later finishes have no effect.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -85,6 +86,7 @@ class AssignedQueue:
         is_paused: whether the application paused it.
         is_busy: whether a handler runs on it that must be its only one.
         is_in_line: whether it is among the ready queues.
+        run: the messages of a run: done, at most one being handled, and not handed out, in order.
         starts: the started messages, if the broker counts them as failed after a crash.
         say_started: reports it to the broker.
         on_settled: called when something of it was finished or put off, for hooks.
@@ -119,6 +121,7 @@ class AssignedQueue:
         self._pieces: deque[FetchedChunk] = deque()
         self._progress = OffsetTracker()
         self._changed = asyncio.Event()
+        self.run: list[PulledMessage] | None = None
         self._newest = -1
         """The highest offset handed out by itself."""
         self._announced = -1
@@ -145,6 +148,8 @@ class AssignedQueue:
     @property
     def _untouched(self) -> int:
         """The offset of the first message never handed out."""
+        if self.run is not None:
+            self.leave_run()
         if self._ready:
             return self._ready[0].offset
         return self._pieces[0].first if self._pieces else self.fetch_offset
@@ -152,6 +157,7 @@ class AssignedQueue:
     @property
     def waiting(self) -> int:
         """The number of messages fetched and not handed out."""
+        self.leave_run()
         untouched = len(self._ready) + sum(piece.run.count for piece in self._pieces)
         return untouched + len(self._again)
 
@@ -162,6 +168,7 @@ class AssignedQueue:
 
     def stats(self) -> QueueStats:
         """Its numbers."""
+        self.leave_run()
         return QueueStats(
             place=self.place,
             position=self.position,
@@ -174,8 +181,8 @@ class AssignedQueue:
     @property
     def next_commit(self) -> int:
         """The offset below which all messages are done."""
-        lowest = self._progress.lowest
         untouched = self._untouched
+        lowest = self._progress.lowest
         return untouched if lowest is None else min(lowest, untouched)
 
     def room(self) -> tuple[int, int]:
@@ -244,6 +251,62 @@ class AssignedQueue:
         return message
 
     @property
+    def may_run(self) -> bool:
+        """Whether its next messages may be taken as a run."""
+        return self.starts is None and not self._again and self.is_ready
+
+    def begin_run(self, max_count: int) -> list[PulledMessage]:
+        """Take the next messages, up to a maximum, for a handler that may return at once.
+
+        The caller marks each as handed out, and then as done, and calls `leave_run` behind the
+        last, or where it stops. Until then the numbers of this queue are those of the begin, so
+        that a message costs no bookkeeping of its own. Whatever else reads or changes them leaves
+        the run first, as the handler may do.
+        """
+        ready = self._ready
+        if not ready:
+            self._make_ready()
+        self.run = run = [ready.popleft() for _ in range(min(max_count, len(ready)))]
+        self._progress.begin(run[0].offset)
+        self.at_work += 1
+        self._line.at_work += 1
+        return run
+
+    def leave_run(self) -> None:
+        """End the run, if there is one: the message being handled is one by itself from now on, and
+        those behind it are to be handed out.
+        """
+        run = self.run
+        if run is None:
+            return
+        self.run = None
+        count = bisect_left(run, True, key=_is_not_done)
+        done, rest = run[:count], run[count:]
+        current = rest[0] if rest and rest[0].is_out else None
+        if current is not None:
+            self._newest = current.offset
+            self._ready.extendleft(reversed(rest[1:]))
+        else:
+            self._ready.extendleft(reversed(rest))
+        if done:
+            if current is not None:
+                self._progress.begin(current.offset)
+            self._progress.end(run[0].offset)
+            self.tally.finished += len(done)
+            self.count -= len(done)
+            self.size_bytes -= sum([len(each.body) for each in done])
+            self.size_bytes -= len(done) * FRAME_HEADER_BYTES
+        elif current is None:
+            self._progress.end(run[0].offset)
+        if current is None:
+            self._end_work()
+            self.is_busy = False
+        if done and self.on_settled is not None:
+            self.on_settled()
+        self._changed.set()
+        self._line.add(self)
+
+    @property
     def is_charged(self) -> bool:
         """Whether the next message must be handled alone."""
         return self.starts is not None and self.starts.is_alone(self.position)
@@ -309,13 +372,14 @@ class AssignedQueue:
 
     def _make_ready(self) -> None:
         piece = self._pieces.popleft()
-        packed = piece.run.properties
-        self._ready.extend(
-            PulledMessage(self, offset, timestamp_ns, message_id, body, packed.get(at, b""))
-            for at, (offset, (timestamp_ns, _, message_id, body)) in enumerate(
-                zip(piece.offsets(), piece.run.fields(), strict=True)
-            )
-        )
+        fields = zip(piece.offsets(), piece.run.fields(), strict=True)
+        messages = [
+            PulledMessage(self, offset, timestamp_ns, message_id, body)
+            for offset, (timestamp_ns, _, message_id, body) in fields
+        ]
+        for place, packed in piece.run.properties.items():
+            messages[place]._packed = packed
+        self._ready.extend(messages)
 
     def batch_of(self, message: PulledMessage) -> PulledBatch:
         """Return a batch of one taken message."""
@@ -381,6 +445,7 @@ class AssignedQueue:
 
     def finish(self, message: PulledMessage) -> None:
         """Mark a message as done."""
+        self.leave_run()
         if message._stage is PulledMessageState.OUT:
             self._end(message)
         elif message in self._again:
@@ -420,6 +485,7 @@ class AssignedQueue:
 
     def put_off(self, message: PulledMessage) -> None:
         """Note that its handling ended without success; it waits for its delay."""
+        self.leave_run()
         message._stage = PulledMessageState.WAITING
         self.tally.requeued += 1
         self._end(message)
@@ -429,6 +495,7 @@ class AssignedQueue:
 
     def put_back(self, message: PulledMessage) -> None:
         """Have it handed out again, before those with higher offsets."""
+        self.leave_run()
         if message._stage is PulledMessageState.DONE:
             return  # It was finished while it waited.
         if message._stage is PulledMessageState.OUT:
@@ -474,6 +541,7 @@ class AssignedQueue:
 
     def pause(self) -> None:
         """Stop fetching and handing out until `resume`."""
+        self.leave_run()
         self.is_paused = True
 
     def resume(self) -> None:
@@ -484,6 +552,7 @@ class AssignedQueue:
 
     def begin_leaving(self) -> None:
         """Stop handing out, and drop messages not handed out."""
+        self.leave_run()
         self.hold = AssignmentState.LEAVING
         self.fetch_offset = self._untouched
         self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
@@ -513,3 +582,7 @@ class AssignedQueue:
         except TimeoutError:
             return False
         return True
+
+
+def _is_not_done(message: PulledMessage) -> bool:
+    return message._stage is not PulledMessageState.DONE

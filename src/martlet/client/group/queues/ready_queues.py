@@ -1,6 +1,7 @@
 """The queues with messages to hand out, and the workers that wait for them.
 
-The queues take turns, message by message, so that a long backlog in one does not hold up others.
+The queues take turns, so that a long backlog in one does not hold up others: message by message, or
+where handlers return at once by runs of messages, for a millisecond at most.
 """
 
 from __future__ import annotations
@@ -86,6 +87,21 @@ class ReadyQueues(Waiters):
                 self._took(1)
                 return message
         return None
+
+    def run_now(self, in_order: bool) -> AssignedQueue | None:
+        """Take the queue whose turn it is, for a run of its messages; None if there may be none."""
+        queues = self._queues
+        if not queues or self.is_closed or self._is_alone or time.monotonic() > self.turn_ends_at_s:
+            return None
+        held = queues[0]
+        if not held.may_run or (in_order and held.is_busy):
+            return None
+        queues.popleft()
+        held.is_in_line = False
+        held.is_busy = in_order
+        if queues:
+            self._wake(1)
+        return held
 
     def look_again(self) -> None:
         """Hand out a message that waited until nothing else was handled."""
