@@ -133,6 +133,8 @@ class Transactions:
         check_after_ns: int | None = None,
         place: CommitSequence | None = None,
         is_disposable: bool = False,
+        *,
+        is_recorded: bool = True,
     ) -> TransactionState:
         """Begin a transaction. Returns the state, which is another for a known id or a committed
         number.
@@ -140,6 +142,8 @@ class Transactions:
         Args:
             id, group, place, is_disposable: as of `OpenTransaction`.
             check_after_ns: the inactivity before a check-back; None for the operator's setting.
+            is_recorded: whether to journal it now. Otherwise the caller adds messages at once,
+                whose batch describes it, and calls `record` if that failed.
 
         Raises:
             BadTransaction: the id, the group or the series is too long, or empty.
@@ -170,11 +174,24 @@ class Transactions:
                 self.series.check_room(place.name, now_ns)
                 self._clear_away([t for t in self.open.values() if t.was_left(place, now_ns)])
             self._check_room(id)
-            self._journal(BegunEntry(transaction.describe()))
+            if is_recorded:
+                self._journal(BegunEntry(transaction.describe()))
             self.outcomes.forget(id)
             self.open[id] = transaction
             self.check_back.watch(transaction)
         return state
+
+    def record(self, id: str) -> None:
+        """Journal the beginning of a transaction to which nothing could be added, so that it can be
+        rolled back. Raises WritesRefused; then it has not begun.
+        """
+        transaction = self.open[id]
+        try:
+            self._journal(BegunEntry(transaction.describe()))
+        except WritesRefused:
+            del self.open[id]
+            self.check_back.ended(transaction)
+            raise
 
     def _check_room(self, id: str) -> None:
         if len(self.open) >= self._max_open:

@@ -20,10 +20,10 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, repeat
+from itertools import groupby, islice, repeat
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from martlet.client.errors import (
     ClientError,
@@ -33,7 +33,7 @@ from martlet.client.errors import (
 )
 from martlet.client.hooks import Hooks, Publishing
 from martlet.client.names import check_name
-from martlet.client.producer.message import Sendable, check_message
+from martlet.client.producer.message import Sendable, are_fit, check_message
 from martlet.client.producer.options import (
     NO_HEADERS,
     MessageKeywords,
@@ -202,6 +202,21 @@ class Transaction:
         self, messages: Iterable[Sendable], call: Publishing | None
     ) -> Iterator[tuple[Sequence[bytes], Properties]]:
         """Yield messages as they can be sent together: those without properties in pieces."""
+        iterator = iter(messages)
+        while some := list(islice(iterator, _MAX_MESSAGES)):
+            if are_fit(some, self._max_body_bytes):
+                bodies = cast("list[bytes]", some)
+                if sum(map(len, bodies)) <= _MAX_BYTES:
+                    if call is not None:
+                        call.count(*bodies)
+                    yield bodies, NONE
+                    continue
+            yield from self._small_pieces(some, call)
+
+    def _small_pieces(
+        self, messages: Iterable[Sendable], call: Publishing | None
+    ) -> Iterator[tuple[Sequence[bytes], Properties]]:
+        """Yield messages that are large, or have properties, as they can be sent together."""
         piece: list[bytes] = []
         piece_bytes = 0
         for message in messages:
@@ -209,8 +224,7 @@ class Transaction:
             if call is not None:
                 call.count(message)
             size_bytes = len(body)
-            is_full = len(piece) == _MAX_MESSAGES or piece_bytes + size_bytes > _MAX_BYTES
-            if piece and (properties or is_full):
+            if piece and (properties or piece_bytes + size_bytes > _MAX_BYTES):
                 yield piece, NONE
                 piece, piece_bytes = [], 0
             if properties:

@@ -467,20 +467,26 @@ class PublishCommands:
         topic = self._broker.topic(command.topic)
         queue = queue_of(self._broker, topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
-        if "begin" in arguments and transaction_id not in transactions.open:
+        is_new = "begin" in arguments and transaction_id not in transactions.open
+        if is_new:
             begin_open(
                 transactions, transaction_id, CallArguments(arguments.mapping("begin", max_value=5))
             )
-        batch, position = transactions.add(
-            transaction_id,
-            branch,
-            number,
-            topic.name,
-            command.bodies,
-            command.properties,
-            queue,
-            times,
-        )
+        try:
+            batch, position = transactions.add(
+                transaction_id,
+                branch,
+                number,
+                topic.name,
+                command.bodies,
+                command.properties,
+                queue,
+                times,
+            )
+        except (BrokerError, WritesRefused):
+            if is_new:
+                transactions.record(transaction_id)
+            raise
         receipt = Receipt()
         receipt.position = position
         return receipt, Added(batch.message_count)

@@ -92,7 +92,11 @@ def transaction_limits(options: BrokerOptions) -> TransactionLimits:
 
 
 def begin(
-    transactions: Transactions, transaction_id: str, arguments: CallArguments
+    transactions: Transactions,
+    transaction_id: str,
+    arguments: CallArguments,
+    *,
+    is_recorded: bool = True,
 ) -> TransactionState:
     """Begin a transaction with a client's arguments."""
     arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
@@ -102,7 +106,12 @@ def begin(
         check_after_ns = after_ms * MILLISECOND_NS
     group, disposable = arguments.text("group", "", max_value=255), arguments.flag("disposable")
     return transactions.begin(
-        transaction_id, group, check_after_ns, place_of(arguments), disposable
+        transaction_id,
+        group,
+        check_after_ns,
+        place_of(arguments),
+        disposable,
+        is_recorded=is_recorded,
     )
 
 
@@ -115,8 +124,10 @@ def place_of(arguments: CallArguments) -> CommitSequence | None:
 
 
 def begin_open(transactions: Transactions, transaction_id: str, arguments: CallArguments) -> None:
-    """Begin a transaction, or continue an open one. Raises TransitionRefused if it has ended."""
-    state = begin(transactions, transaction_id, arguments)
+    """Begin a transaction that messages are added to at once. Raises TransitionRefused if it has
+    ended.
+    """
+    state = begin(transactions, transaction_id, arguments, is_recorded=False)
     if state is not TransactionState.OPEN:
         raise TransitionRefused(f"transaction {transaction_id!r} is {state}", state)
 
