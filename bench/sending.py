@@ -8,21 +8,24 @@ numbered ones (a producer's id and a sequence, so that a repetition is recognise
 messages have a tag and a key each.
 
 Then client and broker together, over a socket: messages a second one after the other, a thousand
-tasks at once, and in bulk. Those are rates, and mean something on a quiet machine alone.
+tasks at once, and in bulk, in turns. The rates mean something on a quiet machine alone, the
+client's processor a message is steadier.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 import uvloop
 
+from bench.contest import Run
 from bench.flags import parse
 from bench.inprocess import BODY, TOPIC, Client, Step, least_cost_us, publishing
+from bench.stopwatch import Stopwatch
 from martlet.client import Outgoing, Producer, Properties
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
@@ -97,17 +100,17 @@ def in_groups(send: Callable[[Producer], Awaitable[object]], together: int) -> W
     return work
 
 
-async def rate(address: str, work: Work, messages: int, *, idempotent: bool) -> float:
-    """Return the messages a second."""
+async def timed(address: str, work: Work, messages: int, *, idempotent: bool) -> Run:
+    """Do the work once."""
     async with Producer(address, send_timeout_s=60, idempotent=idempotent) as producer:
         await work(producer, min(messages, 1000))
-        began_s = time.perf_counter()
+        watch = Stopwatch()
         await work(producer, messages)
-        return messages / (time.perf_counter() - began_s)
+        return Run.of(messages, watch)
 
 
 async def rates(address: str, messages: int, repeat: int) -> None:
-    """Print the rates, each the best of the runs."""
+    """Let each take its turn in each round, and print the medians."""
     works: list[tuple[str, Work, int]] = [
         *(
             (f"{name}, one by one", in_groups(send, 1), messages // 10)
@@ -119,13 +122,17 @@ async def rates(address: str, messages: int, repeat: int) -> None:
         ),
         *((name, work, messages) for name, work in BULKS.items()),
     ]
-    for name, work, sent in works:
-        for idempotent in (True, False) if "send" in name else (True,):
-            best = max(
-                [await rate(address, work, sent, idempotent=idempotent) for _ in range(repeat)]
-            )
-            shown = name if idempotent else f"{name}, not idempotent"
-            print(f"{shown:50} {best:10,.0f} messages/s", flush=True)
+    runs: dict[str, list[Run]] = {}
+    for _ in range(repeat):
+        for name, work, sent in works:
+            for idempotent in (True, False) if "send" in name else (True,):
+                shown = name if idempotent else f"{name}, not idempotent"
+                run = await timed(address, work, sent, idempotent=idempotent)
+                runs.setdefault(shown, []).append(run)
+    for shown, done in runs.items():
+        median = statistics.median(run.rate for run in done)
+        processor_us = statistics.median(run.processor_us for run in done)
+        print(f"{shown:50} {median:10,.0f} messages/s {processor_us:6.2f} us of the client's each")
 
 
 def main(arguments: Sequence[str]) -> None:

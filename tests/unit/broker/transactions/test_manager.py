@@ -572,3 +572,39 @@ def test_a_full_disk_that_drops_the_oldest_drops_no_part_of_a_transaction(core: 
         transactions.commit("t")
     transactions.rollback("t")
     assert stored(core.broker, "orders") == []
+
+
+def test_a_beginning_that_a_batch_describes_survives_without_an_entry(core: Core) -> None:
+    transactions = core.broker.transactions
+    position = core.broker.log.position
+    assert transactions.begin("t", "g", 9 * SECOND_NS, is_recorded=False) is S.OPEN
+    assert core.broker.log.position == position
+    Producer(core).add("t", "orders", b"one")
+    core.kill()
+    transactions = core.broker.transactions
+    found = transactions.find("t")
+    assert (found.group, found.check_after_ns, found.state) == ("g", 9 * SECOND_NS, S.OPEN)
+    assert transactions.commit("t", {"b": 1}).state is S.COMMITTED
+    assert stored(core.broker, "orders") == [b"one"]
+
+
+def test_a_beginning_is_recorded_where_nothing_could_be_added(core: Core) -> None:
+    transactions = core.broker.transactions
+    transactions.begin("t", is_recorded=False)
+    with pytest.raises(TransitionRefused):
+        transactions.add("t", "b", 1, "orders", [b"one"])
+    transactions.record("t")
+    core.kill()
+    assert core.broker.transactions.state("t") is S.OPEN
+    assert core.broker.transactions.rollback("t").state is S.ROLLED_BACK
+
+
+def test_a_beginning_that_cannot_be_recorded_is_none(core: Core) -> None:
+    transactions = core.broker.transactions
+    transactions.begin("t", is_recorded=False)
+    core.broker.log.failed = "the disk is gone"
+    with pytest.raises(WritesRefused):
+        transactions.record("t")
+    with pytest.raises(UnknownTransaction):
+        transactions.state("t")
+    assert not transactions.open
