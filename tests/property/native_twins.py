@@ -103,11 +103,17 @@ class TwinClient:
             else:
                 self.connection.resume_writing()
 
-    def send(self, data: bytes) -> None:
-        """Send bytes, and let the broker handle them, as far as it reads any."""
-        if self.transport.closed:
-            return
-        assert self.transport.client.send(data) == len(data)
+    def send(self, *inputs: bytes) -> None:
+        """Send bytes, and let the broker handle them, as far as it reads any.
+
+        Several inputs are received one by one, all in one turn of the loop.
+        """
+        for number, data in enumerate(inputs, 1):
+            if self.transport.closed:
+                break
+            assert self.transport.client.send(data) == len(data)
+            if number < len(inputs) and self._is_read():
+                self.twin.receive(self, ends_turn=False)
         while self._is_read() and self.twin.receive(self):
             pass
 
@@ -154,6 +160,7 @@ class Twin:
                 max_bytes_per_file=segment_bytes,
                 max_msg_size=4000,
                 max_body_size=20_000,
+                mem_queue_size=8,  # of ephemeral topics and channels
             )
             self.server = build_server(options)
         self.broker = self.server.broker
@@ -175,12 +182,13 @@ class Twin:
             patch.setattr("martlet.server.time_slice.SLICE_NS", 10**12)
             yield
 
-    def receive(self, client: TwinClient) -> bool:
+    def receive(self, client: TwinClient, *, ends_turn: bool = True) -> bool:
         """Handle input of a client, and end the turn. Returns whether there was any."""
         with self.own_way():
             if not self._receive(client):
                 return False
-            self.server.commits.end_tick()
+            if ends_turn:
+                self.server.commits.end_tick()
             return True
 
     def _receive(self, client: TwinClient) -> bool:
@@ -250,6 +258,7 @@ def _channel_state(channel: Channel) -> tuple[object, ...]:
         [(offset, pending[offset].attempts) for offset in sorted(pending)],
         (channel.finishes.counts, channel.finishes.sum_ns, channel.dirty, channel.alarm.set_for_ns),
         (channel.retry_count, channel.timeout_count, channel.requeue_count),
+        [event[:4] for event in channel.trail._events] if channel.trail is not None else None,
         [
             (
                 consumer.number,

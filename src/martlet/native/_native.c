@@ -422,8 +422,7 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
         return 0;
     GET(channel, connection, channel); GET(consumer, connection, consumer);
     ONLY_OF(channel, CHANNEL);
-    ONLY_OF(consumer, CONSUMER);
-    ONLY_IF(consumer, blocked, Py_False);
+    ONLY_OF(consumer, CONSUMER); /* not blocked, since its connection is read */
     ONLY_IF(channel, trail, Py_None);
     GET(delivery, channel, delivery); GET(line, delivery, _line);
     ONLY_IF(delivery, order, Py_None);
