@@ -121,16 +121,16 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 /* ---------------------------------------------------------------- Python's objects */
 
 #define NAMES(X)                                                                                   \
-    X(_closing) X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_line)      \
-    X(_own) X(_waits) X(answered) X(awaiting) X(base) X(batch) X(blocked) X(bounded) X(brief) X(by_offset)  \
-    X(channel) X(client) X(consumer) X(cursor) X(decoder) X(delivery) X(end_offset) X(epoch)       \
-    X(failed) X(finish_count) X(finishes) X(floor)  X(get_write_buffer_size) X(grant_one)   \
-    X(heard) X(id_base) X(in_flight_count) X(is_ready) X(log) X(max_lone) X(message_count)         \
-    X(message_counters) X(moved) X(next) X(note) X(number) X(offset_of) X(order) X(paused)         \
-    X(paused_at) X(pending) X(position) X(pump) X(queue) X(rate_limit) X(ready_count) X(release_one) X(replies)  \
-    X(sample_rate) X(several) X(state) X(stored_at_ns) X(stored_count) X(stored_lone) X(topic)     \
-    X(topics) X(trail) X(transport) X(unconfirmed) X(view) X(visible_end) X(wanted) X(window)      \
-    X(write)
+    X(_closing) X(_current) X(_end) X(_enter_line) X(_fd) X(_known_lines) X(_lend) X(_line)        \
+    X(_own) X(_waits) X(answered) X(appended) X(awaiting) X(base) X(batch) X(blocked) X(bounded)   \
+    X(brief) X(by_offset) X(channel) X(client) X(consumer) X(cursor) X(decoder) X(delivery)        \
+    X(dirty) X(end_offset) X(epoch) X(failed) X(finish_count) X(finishes) X(floor)                 \
+    X(get_write_buffer_size) X(grant_one) X(heard) X(id_base) X(in_flight_count) X(is_ready)       \
+    X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next) X(note) X(number)     \
+    X(offset_of) X(order) X(paused) X(paused_at) X(pending) X(position) X(pump) X(queue)           \
+    X(rate_limit) X(ready_count) X(release_one) X(replies) X(sample_rate) X(several) X(state)      \
+    X(stored_at_ns) X(stored_count) X(stored_lone) X(topic) X(topics) X(trail) X(transport)        \
+    X(unconfirmed) X(view) X(visible_end) X(wanted) X(window) X(write) X(written)
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
 
@@ -176,6 +176,7 @@ static void forget_kept(Lane *lane)
     if (variable == NULL) return -1
 #define GET(variable, of, name) LET(variable, PyObject_GetAttr(of, n_##name))
 #define INT(variable, of, name) int64_t variable; TRY(get_int(of, n_##name, &variable))
+#define NUMBER(variable, value) LET(variable, PyLong_FromLongLong(value))
 #define COUNT(variable, of) Py_ssize_t variable = PyObject_Size(of); TRY(variable)
 #define ONLY_IF(of, name, expected)                                                                \
     do { int found = is(of, n_##name, expected); if (found <= 0) return found; } while (0)
@@ -222,6 +223,13 @@ static int is(PyObject *of, PyObject *name, PyObject *expected)
     return value == NULL ? -1 : value == expected;
 }
 
+/* As ChannelState.moved, which has nothing to do where it is called again. */
+static int note_moved(PyObject *channel)
+{
+    int clean = is(channel, n_dirty, Py_False);
+    return clean > 0 ? call(channel, n_moved, NULL) : clean;
+}
+
 /* ---------------------------------------------------------------- lone commands */
 
 /* Sends what fits, if nothing waits before it; the transport takes the rest, and meets errors. */
@@ -254,12 +262,10 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
     LET(delivery, Py_NewRef(first));
     ONLY_OF(delivery, DELIVERY);
     ONLY_IF(delivery, order, Py_None); ONLY_IF(delivery, rate_limit, Py_None);
-    GET(state, delivery, state);
-    ONLY_IF(state, wanted, Py_None); ONLY_IF(state, paused, Py_False);
+    GET(state, delivery, state); ONLY_IF(state, wanted, Py_None); ONLY_IF(state, paused, Py_False);
     GET(cursor, state, cursor); GET(window, cursor, window);
     GET(pending, cursor, pending); GET(pending_by_offset, pending, by_offset);
-    GET(line, delivery, _line);
-    INT(next, window, next); INT(floor, window, floor);
+    GET(line, delivery, _line); INT(next, window, next); INT(floor, window, floor);
     COUNT(pending_count, pending_by_offset); COUNT(line_count, line);
     if (next != offset || offset - floor > COMFORTABLE_SPAN || pending_count || line_count != 1)
         return 0;
@@ -274,9 +280,9 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
         return 0;
 
     GET(number, consumer, number);
-    TRY(call(window, n_grant_one, number));
-    TRY(call(state, n_moved, NULL));
-    LET(lent, PyObject_CallMethod(delivery, "_lend", "OLi", consumer, (long long)offset, 1));
+    NUMBER(lent_offset, offset); NUMBER(one, 1);
+    TRY(call(window, n_grant_one, number)); TRY(note_moved(state));
+    LET(lent, PyObject_CallMethodObjArgs(delivery, n__lend, consumer, lent_offset, one, NULL));
     TRY(send_bytes(lane, client, frame, length));
     return 1;
 }
@@ -319,8 +325,7 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
         return PyErr_Occurred() ? -1 : 0;
     LET(topic, Py_NewRef(found));
     ONLY_IF(topic, several, Py_False); ONLY_IF(topic, bounded, Py_False);
-    GET(queue, topic, queue);
-    ONLY_IF(queue, batch, Py_None);
+    GET(queue, topic, queue); ONLY_IF(queue, batch, Py_None);
     lone->name = name;
     lone->topic = topic;
     lone->queue = queue;
@@ -343,7 +348,8 @@ static int put_record(Lane *lane, Lone *lone)
     memset(record + end, 0, (size_t)(lone->length - 8 - end));
     memcpy(record + lone->length - 8, &payload, 8);
     Py_ssize_t length = lone->length - 8;
-    LET(sum, PyObject_CallFunction(part(lane, CRC), "y#", record + 8, length));
+    LET(bytes, PyBytes_FromStringAndSize((const char *)record + 8, length));
+    LET(sum, PyObject_CallFunctionObjArgs(part(lane, CRC), bytes, NULL));
     uint32_t crc = (uint32_t)PyLong_AsUnsignedLong(sum);
     memcpy(record + 4, &crc, 4);
     return PyErr_Occurred() ? -1 : 1;
@@ -365,7 +371,7 @@ static int deliver_stored(Lane *lane, const Lone *lone, PyObject *segment, int64
         return add_int(lone->topic, n_message_count, 1);
     GET(view, segment, view);
     LET(slice, PySequence_GetSlice(view, at, at + length));
-    LET(offset, PyLong_FromLongLong(lone->offset));
+    NUMBER(offset, lone->offset);
     LET(done, PyObject_CallMethodObjArgs(lone->topic, n_stored_lone, offset, slice, NULL));
     return 0;
 }
@@ -379,10 +385,8 @@ static int publish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
         return read;
     PyObject *broker = part(lane, BROKER), *queue = lone.queue;
     ONLY_IF(broker, unconfirmed, Py_None);
-    GET(log, broker, log);
-    ONLY_IF(log, failed, Py_None);
-    GET(segment, log, _current);
-    ONLY_OF(segment, SEGMENT);
+    GET(log, broker, log); ONLY_IF(log, failed, Py_None);
+    GET(segment, log, _current); ONLY_OF(segment, SEGMENT);
     GET(counters, connection, message_counters);
     INT(position, log, position); INT(limit, log, _end); INT(base, segment, base);
     INT(file, segment, _fd); INT(epoch, log, epoch); INT(topic_number, queue, topic);
@@ -398,14 +402,13 @@ static int publish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
     lone.stored_at_ns = PyLong_AsLongLong(now);
     PyObject *before = PyDict_GetItemWithError(counters, lone.name);
     LET(count, PyLong_FromLongLong(before == NULL ? 1 : PyLong_AsLongLong(before) + 1));
+    NUMBER(at, position); NUMBER(record_length, lone.length); NUMBER(size, lone.size);
     TRY(put_record(lane, &lone)); /* and errors before it */
     if (pwrite((int)file, lone.record, (size_t)lone.length, position - base) != lone.length)
         return 0; /* Python writes it again, and handles the error */
 
-    LET(written, PyObject_CallMethod(log, "written", "L", (long long)lone.length));
-    const long long stored_at_ns = lone.stored_at_ns, size = lone.size;
-    LET(appended, PyObject_CallMethod(queue, "appended", "LLLL", (long long)position,
-                                      (long long)lone.length, size, stored_at_ns));
+    TRY(call(log, n_written, record_length));
+    LET(noted, PyObject_CallMethodObjArgs(queue, n_appended, at, record_length, size, now, NULL));
     TRY(add_int(broker, n_stored_count, 1));
     TRY(deliver_stored(lane, &lone, segment, position - base + HEADER_BYTES));
     TRY(PyDict_SetItem(counters, lone.name, count));
@@ -446,8 +449,7 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
         TRY(PyObject_SetAttr(consumer, n_answered, offset));
     TRY(call(finishes, n_note, offset));
     TRY(set_int(consumer, n_in_flight_count, in_flight - 1));
-    TRY(add_int(consumer, n_finish_count, 1));
-    TRY(call(channel, n_moved, NULL));
+    TRY(add_int(consumer, n_finish_count, 1)); TRY(note_moved(channel));
     TRY(PyObject_SetAttr(connection, n_heard, Py_True));
     int has_room = ready > in_flight - 1;
     if (!in_line && has_room) {
