@@ -91,6 +91,8 @@ class Runner:
             pytest.skip(NO_NSQD)
         self._loop = self._stack.enter_context(asyncio.Runner())
         self._stack.enter_context(contextlib.chdir(self._folder))
+        environment = self._stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("MARTLET_CONFIG", str(self._folder / "config.toml"))
         (self._folder / "bin").mkdir()
         for path, command in (
             ("run", f"{sys.executable} -m martlet"),
