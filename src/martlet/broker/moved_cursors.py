@@ -59,6 +59,13 @@ class MovedCursors:
             left -= self.write(min(left, _AT_ONCE))
             yield
 
+    def write_first(self, channel: ChannelState) -> None:
+        """Write the cursor of a channel now, if it has moved. Raises WritesRefused."""
+        if channel.dirty:
+            self._channels.remove(channel)
+            self._channels.appendleft(channel)
+            self.write(1)
+
     def write(self, max_count: int) -> int:
         """Write some cursors in one write. Returns how many channels were removed from the queue.
 

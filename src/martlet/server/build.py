@@ -25,6 +25,7 @@ from martlet.server.data_folder import DataFolder, open_folder, refusal
 from martlet.server.disk_space import DiskSpace
 from martlet.server.due_timer import DueTimer
 from martlet.server.group_commit import GroupCommit
+from martlet.server.http.v1.leases import Leases
 from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import LookupPeers, host_and_port
 from martlet.server.nsq.acks import AckCommands
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 _IMPORTED_LATE = (
     "martlet.server.http.nsq_api",
     "martlet.server.http.routes",
+    "martlet.server.http.v1.api",
     "martlet.server.observability.metrics",
     "martlet.server.rpc.methods",
     "numpy.ma",  # of numpy.unique
@@ -285,6 +287,7 @@ def assemble_server(
         lookups=lookups,
         flush_timeouts=flush_timeouts,
         auth_servers=auth_servers,
+        leases=Leases(broker, commits, options),
         log=log,
     )
     return server
@@ -360,6 +363,9 @@ def _methods(
 def _routes(server: Server, replication: Replication | None) -> Routes:
     from martlet.server.http.nsq_api import LiveOptions
     from martlet.server.http.routes import broker_routes
+    from martlet.server.http.v1.api import HttpApi
+    from martlet.server.http.v1.guard import HttpGuard
+    from martlet.server.http.v1.messages import MessagePublisher
     from martlet.server.observability.metrics import BrokerMetrics
 
     options, broker = server.options, server.broker
@@ -374,6 +380,13 @@ def _routes(server: Server, replication: Replication | None) -> Routes:
         server.listeners.lag,
         *([] if replication is None else [replication.metrics]),
     )
+    http_api = HttpApi(
+        broker,
+        options,
+        MessagePublisher(broker, server.commits, options, replication),
+        server.leases,
+        HttpGuard(server.auth_servers, broker.clock, server.log),
+    )
     routes = broker_routes(
         broker,
         server.commits,
@@ -383,5 +396,6 @@ def _routes(server: Server, replication: Replication | None) -> Routes:
         server.stats,
         metrics,
         list if replication is None else replication.http_addresses,
+        http_api,
     )
     return routes if replication is None else {**routes, **replication.routes()}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from martlet.server.flusher import Flusher
     from martlet.server.group_commit import GroupCommit
     from martlet.server.http.request import Routes
+    from martlet.server.http.v1.leases import Leases
     from martlet.server.listeners import Listeners
     from martlet.server.lookup_peer import LookupPeers
     from martlet.server.nsq.authorizer import AuthServers
@@ -47,6 +48,7 @@ class Server:
         options: as at the broker's start, with the actual ports.
         connect: makes the connection of an accepted client; it may be given the client's address.
         routes: returns the endpoints of HTTP, which take long to import.
+        leases: the messages that clients over HTTP have.
     """
 
     options: BrokerOptions
@@ -65,6 +67,7 @@ class Server:
     lookups: LookupPeers
     flush_timeouts: FlushTimeouts
     auth_servers: AuthServers | None
+    leases: Leases
     log: logging.Logger
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -115,6 +118,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _stop_clients(self) -> None:
+        self.leases.close()
         await self.clients.stop()
         if self.auth_servers is not None:
             await self.auth_servers.close()

@@ -92,6 +92,7 @@ class Channel(ChannelState):
         self.give_back = redelivery.give_back
         self.reject = redelivery.reject
         self.touch = redelivery.touch
+        self.finish_ended = redelivery.finish_ended
         self.started = redelivery.started
 
     def configure(self, policy: ChannelPolicy) -> None:

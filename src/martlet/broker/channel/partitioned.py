@@ -14,7 +14,7 @@ so an id leads to both without a table, and a run of ids by two operations on an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Offsets
     from martlet.broker.retry import DeadLetterReason
 
+_Result = TypeVar("_Result")
 _NO_PLACES: Offsets = np.empty(0, np.int64)
 
 
@@ -155,9 +156,11 @@ class PartitionedChannel:
             subscriber, place, lambda part, share, offset: part.reject(share, offset, reason, error)
         )
 
-    def touch(self, subscriber: Subscriber, place: int) -> None:
-        """Handle TOUCH: restart the message's timeout. Raises NotInFlight."""
-        self._answer(subscriber, place, lambda part, share, offset: part.touch(share, offset))
+    def touch(self, subscriber: Subscriber, place: int, timeout_ns: int = 0) -> int:
+        """Handle TOUCH: restart the message's timeout. Returns its end. Raises NotInFlight."""
+        return self._answer(
+            subscriber, place, lambda part, share, offset: part.touch(share, offset, timeout_ns)
+        )
 
     def started(self, subscriber: Subscriber, place: int) -> None:
         """Handle STARTED: the client starts this message, and had started all delivered before it.
@@ -165,15 +168,22 @@ class PartitionedChannel:
         """
         self._answer(subscriber, place, lambda part, share, offset: part.started(share, offset))
 
+    def finish_ended(self, place: int, attempts: int) -> None:
+        """Finish a message whose lease has ended. Raises NotInFlight."""
+        number = (place & ID_MASK) >> OFFSET_BITS
+        if number >= len(self.parts):
+            raise NotInFlight("ID not in flight")
+        self.parts[number].finish_ended(place & OFFSET_MASK, attempts)
+
     def _answer(
-        self, subscriber: Subscriber, place: int, answer: Callable[[Channel, Share, int], None]
-    ) -> None:
+        self, subscriber: Subscriber, place: int, answer: Callable[[Channel, Share, int], _Result]
+    ) -> _Result:
         number, offset = (place & ID_MASK) >> OFFSET_BITS, place & OFFSET_MASK
         if number >= len(subscriber.shares):
             raise NotInFlight("ID not in flight")
         subscriber.held = True
         try:
-            answer(self.parts[number], subscriber.shares[number], offset)
+            return answer(self.parts[number], subscriber.shares[number], offset)
         finally:
             subscriber.held = False
             subscriber.resume_delivery()

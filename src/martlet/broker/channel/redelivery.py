@@ -120,15 +120,20 @@ class Redelivery:
         self._state.moved()
         self._delivery.resume(consumer)
 
-    def touch(self, consumer: ChannelConsumer, offset: int) -> None:
+    def touch(self, consumer: ChannelConsumer, offset: int, timeout_ns: int = 0) -> int:
         """Handle TOUCH: restart the message's timeout, up to the maximum since its delivery.
 
-        Raises NotInFlight.
+        Args:
+            consumer: has the message.
+            offset: of the message.
+            timeout_ns: the new timeout; 0 for the consumer's.
+
+        Returns when it times out, in nanoseconds since 1970. Raises NotInFlight.
         """
         state = self._state
         held = self._take_out(consumer, offset)
         deadline_ns = min(
-            state.context.clock() + consumer.timeout_ns,
+            state.context.clock() + (timeout_ns or consumer.timeout_ns),
             held.delivered_at_ns + state.context.settings.max_timeout_ns,
         )
         state.cursor.pending.hold(
@@ -145,6 +150,7 @@ class Redelivery:
         consumer.progress.touched(held.rank, offset, deadline_ns)
         state.alarm.at(deadline_ns)
         state.moved()
+        return deadline_ns
 
     def started(self, consumer: ChannelConsumer, offset: int) -> None:
         """Handle STARTED: the consumer starts this message, and had started all delivered before
@@ -290,6 +296,29 @@ class Redelivery:
         self._state.cursor.pending.remove(offset)
         self._state.moved()
         self._delivery.pump()
+
+    def finish_ended(self, offset: int, attempts: int) -> None:
+        """Finish a message whose lease has ended, if it was not delivered again since.
+
+        Args:
+            offset: of the message.
+            attempts: its number of deliveries when the consumer got it.
+
+        Raises NotInFlight.
+        """
+        state = self._state
+        message = state.cursor.pending.by_offset.get(offset)
+        if state.cursor.window.is_held(offset) or (message is not None and message.owner):
+            raise NotInFlight("its lease has ended, and it was delivered again")
+        if message is None:
+            raise NotInFlight("it is finished already, or the channel was set back before it")
+        if message.attempts > attempts:
+            raise NotInFlight("its lease has ended, and it was delivered again")
+        if state.trail is not None:
+            now_ns = state.context.clock()
+            state.trail.note(TraceStep.FINISHED, offset, offset + 1, now_ns, None, attempts)
+        state.finishes.note(offset)
+        self.finish_unheld(offset)
 
     def make_pending(self, end: int) -> None:
         """Make every message below an offset a pending one, so that any of them may be taken; those

@@ -1,7 +1,11 @@
 """Access to the routes of a broker's HTTP: some are open, and others are for operators.
 
 nsqd's routes answer everyone, as in nsqd, and so do those for monitoring. Martlet's own routes read
-messages or change what operators decide: they answer operators alone. An operator is a client with
+messages or change what operators decide: they answer operators alone. But those below ``/v1``, by
+which programs publish and receive, are for clients: for everyone, as NSQ's protocol is, or as AUTH
+says, which those routes check themselves, but for pages of other sites in a browser.
+
+An operator is a client with
 
 - a token of ``--operator-token-file``, in the header ``Authorization: Bearer TOKEN``, or
 - a certificate that ``--tls-root-ca-file`` verifies, with
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from martlet.operator_tokens import FLAG, SCHEME, VARIABLE, read_tokens
 from martlet.plural import counted
+from martlet.server.http.paths import route_of
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions
@@ -40,6 +45,8 @@ class Access(Enum):
     """The clients that may use a route."""
 
     EVERYONE = "everyone"
+    CLIENTS = "clients"
+    """Everyone, as far as AUTH allows, but for pages of other sites in a browser."""
     OPERATORS = "operators"
 
 
@@ -53,8 +60,19 @@ ROUTES: dict[str, Access] = {
             *("/channel/pause", "/channel/unpause"),
             # for monitoring and load balancers
             *("/metrics", "/health/live", "/health/ready", "/replica/primary"),
+            "/v1/openapi.json",
         ),
         Access.EVERYONE,
+    ),
+    **dict.fromkeys(
+        (
+            "/v1/topics/:topic/messages",
+            *(
+                f"/v1/topics/:topic/channels/:channel/{verb}"
+                for verb in ("receive", "finish", "requeue", "touch", "reject")
+            ),
+        ),
+        Access.CLIENTS,
     ),
     **dict.fromkeys(
         (
@@ -71,6 +89,7 @@ ROUTES: dict[str, Access] = {
 
 def access_to(path: str) -> Access:
     """Return who may use the route of a path; one that is not known is for operators."""
+    path = route_of(path)
     found = ROUTES.get(path) or ROUTES.get(f"{path.rpartition('/')[0]}/:name")
     return found or Access.OPERATORS
 
@@ -124,7 +143,11 @@ class Operators:
         Raises:
             HttpError: 401 or 403: it may not; the text says what to do.
         """
-        if access_to(request.path) is Access.EVERYONE:
+        access = access_to(request.path)
+        if access is Access.EVERYONE:
+            return False
+        if access is Access.CLIENTS:
+            _refuse_foreign_page(request)
             return False
         self.require(request)
         return True
@@ -140,12 +163,7 @@ class Operators:
             if not request.is_of_foreign_page:
                 return
             if not self._tokens:
-                raise _denied(
-                    403,
-                    f"FOREIGN_PAGE: {request.path} does not answer pages of other sites in a"
-                    " browser: a program names the broker by its address, not as"
-                    f" {request.host[:_MAX_SHOWN]!r}, and sends neither Origin nor Sec-Fetch-Site",
-                )
+                raise _foreign_page(request)
         if not self._tokens:
             raise _denied(
                 403,
@@ -175,6 +193,27 @@ class Operators:
         # All are compared, each in constant time: how long it takes tells nothing about a token.
         matches = [hmac.compare_digest(token, each) for each in self._tokens]
         return scheme.lower() == SCHEME.lower() and any(matches)
+
+
+def _refuse_foreign_page(request: Request) -> None:
+    """Refuse a page of another site in a browser, which could take messages of this machine's
+    broker. Raises HttpError.
+
+    The replica that a client reaches decides. A client of another machine may name the broker by
+    any name.
+    """
+    is_foreign = request.is_of_other_site or (request.is_local and request.is_of_foreign_page)
+    if request.is_vouched_for is None and is_foreign:
+        raise _foreign_page(request)
+
+
+def _foreign_page(request: Request) -> HttpError:
+    return _denied(
+        403,
+        f"FOREIGN_PAGE: {request.path} does not answer pages of other sites in a browser: a program"
+        f" names the broker by its address, not as {request.host[:_MAX_SHOWN]!r}, and sends neither"
+        " Origin nor Sec-Fetch-Site",
+    )
 
 
 def _denied(status: int, message: str) -> HttpError:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from ipaddress import ip_address
 from types import MappingProxyType
+from typing import Protocol, cast
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import ClientError, web
@@ -60,6 +62,12 @@ class HttpError(Exception):
         self.fields = fields or {}
         self.plain = plain
         self.headers = headers
+
+
+class GoneWatcher(Protocol):
+    """A connection that tells when its client is gone."""
+
+    when_gone: set[Callable[[], object]]
 
 
 class AnswerAgain(Exception):
@@ -133,12 +141,39 @@ class Request:
         return self._request.host
 
     @property
+    def client_host(self) -> str:
+        """The client's host, also where another replica has forwarded the request; empty for one at
+        a Unix socket.
+        """
+        if self.is_vouched_for is not None:
+            # That replica has added the client's to those of other proxies.
+            return ",".join(self.headers("X-Forwarded-For")).rpartition(",")[2].strip()
+        return self.remote_address.rpartition(":")[0].strip("[]")
+
+    @property
+    def common_name(self) -> str | None:
+        """The name in the certificate that the client has shown; empty without one, None without
+        TLS.
+        """
+        transport = self._request.transport
+        if transport is None or transport.get_extra_info("sslcontext") is None:
+            return None
+        certificate = transport.get_extra_info("peercert") or {}
+        names = [pair for part in certificate.get("subject", ()) for pair in part]
+        return next((str(value) for name, value in names if name == "commonName"), "")
+
+    @property
+    def is_of_other_site(self) -> bool:
+        """Whether a browser says that it is sent for a page of another site."""
+        return is_of_other_site(self._request.headers, self._request.host)
+
+    @property
     def is_of_foreign_page(self) -> bool:
         """Whether a browser sends it for a page of another site, or under a name that may be such a
         page's: see `martlet.browsing`.
         """
         request = self._request
-        if is_of_other_site(request.headers, request.host):
+        if self.is_of_other_site:
             return True
         transport = request.transport
         sock = None if transport is None else transport.get_extra_info("socket")
@@ -267,6 +302,22 @@ class Request:
         """Read the body, which `read` returns again later. Raises HttpError."""
         self._held = await self.read(limit_bytes, "BODY_TOO_BIG")
         return self._held
+
+    @contextmanager
+    def when_gone(self, call: Callable[[], object]) -> Iterator[None]:
+        """Call a function if the client disconnects, while the context lasts."""
+        protocol = cast(GoneWatcher, self._request.protocol)
+        protocol.when_gone.add(call)
+        try:
+            yield
+        finally:
+            protocol.when_gone.discard(call)
+
+    async def send(self, response: web.Response) -> None:
+        """Send an answer now, so that a failure is known. Raises ConnectionError, ClientError."""
+        response.headers.update(SERVER)
+        await response.prepare(self._request)
+        await response.write_eof()
 
     async def stream(
         self, pieces: Iterable[memoryview], content_type: str, max_bytes: int

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from martlet.durations import format_duration
 from martlet.server.http import lone_publish
+from martlet.server.http.paths import V1, route_of
 from martlet.server.http.request import (
     BAD_ESCAPE,
     SERVER,
@@ -65,6 +66,18 @@ class _Protocol(web.RequestHandler):
     """See `Request`."""
     publish_lone: Callable[[str, bytes], bool] | None = None
     """The fast path of ``/pub``; None once aiohttp has got any bytes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve a client."""
+        self.when_gone: set[Callable[[], object]] = set()
+        """Called when the client disconnects."""
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell requests under way that nobody will read their answers."""
+        super().connection_lost(exc)
+        for call in list(self.when_gone):
+            call()
 
     def data_received(self, data: bytes) -> None:
         """Answer a request of the fast path; hand all others to aiohttp."""
@@ -208,7 +221,8 @@ class HttpServer:
             response.headers.update(SERVER)
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
-        if request.path not in _UNLOGGED and log.isEnabledFor(logging.INFO):
+        is_logged = request.path not in _UNLOGGED and not request.path.startswith(V1)
+        if is_logged and log.isEnabledFor(logging.INFO):
             elapsed = format_duration(time.perf_counter_ns() - started)
             log.info(
                 "%d %s %s (%s) %s",
@@ -247,7 +261,7 @@ class HttpServer:
         return response
 
     def _find(self, path: str) -> Mapping[str, Endpoint] | None:
-        methods = self._routes.get(path)
+        methods = self._routes.get(route_of(path))
         if methods is None:
             folder, _, name = path.rpartition("/")
             if name:

@@ -5,8 +5,6 @@ A refusal of any of them ends the connection.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
@@ -15,6 +13,7 @@ from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.upgrade import Upgrade
+from martlet.server.opened_channel import open_channel
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -89,11 +88,7 @@ class SessionCommands:
             return WAIT
         try:
             topic = self._broker.topic(command.topic)
-            known = topic.channel(command.channel)
-            if known.policy.from_lookup:
-                with suppress(WritesRefused):
-                    topic.configure_channel(known.name, replace(known.policy, from_lookup=False))
-            channel = known.all_queues
+            channel = open_channel(topic, command.channel)
             consumer = channel.add_consumer(
                 connection,
                 identity.msg_timeout_ns,

@@ -10,6 +10,7 @@ import asyncio
 import io
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from yarl import URL
 
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.http.health_api import HealthApi
+from martlet.server.http.paths import route_of
 from martlet.server.http.request import AnswerAgain, Endpoint, HttpError, Request, Routes
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats_text
@@ -157,7 +159,7 @@ class Forwarder:
             if self._is_primary():
                 raise AnswerAgain
             try:
-                return await self._until_answered(self._ask(request, body))
+                return await self._until_answered(request, self._ask(request, body))
             except _NotTaken as error:
                 if loop.time() > deadline_s:
                     raise HttpError(503, "NO_PRIMARY", {"detail": str(error)}) from error
@@ -168,14 +170,17 @@ class Forwarder:
             await asyncio.sleep(_RETRY_S)
 
     async def _until_answered(
-        self, asking: Coroutine[object, object, web.StreamResponse]
+        self, request: Request, asking: Coroutine[object, object, web.StreamResponse]
     ) -> web.StreamResponse:
-        """Wait for an answer, or for `end_requests`. Raises ClientError."""
+        """Wait for an answer, or for `end_requests`. Where the client of a receive is gone, the
+        primary notices it too, and gives the messages to others. Raises ClientError.
+        """
         task = asyncio.create_task(asking)
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         try:
-            return await asyncio.shield(task)
+            with request.when_gone(task.cancel) if _takes_messages(request) else nullcontext():
+                return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise aiohttp.ClientError("another replica is primary now") from None
@@ -218,6 +223,10 @@ class Forwarder:
         """Release all resources."""
         for session in self._sessions.values():
             await session.close()
+
+
+def _takes_messages(request: Request) -> bool:
+    return route_of(request.path).endswith("/:channel/receive")
 
 
 async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.StreamResponse:

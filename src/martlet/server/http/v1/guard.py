@@ -1,0 +1,87 @@
+"""AUTH over HTTP: with ``--auth-http-address`` a client sends its secret in a header.
+
+The auth server answers as for NSQ's protocol, from the secret, the client's address and its
+certificate; its answer is valid for its ``ttl``, for requests with the same three.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from martlet.durations import SECOND_NS
+from martlet.server.http.request import HttpError
+from martlet.server.nsq.authorizer import AuthServerSilent
+
+if TYPE_CHECKING:
+    from martlet.protocol.nsq.authorization import Authorizations
+    from martlet.server.http.request import Request
+    from martlet.server.nsq.authorizer import AuthServers
+
+HEADER = "X-Martlet-Auth"
+MAX_KNOWN = 1000
+"""The maximum number of answers that are kept."""
+_Asker = tuple[str, str, str | None]
+"""A client's secret, address and certificate's name."""
+
+
+class HttpGuard:
+    """Checks what clients of the HTTP API may do.
+
+    Args:
+        servers: the auth servers; None if every client may do everything.
+        clock: nanoseconds.
+        log: takes failures.
+    """
+
+    def __init__(
+        self, servers: AuthServers | None, clock: Callable[[], int], log: logging.Logger
+    ) -> None:
+        self._servers = servers
+        self._clock = clock
+        self._log = log
+        self._known: OrderedDict[_Asker, tuple[Authorizations, int]] = OrderedDict()
+        """Answers, and when each ends."""
+
+    async def check(self, request: Request, topic: str, channel: str = "") -> None:
+        """Check that a client may publish to a topic or, given a channel, receive from it.
+
+        Raises:
+            HttpError: 401 or 403: it may not.
+        """
+        if self._servers is None:
+            return
+        secrets = request.headers(HEADER)
+        if len(secrets) != 1 or not secrets[0]:
+            raise HttpError(
+                401,
+                "AUTH_REQUIRED: the broker has --auth-http-address: send your secret as the header"
+                f" {HEADER}",
+            )
+        given = await self._given(self._servers, request, secrets[0])
+        if not given.allow(topic, channel):
+            what = f"receive from channel {channel!r} of" if channel else "publish to"
+            raise HttpError(
+                403, f"UNAUTHORIZED: the auth server does not allow to {what} topic {topic!r}"
+            )
+
+    async def _given(self, servers: AuthServers, request: Request, secret: str) -> Authorizations:
+        asker = secret, request.client_host, request.common_name
+        known = self._known.get(asker)
+        if known is not None and self._clock() <= known[1]:
+            return known[0]
+        try:
+            given = await servers.ask(asker[1], asker[2], secret.encode())
+        except AuthServerSilent as error:
+            self._log.warning("HTTP: [%s] AUTH failed %s", request.remote_address, error)
+            raise HttpError(
+                403,
+                "AUTH_FAILED: the auth server refuses the secret, or did not answer: see the"
+                " broker's log",
+            ) from None
+        self._known[asker] = given, self._clock() + given.ttl_s * SECOND_NS
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return given

@@ -1,0 +1,232 @@
+"""The operations of the HTTP API, as the OpenAPI document describes them.
+
+A path here is one of `martlet.server.http.v1.api.HttpApi.routes`. What stands in a schema is what
+the handlers check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from martlet.put_status import PutStatus
+from martlet.server.http.v1.messages import FIELDS, JSON, MAX_MESSAGES, NDJSON
+from martlet.server.http.v1.receipt import MAX_CHARACTERS
+
+Schema = Mapping[str, Any]
+
+MAX_RECEIVED = 1000
+"""The maximum number of messages in one answer."""
+MAX_WAIT_S = 60
+MIN_VISIBILITY_S = 0.1
+MAX_RECEIPTS = 1000
+MAX_ERROR = 1000
+"""The maximum number of characters of an error text."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation.
+
+    Attributes:
+        name: its id.
+        summary: what it does.
+        query: the schema of each argument in the query.
+        bodies: the schema of the body, by media type.
+        answer: the schema of the answer.
+        refusals: what each other status means.
+        method: of the request.
+    """
+
+    name: str
+    summary: str
+    answer: Schema
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    bodies: Mapping[str, Schema] = field(default_factory=dict)
+    refusals: dict[int, str] = field(default_factory=dict)
+    method: str = "POST"
+
+
+def _object(fields: Mapping[str, Any], *required: str, **more: Any) -> Schema:
+    return {
+        "type": "object",
+        "properties": dict(fields),
+        "required": list(required),
+        "additionalProperties": False,
+        **more,
+    }
+
+
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "integer", "minimum": 0}
+_ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
+_PLACE: Mapping[str, Schema] = {
+    "queue": _NUMBER,
+    "offset": {
+        "type": ["integer", "null"],
+        "description": "null for a message that waits for its time",
+    },
+    "id": _ID,
+}
+_STATUS: Schema = {"type": "string", "enum": [each.value for each in PutStatus]}
+_MESSAGE = _object(FIELDS, oneOf=[{"required": ["body"]}, {"required": ["body_base64"]}])
+_STORED: Schema = {
+    "oneOf": [
+        _object(
+            {"status": _STATUS, **_PLACE, "count": {"const": 1}},
+            *("status", "queue", "offset", "id", "count"),
+        ),
+        _object(
+            {
+                "status": _STATUS,
+                "count": _NUMBER,
+                "messages": {
+                    "type": "array",
+                    "items": _object(_PLACE, "queue", "offset", "id"),
+                },
+            },
+            *("status", "count", "messages"),
+        ),
+    ]
+}
+_SHOWN = ("tag", "keys", "headers", "order_key", "priority", "body", "body_base64")
+_RECEIVED = _object(
+    {
+        "messages": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    **{name: {"type": FIELDS[name]["type"]} for name in _SHOWN},
+                    "id": _ID,
+                    "receipt": {
+                        "type": "string",
+                        "maxLength": MAX_CHARACTERS,
+                        "description": "acknowledges this delivery",
+                    },
+                    "attempts": {"type": "integer", "minimum": 1},
+                    "timestamp_ms": {
+                        "type": "integer",
+                        "description": "when it was stored, in milliseconds since 1970",
+                    },
+                    "queue": _NUMBER,
+                    "offset": _NUMBER,
+                    "system": {"type": "object", "description": "notes of the broker"},
+                },
+                "required": ["id", "receipt", "attempts", "timestamp_ms", "queue", "offset"],
+            },
+        }
+    },
+    "messages",
+)
+_RESULTS = _object(
+    {
+        "results": {
+            "type": "array",
+            "items": _object(
+                {
+                    "receipt": _TEXT,
+                    "status": {"type": "string", "enum": ["OK", "BAD_RECEIPT", "NOT_IN_FLIGHT"]},
+                    "text": {"type": "string", "description": "why it was refused"},
+                    "lease_ends_ms": {
+                        "type": "integer",
+                        "description": "of a touch: when the lease ends now, since 1970",
+                    },
+                },
+                "receipt",
+                "status",
+            ),
+        }
+    },
+    "results",
+)
+_RECEIPTS: Schema = {
+    "type": "array",
+    "items": _TEXT,
+    "minItems": 1,
+    "maxItems": MAX_RECEIPTS,
+    "description": "of received messages",
+}
+_ERROR: Schema = {
+    "type": "string",
+    "maxLength": MAX_ERROR,
+    "description": "why the message failed, for the dead letter",
+}
+_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
+VISIBILITY: dict[str, Any] = {
+    "type": "number",
+    "minimum": MIN_VISIBILITY_S,
+    "description": "seconds until a message that is not acknowledged is delivered again; the"
+    " maximum is --max-msg-timeout",
+}
+
+_REFUSED = {
+    400: "a wrong argument or body",
+    503: "the broker takes no writes, or a limit is reached",
+}
+_BODY = {413: "the body is too large", 415: "the body has another media type"}
+_MISSING = {404: "there is no such topic or channel"}
+_NONE_DONE = {409: "no receipt was acknowledged: the results say why"}
+
+
+def _acknowledgement(name: str, summary: str, **fields: Schema) -> Operation:
+    return Operation(
+        name,
+        summary,
+        _RESULTS,
+        bodies={JSON: _object({"receipts": _RECEIPTS, **fields}, "receipts")},
+        refusals=_REFUSED | _BODY | _MISSING | _NONE_DONE,
+    )
+
+
+_CHANNEL = "/v1/topics/:topic/channels/:channel"
+OPERATIONS: Mapping[str, Operation] = {
+    "/v1/topics/:topic/messages": Operation(
+        "publish",
+        f"Publish one message, or up to {MAX_MESSAGES} as NDJSON, one on each line",
+        _STORED,
+        query={
+            "wait": {
+                "type": "boolean",
+                "default": True,
+                "description": "false: answer once they are written, whatever --flush says",
+            }
+        },
+        bodies={JSON: _MESSAGE, NDJSON: _MESSAGE},
+        refusals=_REFUSED | _BODY,
+    ),
+    f"{_CHANNEL}/receive": Operation(
+        "receive",
+        "Receive messages; the topic and the channel are made where missing",
+        _RECEIVED,
+        query={
+            "max": {"type": "integer", "minimum": 1, "maximum": MAX_RECEIVED, "default": 1},
+            "wait": {
+                "type": "number",
+                "minimum": 0,
+                "maximum": MAX_WAIT_S,
+                "default": 0,
+                "description": "seconds to wait for a message, if there is none",
+            },
+            "visibility": VISIBILITY
+            | {"description": f"{VISIBILITY['description']}; by default --msg-timeout"},
+        },
+        refusals=_REFUSED | {404: "the channel was deleted meanwhile", 409: "it is a group"},
+    ),
+    f"{_CHANNEL}/finish": _acknowledgement("finish", "Finish messages"),
+    f"{_CHANNEL}/requeue": _acknowledgement(
+        "requeue",
+        "Have messages delivered again; they have failed",
+        delay=_SECONDS | {"default": 0, "description": "seconds; the maximum is --max-req-timeout"},
+        error=_ERROR,
+    ),
+    f"{_CHANNEL}/touch": _acknowledgement(
+        "touch", "Begin the leases of messages again", visibility=VISIBILITY
+    ),
+    f"{_CHANNEL}/reject": _acknowledgement(
+        "reject", "Move messages to the channel's dead-letter topic", error=_ERROR
+    ),
+    "/v1/openapi.json": Operation("describe", "This document", {"type": "object"}, method="GET"),
+}
+"""Every operation, by its path."""
