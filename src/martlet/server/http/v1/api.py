@@ -191,7 +191,7 @@ class HttpApi:
         def finish(client: ReceivingClient, place: int) -> None:
             client.channel.finish(client.consumer, place)
 
-        return self._done(
+        return await self._done(
             channel,
             receipts,
             lambda receipt: self._leases.acknowledge(channel, receipt, finish, finishes=True),
@@ -208,7 +208,7 @@ class HttpApi:
         def requeue(client: ReceivingClient, place: int) -> None:
             client.channel.requeue(client.consumer, place, delay_ns, error, Cause.REQUEUED)
 
-        return self._done(
+        return await self._done(
             channel,
             receipts,
             lambda receipt: self._leases.acknowledge(channel, receipt, requeue),
@@ -222,7 +222,7 @@ class HttpApi:
         def touch(client: ReceivingClient, place: int) -> int:
             return self._leases.touch(client, place, visibility_s)
 
-        return self._done(
+        return await self._done(
             channel,
             receipts,
             lambda receipt: self._leases.acknowledge(channel, receipt, touch),
@@ -237,7 +237,7 @@ class HttpApi:
         def reject(client: ReceivingClient, place: int) -> None:
             client.channel.reject(client.consumer, place, DeadLetterReason.REJECTED, error)
 
-        return self._done(
+        return await self._done(
             channel, receipts, lambda receipt: self._leases.acknowledge(channel, receipt, reject)
         )
 
@@ -272,7 +272,7 @@ class HttpApi:
         except NotFound as error:
             raise HttpError(404, f"NOT_FOUND: {error}") from None
 
-    def _done(
+    async def _done(
         self,
         channel: Channel | PartitionedChannel,
         receipts: Sequence[object],
@@ -299,7 +299,7 @@ class HttpApi:
             except NotInFlight as error:
                 result |= {"status": "NOT_IN_FLIGHT", "text": str(error)}
             results.append(result)
-        self._leases.acknowledged(channel)
+        await self._leases.acknowledged(channel)
         is_done = any(result["status"] == "OK" for result in results)
         return respond(200 if is_done else 409, {"results": results})
 

@@ -288,22 +288,22 @@ class Leases:
         timeout_s = client.consumer.timeout_ns / SECOND_NS
         client.ends_at_s = self._loop.time() + timeout_s
         client.timer = self._loop.call_later(timeout_s + _GRACE_S, self._lease_ended, client)
-        self.persist(client.channel)
-        if self._broker.unconfirmed is not None:
-            with suppress(TimeoutError, WritesRefused):
-                async with asyncio.timeout(_CONFIRM_S):
-                    await self._commits.all_settled()
+        await self._persist(client.channel)
         return messages
 
-    def persist(self, channel: Channel | PartitionedChannel) -> None:
-        """Write a channel's cursor to the journal, so that it survives the process; if there is no
-        space, messages are delivered again after a crash.
+    async def _persist(self, channel: Channel | PartitionedChannel) -> None:
+        """Write a channel's cursor to the journal, so that it survives the process and, if answers
+        wait for replicas, a failover. Where that fails, or takes long, messages are delivered again
+        after a crash.
         """
         if self._is_closed:
             return
-        with suppress(WritesRefused):
+        with suppress(WritesRefused, TimeoutError):
             for part in channel.parts:
                 self._broker.moved.write_first(part)
+            if self._broker.unconfirmed is not None:
+                async with asyncio.timeout(_CONFIRM_S):
+                    await self._commits.all_settled()
 
     def receipt(self, client: ReceivingClient, message: LeasedMessage) -> LeaseReceipt:
         """Return the receipt of a message that a client has got."""
@@ -426,10 +426,10 @@ class Leases:
         client.ends_at_s = max(client.ends_at_s, self._loop.time() + left_s)
         return ends_at_ns // MILLISECOND_NS
 
-    def acknowledged(self, channel: Channel | PartitionedChannel) -> None:
+    async def acknowledged(self, channel: Channel | PartitionedChannel) -> None:
         """Deliver what acknowledgements have made deliverable, and journal them."""
         _pump(channel)
-        self.persist(channel)
+        await self._persist(channel)
 
 
 def place_of(channel: Channel | PartitionedChannel, place: int) -> tuple[int, int]:
