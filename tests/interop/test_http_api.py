@@ -1,4 +1,4 @@
-"""The OpenAPI document, checked against a real broker by schemathesis, and who may use its routes."""
+"""The OpenAPI document, checked against a broker by schemathesis, and who may use its routes."""
 
 from __future__ import annotations
 

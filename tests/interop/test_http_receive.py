@@ -134,9 +134,7 @@ def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
         ("channels/c/finish?x=1", "unknown argument 'x'; there are: none"),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_limit(
-    client: HttpClient, path: str, text: str
-) -> None:
+def test_a_wrong_argument_is_named_with_its_limit(client: HttpClient, path: str, text: str) -> None:
     answer = client.post(path)
     assert answer.status == 400
     assert text in answer.json["message"]
@@ -388,7 +386,8 @@ def test_an_ordered_channel_has_one_message_of_a_key_in_flight(
         second = polling.result(10)
     assert bodies(second) == [f"{order}1"]
     ordered.answer("finish", second)
-    assert bodies(third := ordered.receive()) == [f"{order}2"]
+    third = ordered.receive()
+    assert bodies(third) == [f"{order}2"]
     ordered.answer("finish", third)
 
 

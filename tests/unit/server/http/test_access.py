@@ -64,7 +64,10 @@ async def test_every_route_is_classed_and_no_other(tmp_path: Path) -> None:
 
 def test_nsqds_routes_and_those_for_monitoring_are_open_and_no_others() -> None:
     opened = {path for path, access in ROUTES.items() if access is Access.EVERYONE}
-    assert opened - NSQDS == {"/metrics", "/health/live", "/health/ready", "/replica/primary"}
+    assert opened - NSQDS == {
+        *("/metrics", "/health/live", "/health/ready", "/replica/primary"),
+        "/v1/openapi.json",
+    }
     assert opened > NSQDS
 
 
@@ -73,6 +76,10 @@ def test_nsqds_routes_and_those_for_monitoring_are_open_and_no_others() -> None:
     [
         ("/pub", Access.EVERYONE),
         ("/config/log_level", Access.EVERYONE),
+        ("/v1/topics/t/messages", Access.CLIENTS),
+        ("/v1/topics/t/channels/c/receive", Access.CLIENTS),
+        ("/v1/topics/t/channels/c/peek", Access.OPERATORS),
+        ("/v1/topics/t/channels/c/d/receive", Access.OPERATORS),
         ("/call/delay.list", Access.OPERATORS),
         ("/channel/peek", Access.OPERATORS),
         ("/channel/peek#", Access.OPERATORS),
@@ -96,6 +103,7 @@ class Asked:
     has_certificate: bool = False
     is_vouched_for: bool | None = None
     is_of_foreign_page: bool = False
+    is_of_other_site: bool = False
     host: str = "evil.example"
     sent: list[str] = field(default_factory=list)
     path: str = "/call/delay.list"
@@ -135,6 +143,19 @@ def test_a_strangers_page_in_a_browser_of_the_machine_is_no_operator() -> None:
     assert answer(certified, has_certificate=True, **page) == "401 and how OPERATOR_TOKEN_MISSING"
     assert answer(certified, has_certificate=True, sent=bearer(TOKEN), **page) == "yes"
     assert answer(Operators(), is_local=True, path="/pub", **page) == "yes"
+
+
+def test_routes_for_clients_answer_all_but_pages_of_other_sites() -> None:
+    path = "/v1/topics/t/channels/c/receive"
+    for operators in (Operators(), Operators((TOKEN,))):
+        assert answer(operators, path=path) == "yes"
+        assert answer(operators, path=path, is_of_other_site=True) == "403 FOREIGN_PAGE"
+        # By a name that is not the machine's: a page whose name leads here, or a client elsewhere.
+        local = answer(operators, path=path, is_of_foreign_page=True, is_local=True)
+        assert local == "403 FOREIGN_PAGE"
+        assert answer(operators, path=path, is_of_foreign_page=True) == "yes"
+        # The standby that has forwarded it has checked it.
+        assert answer(operators, path=path, is_of_other_site=True, is_vouched_for=False) == "yes"
 
 
 @pytest.mark.parametrize(
