@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.crash.wire import Wire, message
@@ -56,7 +57,7 @@ def bodies(messages: list[dict[str, str]]) -> list[str]:
 
 
 def test_a_message_has_all_its_properties(client: HttpClient) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "tag": "card",
         "keys": ["order-1041", "köy"],
         "headers": {"currency": "EUR"},

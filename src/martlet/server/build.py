@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
     from martlet.options import BrokerOptions
     from martlet.server.http.request import Routes
+    from martlet.server.http.v1.api import HttpApi
     from martlet.server.observability.replication import Replication
     from martlet.server.rpc.registry import Methods
 
@@ -244,7 +245,6 @@ def assemble_server(
     clients: Clients[ClientConnection] = Clients(options.max_connections, events, log)
     calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log))
     flush_timeouts = FlushTimeouts(commits, clients.connections)
-    auth_servers = AuthServers(options) if options.auth_http_addresses else None
     receive_buffer = bytearray(RECEIVE_BYTES)
     publishes = PublishCommands(
         broker, options, commits.answers_at_once, flush_timeouts, events, replication
@@ -256,7 +256,7 @@ def assemble_server(
         commits=commits,
         clients=clients,
         events=events,
-        auth_servers=auth_servers,
+        auth_servers=AuthServers(options) if options.auth_http_addresses else None,
         commands=command_handlers(
             SessionCommands(broker, options, _upgrades(tls, log), events, folder.broker_id),
             publishes,
@@ -286,7 +286,7 @@ def assemble_server(
         stats=StatsSource(broker, clients.connections, levels, report_log, replication),
         lookups=lookups,
         flush_timeouts=flush_timeouts,
-        auth_servers=auth_servers,
+        auth_servers=context.auth_servers,
         leases=Leases(broker, commits, options),
         log=log,
     )
@@ -363,9 +363,6 @@ def _methods(
 def _routes(server: Server, replication: Replication | None) -> Routes:
     from martlet.server.http.nsq_api import LiveOptions
     from martlet.server.http.routes import broker_routes
-    from martlet.server.http.v1.api import HttpApi
-    from martlet.server.http.v1.guard import HttpGuard
-    from martlet.server.http.v1.messages import MessagePublisher
     from martlet.server.observability.metrics import BrokerMetrics
 
     options, broker = server.options, server.broker
@@ -380,13 +377,6 @@ def _routes(server: Server, replication: Replication | None) -> Routes:
         server.listeners.lag,
         *([] if replication is None else [replication.metrics]),
     )
-    http_api = HttpApi(
-        broker,
-        options,
-        MessagePublisher(broker, server.commits, options, replication),
-        server.leases,
-        HttpGuard(server.auth_servers, broker.clock, server.log),
-    )
     routes = broker_routes(
         broker,
         server.commits,
@@ -396,6 +386,21 @@ def _routes(server: Server, replication: Replication | None) -> Routes:
         server.stats,
         metrics,
         list if replication is None else replication.http_addresses,
-        http_api,
     )
-    return routes if replication is None else {**routes, **replication.routes()}
+    own = {} if replication is None else replication.routes()
+    return {**routes, **_http_api(server, replication).routes(), **own}
+
+
+def _http_api(server: Server, replication: Replication | None) -> HttpApi:
+    from martlet.server.http.v1.api import HttpApi
+    from martlet.server.http.v1.guard import HttpGuard
+    from martlet.server.http.v1.messages import MessagePublisher
+
+    broker, options = server.broker, server.options
+    return HttpApi(
+        broker,
+        options,
+        MessagePublisher(broker, server.commits, options, replication),
+        server.leases,
+        HttpGuard(server.auth_servers, broker.clock, server.log),
+    )

@@ -11,7 +11,7 @@ journal entry. Each part has its own offsets and messages.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -309,6 +309,17 @@ class Topic(SingleQueueTopic):
                 raise
             self._context.on_channel(self, channel)
         return channel
+
+    def opened_channel(self, name: str) -> Channel | PartitionedChannel:
+        """Return a channel at all queues for a consumer, created if it is new.
+
+        Raises NameRefused, LimitReached and WritesRefused, as `channel`.
+        """
+        known = self.channel(name)
+        if known.policy.from_lookup:
+            with suppress(WritesRefused):
+                self.configure_channel(name, replace(known.policy, from_lookup=False))
+        return known.all_queues
 
     def _begin_channel(
         self,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from martlet.server.group_commit import GroupCommit
     from martlet.server.http.nsq_api import LiveOptions
     from martlet.server.http.request import Routes
-    from martlet.server.http.v1.api import HttpApi
     from martlet.server.observability.metrics import BrokerMetrics
     from martlet.server.observability.stats import StatsSource
     from martlet.server.rpc.registry import CallRegistry
@@ -35,7 +34,6 @@ def broker_routes(
     stats: StatsSource,
     metrics: BrokerMetrics,
     replicas: Callable[[], list[str]],
-    http_api: HttpApi,
 ) -> Routes:
     """Return the endpoints of a broker."""
     _ = calls.methods  # imported now, so that the first client does not wait for it
@@ -47,7 +45,6 @@ def broker_routes(
         **MetricsApi(metrics).routes(),
         **HealthApi(lambda: _obstacle(broker)).routes(),
         **DebugApi().routes(),
-        **http_api.routes(),
     }
 
 

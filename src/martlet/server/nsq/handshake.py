@@ -13,7 +13,6 @@ from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.upgrade import Upgrade
-from martlet.server.opened_channel import open_channel
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -88,7 +87,7 @@ class SessionCommands:
             return WAIT
         try:
             topic = self._broker.topic(command.topic)
-            channel = open_channel(topic, command.channel)
+            channel = topic.opened_channel(command.channel)
             consumer = channel.add_consumer(
                 connection,
                 identity.msg_timeout_ns,

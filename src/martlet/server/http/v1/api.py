@@ -43,7 +43,6 @@ from martlet.server.http.v1.operations import (
     MIN_VISIBILITY_S,
 )
 from martlet.server.http.v1.receipt import MAX_CHARACTERS, BadReceipt
-from martlet.server.opened_channel import open_channel
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class HttpApi:
         self, request: Request, topic: str, name: str, visibility_s: float
     ) -> ReceivingClient:
         try:
-            channel = open_channel(self._broker.topic(topic), name)
+            channel = self._broker.topic(topic).opened_channel(name)
             agents = request.headers("User-Agent")
             agent = agents[0][:100] if agents else ""
             return self._leases.subscribe(channel, visibility_s, request.remote_address, agent)

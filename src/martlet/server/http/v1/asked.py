@@ -1,4 +1,4 @@
-"""What a request of the HTTP API asks for: its JSON, and the numbers in its query, checked."""
+"""Requests of the HTTP API, checked: their JSON, and the numbers in their queries."""
 
 from __future__ import annotations
 

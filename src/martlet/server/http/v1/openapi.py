@@ -9,7 +9,7 @@ from typing import Any
 from martlet import __version__
 from martlet.names import MAX_NAME_LENGTH
 from martlet.server.http.v1.guard import HEADER
-from martlet.server.http.v1.operations import OPERATIONS, Operation
+from martlet.server.http.v1.operations import OPERATIONS, HttpOperation
 
 _NAME = {"type": "string", "pattern": f"^[.a-zA-Z0-9_-]{{1,{MAX_NAME_LENGTH}}}$"}
 _ERROR = {
@@ -46,7 +46,7 @@ def _security() -> dict[str, str]:
     return {"type": "apiKey", "in": "header", "name": HEADER, "description": text}
 
 
-def _described(path: str, operation: Operation) -> dict[str, Any]:
+def _described(path: str, operation: HttpOperation) -> dict[str, Any]:
     names = re.findall(r":(\w+)", path)
     shown: dict[str, Any] = {
         "operationId": operation.name,
@@ -75,7 +75,7 @@ def _described(path: str, operation: Operation) -> dict[str, Any]:
     return shown
 
 
-def _either(operation: Operation) -> dict[str, Any]:
+def _either(operation: HttpOperation) -> dict[str, Any]:
     return {"anyOf": [operation.answer, _ERROR]}
 
 

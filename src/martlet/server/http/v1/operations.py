@@ -26,7 +26,7 @@ MAX_ERROR = 1000
 
 
 @dataclass(frozen=True)
-class Operation:
+class HttpOperation:
     """An operation.
 
     Attributes:
@@ -170,8 +170,8 @@ _MISSING = {404: "there is no such topic or channel"}
 _NONE_DONE = {409: "no receipt was acknowledged: the results say why"}
 
 
-def _acknowledgement(name: str, summary: str, **fields: Schema) -> Operation:
-    return Operation(
+def _acknowledgement(name: str, summary: str, **fields: Schema) -> HttpOperation:
+    return HttpOperation(
         name,
         summary,
         _RESULTS,
@@ -181,8 +181,8 @@ def _acknowledgement(name: str, summary: str, **fields: Schema) -> Operation:
 
 
 _CHANNEL = "/v1/topics/:topic/channels/:channel"
-OPERATIONS: Mapping[str, Operation] = {
-    "/v1/topics/:topic/messages": Operation(
+OPERATIONS: Mapping[str, HttpOperation] = {
+    "/v1/topics/:topic/messages": HttpOperation(
         "publish",
         f"Publish one message, or up to {MAX_MESSAGES} as NDJSON, one on each line",
         _STORED,
@@ -196,7 +196,7 @@ OPERATIONS: Mapping[str, Operation] = {
         bodies={JSON: _MESSAGE, NDJSON: _MESSAGE},
         refusals=_REFUSED | _BODY,
     ),
-    f"{_CHANNEL}/receive": Operation(
+    f"{_CHANNEL}/receive": HttpOperation(
         "receive",
         "Receive messages; the topic and the channel are made where missing",
         _RECEIVED,
@@ -227,6 +227,8 @@ OPERATIONS: Mapping[str, Operation] = {
     f"{_CHANNEL}/reject": _acknowledgement(
         "reject", "Move messages to the channel's dead-letter topic", error=_ERROR
     ),
-    "/v1/openapi.json": Operation("describe", "This document", {"type": "object"}, method="GET"),
+    "/v1/openapi.json": HttpOperation(
+        "describe", "This document", {"type": "object"}, method="GET"
+    ),
 }
 """Every operation, by its path."""
