@@ -34,6 +34,7 @@ _ADDRESS = re.compile(r"(?<=127\.0\.0\.1:)(4[12]\d\d)\b|(?<=localhost:)(4[12]\d\
 _USES_BROKER = re.compile(r"127\.0\.0\.1:41\d\d|martlet_broker")
 _FOR_JAVA = re.compile(r'(checkpointLocation", |\.start\(|from_archive=)"([^"/]+)"')
 _NSQD = re.compile(r"[$(] ?nsqd -")
+_OTHER_LANGUAGE = re.compile(r"^\$ (node|go) ", re.MULTILINE)
 _ALONE = re.compile(r"martlet (pipeline |[^|<>$;&]*$)")
 """A command that needs no shell; of jobs only their SQL has such signs."""
 _SERVER = re.compile(r"(?:\./run|martlet) (broker|up|lookup|admin)\b")
@@ -89,6 +90,9 @@ class Runner:
     def __enter__(self) -> Self:
         if NSQD is None and _NSQD.search(self._page.text):
             pytest.skip(NO_NSQD)
+        for program in set(_OTHER_LANGUAGE.findall(self._page.text)):
+            if shutil.which(program) is None:
+                pytest.skip(f"there is no {program} here")
         self._loop = self._stack.enter_context(asyncio.Runner())
         self._stack.enter_context(contextlib.chdir(self._folder))
         environment = self._stack.enter_context(pytest.MonkeyPatch.context())
