@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from tests.crash.replica_cluster import Cluster, Clusters
 from tests.interop.asking import ask, until
+from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.http_client import HttpClient
+from tests.interop.operator_routes import status
 
 pytestmark = pytest.mark.crash
 
@@ -64,3 +66,22 @@ async def test_receipts_are_valid_by_any_replica_and_after_a_failover(
     cluster.start_one(primary)
     await cluster.in_sync(3)
     await cluster.stop()
+
+
+async def test_a_standby_passes_the_secret_on_and_refuses_pages_of_other_sites(
+    clusters: Clusters,
+) -> None:
+    with AuthServer({"s3cret": Answer(allowed(EVERYTHING))}) as server:
+        cluster = await clusters.start(arguments=(f"--auth-http-address={server.address}",))
+        primary = await cluster.primary()
+        standby = next(name for name in cluster.http if name != primary)
+        address = cluster.http[standby]
+        for secret, code in (("s3cret", 200), ("wrong", 403), ("", 401)):
+            client = HttpClient(address, "t", headers={"X-Martlet-Auth": secret})
+            assert (await asyncio.to_thread(client.publish, "x")).status == code
+        assert {dict(each.query)["remote_ip"] for each in server.asked} == {"127.0.0.1"}
+        route = ("POST", "/v1/topics/t/channels/c/receive")
+        page = {"Origin": "http://evil.example", "X-Martlet-Auth": "s3cret"}
+        code, text = await asyncio.to_thread(lambda: status(address, route, **page))
+        assert (code, "FOREIGN_PAGE" in text) == (403, True)
+        await cluster.stop()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.wire import Wire, message
+from tests.crash.wire import Wire, message, pub
 from tests.interop.asking import ask, until
 from tests.interop.http_client import NDJSON, HttpClient
 
@@ -467,3 +467,48 @@ def test_a_restart_by_an_operator_keeps_receipts_and_redelivers_the_rest(tmp_pat
         assert client.answer("finish", held[:1]) == ["OK"]
         (found,) = client.receive(max=2)
         assert (found["body"], found["attempts"]) == ("b", 2)
+
+
+def test_a_retry_policy_counts_leases_that_ended_and_requeues(
+    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest
+) -> None:
+    topic = topic_of(request)
+    policy = {"max_attempts": 2, "retry_delays_ms": [10]}
+    call = json.dumps({"topic": topic, "channel": "c", "policy": policy}).encode()
+    ask(broker.http_address, "/call/channel.configure", "POST", call)
+    client.publish("poison")
+    client.receive(visibility=0.1)
+    held = client.receive(wait=10)
+    assert held[0]["attempts"] == 2
+    assert client.answer("requeue", held, error="again") == ["OK"]
+    until(lambda: channel_stats(broker, topic)["dead_letter_count"] == 1)
+    assert client.receive() == []
+
+
+@pytest.mark.parametrize("beside", ["http", "nsq"])
+async def test_a_message_published_by_tcp_wakes_a_poll(
+    broker: BrokerProcess, client: HttpClient, request: pytest.FixtureRequest, beside: str
+) -> None:
+    """Also one that comes alone, which the broker may handle in its extension in C."""
+    topic = topic_of(request)
+    wire = await Wire.open(broker.tcp_address)
+    if beside == "nsq":
+        consumer = await Wire.open(broker.tcp_address)
+        consumer.send(f"SUB {topic} other\nRDY 100\n".encode())
+        await consumer.answer()
+    for number in range(5):
+        poll = asyncio.create_task(asyncio.to_thread(lambda: client.receive(wait=30)))
+        stats = {"client_count": 0}
+        while stats["client_count"] != 1:
+            found = await asyncio.to_thread(
+                ask, broker.http_address, f"/stats?format=json&topic={topic}&channel=c"
+            )
+            (stats,) = found["topics"][0]["channels"]
+        wire.send(pub(topic, b"%d" % number))
+        await wire.answer()
+        messages = await poll
+        assert bodies(messages) == [str(number)]
+        assert await asyncio.to_thread(client.answer, "finish", messages) == ["OK"]
+    wire.close()
+    if beside == "nsq":
+        consumer.close()

@@ -338,6 +338,7 @@ class Leases:
             messages: those that `lease` has returned.
             sent: whether it may have got some of the answer.
         """
+        client.consumer.progress.takes_no_more = True  # So that none of them fails.
         taken, surplus = client.take()
         ids = [each.message_id for each in (*messages, *taken)] + surplus
         if not client.is_closed:
