@@ -492,8 +492,8 @@ async def test_a_message_published_by_tcp_wakes_a_poll(
     """Also one that comes alone, which the broker may handle in its extension in C."""
     topic = topic_of(request)
     wire = await Wire.open(broker.tcp_address)
+    consumer = await Wire.open(broker.tcp_address)
     if beside == "nsq":
-        consumer = await Wire.open(broker.tcp_address)
         consumer.send(f"SUB {topic} other\nRDY 100\n".encode())
         await consumer.answer()
     for number in range(5):
@@ -510,5 +510,4 @@ async def test_a_message_published_by_tcp_wakes_a_poll(
         assert bodies(messages) == [str(number)]
         assert await asyncio.to_thread(client.answer, "finish", messages) == ["OK"]
     wire.close()
-    if beside == "nsq":
-        consumer.close()
+    consumer.close()
