@@ -28,7 +28,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
     broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    where = f"--nsqd-http-address={broker.http_address}"
+    where = f"--address={broker.http_address}"
 
     def said(*arguments: str, code: int = 0) -> str:
         got: object

@@ -12,6 +12,7 @@ from martlet.broker.policy import BadPolicy, PolicyT
 from martlet.broker.queue.cursor import MAX_ATTEMPTS
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES
 from martlet.broker.topic.undo import MAX_RESTORED, MAX_RUNS, EmptiedQueue, UnfinishedRun
+from martlet.properties.model import NORMAL_PRIORITY
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from martlet.broker.broker import BrokerCore
+    from martlet.broker.topic.topic import Topic
     from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
@@ -64,10 +66,10 @@ class TopicCalls:
             "queues": [
                 {
                     "queue": part.number,
-                    "priority": part.queue.priority,
                     "id_base": f"{part.queue.id_base & ID_MASK:016x}",
                     "start_offset": part.queue.start_offset,
                     "end_offset": part.queue.visible_end,
+                    **_priority(part),
                 }
                 for part in topic.parts
             ],
@@ -178,6 +180,12 @@ def _emptied(value: object) -> EmptiedQueue:
     ):
         raise _bad_queue(value)
     return EmptiedQueue(queue, offset, end_offset, runs)
+
+
+def _priority(part: Topic) -> dict[str, int]:
+    """Describe the priority of a queue, unless it is the normal one."""
+    priority = part.queue.priority
+    return {} if priority == NORMAL_PRIORITY else {"priority": priority}
 
 
 def _bad_queue(value: object) -> CallError:
