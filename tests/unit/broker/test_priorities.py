@@ -13,6 +13,7 @@ from martlet.broker.channel.priority_turns import MAX_PASSED, TURN
 from martlet.broker.errors import QueuesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.queue_log import MAX_QUEUES
+from martlet.broker.topic.rewind import replay
 
 
 def publish(broker: BrokerCore, priority: int, *bodies: bytes, due_ns: int = 0) -> None:
@@ -180,3 +181,40 @@ def test_priorities_survive_a_restart() -> None:
         *numbered(4, 10),
         *numbered(0, 10),
     ]
+
+
+def test_all_priorities_unpaused_at_once_deliver_the_highest_first() -> None:
+    core = Core()
+    for priority in (4, 9, 0):
+        publish(core.broker, priority, *numbered(priority, 2))
+    topic = core.broker.topics["t"]
+    client = Client(core)
+    topic.pause_channel("c", True)
+    client.ready(1)
+    topic.pause_channel("c", False)
+    assert client.bodies == [b"9-00000"]
+    topic.set_paused(True)
+    for priority in (4, 9):
+        publish(core.broker, priority, b"later %d" % priority)
+    assert len(drain(client, 6)) == 6
+    assert not client.got
+    topic.set_paused(False)
+    assert client.bodies == [b"later 9"]
+
+
+def test_a_channel_set_back_delivers_deferred_messages_of_all_priorities_again() -> None:
+    core = Core()
+    publish(core.broker, 9, b"urgent")
+    publish(core.broker, 4, b"first")
+    publish(core.broker, 4, b"deferred", due_ns=core.clock.now_ns + 5 * SECOND_NS)
+    publish(core.broker, 4, b"last")
+    client = Client(core).ready(2)
+    client.finish(client.got.pop(0))
+    client.got.clear()  # What it had in flight waits again too.
+    replay(core.broker.topics["t"], "c", {0: 0, 1: 0})
+    assert client.channel.deferred_count == 1
+    client.channel.set_ready(client.consumer, 10)
+    assert sorted(client.bodies) == [b"first", b"last", b"urgent"]
+    assert client.channel.depth == 0
+    core.wait(5 * SECOND_NS)
+    assert client.bodies[3:] == [b"deferred"]

@@ -276,7 +276,7 @@ class Channel(ChannelState):
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
             self.moved()
-            self.pump()
+        self.pump()  # It may also have locked the queue.
 
     # acknowledgements
 
@@ -472,7 +472,7 @@ class Channel(ChannelState):
     def go_back(self, offset: int) -> None:
         """Set the channel back to an offset; the state of messages below it stays unchanged.
 
-        The caller schedules deferred messages again before any delivery.
+        The caller schedules deferred messages again, and then calls `resume_delivery`.
         """
         cursor = self.cursor
         for consumer in self.consumers:
@@ -486,7 +486,6 @@ class Channel(ChannelState):
                 message.owner.in_flight_count -= 1
         cursor.go_back(offset)
         self.moved()
-        self.delivery.line_up(self.consumers)
 
     # deleted messages
 

@@ -88,10 +88,13 @@ class Delivery:
             self.resume(consumer)
 
     def resume(self, consumer: ChannelConsumer) -> None:
-        """Deliver to a consumer that may have capacity."""
+        """Deliver to a consumer that may have capacity.
+
+        In an order, its answer may also have freed a message for another consumer.
+        """
         if not consumer.is_ready and consumer.room > 0:
             self._enter_line(consumer)
-        if consumer.is_ready:
+        if consumer.is_ready or self.order is not None:
             self.pump()
 
     def _enter_line(self, consumer: ChannelConsumer) -> None:

@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.subscriber import Subscriber
@@ -28,6 +28,11 @@ MAX_PASSED = 500
 """After this number of messages of higher priorities, a lower one that has messages gets a turn."""
 TURN = 5
 """The messages of such a turn: 1 % of what passed it."""
+
+
+def highest_first(parts: Iterable[Channel]) -> list[Channel]:
+    """Return a channel's parts in the order in which all of them begin to deliver."""
+    return sorted(parts, key=lambda part: part.queue.priority, reverse=True)
 
 
 class _Level:

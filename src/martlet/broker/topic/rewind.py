@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from martlet.broker.channel.priority_turns import highest_first
 from martlet.broker.errors import OutOfReach
 from martlet.broker.journal.entries import ChannelReplayedEntry
 
@@ -99,8 +100,8 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
         channel.go_back(offset)
         part.schedule(channel, offset)
         channel.cursor.deferred_ahead = part.deferred_from(offset)
-    for part, _ in parts:
-        part.channels[name].pump()
+    for channel in highest_first(part.channels[name] for part, _ in parts):
+        channel.resume_delivery()
 
 
 def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:

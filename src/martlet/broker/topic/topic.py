@@ -20,6 +20,7 @@ from crc32c import crc32c
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.partitioned import PartitionedChannel
+from martlet.broker.channel.priority_turns import highest_first
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.journal.entries import (
     ChannelDeletedEntry,
@@ -163,6 +164,7 @@ class Topic(SingleQueueTopic):
         before = channel.max_attempts
         for part in channel.parts:
             part.configure(policy)
+        for part in highest_first(channel.parts):
             part.pump()
         if channel.max_attempts != before:
             for consumer in channel.consumers:
@@ -430,7 +432,11 @@ class Topic(SingleQueueTopic):
             if offset is not None:
                 for channel in part.channels.values():
                     part.schedule(channel, offset)
+        if not paused:
+            for known in self.channels.values():
+                for channel in highest_first(known.parts):
                     channel.pump()
+            for part in self.parts:
                 for waiting in list(part.awaiting):
                     waiting.pump()
 
@@ -439,7 +445,7 @@ class Topic(SingleQueueTopic):
         channel = self.find_channel(name)
         if channel.paused != paused:
             self.journal_channel(name, paused=paused)
-            for part in channel.parts:
+            for part in highest_first(channel.parts):
                 part.set_paused(paused)
 
     def empty(self) -> None:

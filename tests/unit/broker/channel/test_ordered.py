@@ -1,0 +1,49 @@
+"""Ordered channels: an answer of one consumer lets another one continue."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.core import Core
+from tests.unit.broker.test_queues import Client
+
+from martlet.broker.policy import ChannelPolicy
+from martlet.properties.model import Properties
+
+
+def _ordered(order: str, *, with_priorities: bool) -> Core:
+    """A core with a channel of two messages with one key, and a topic of one or two queues."""
+    core = Core()
+    topic = core.broker.topic("t")
+    topic.channel("c")
+    topic.configure_channel("c", ChannelPolicy.read({"order": order}))
+    if with_priorities:
+        core.broker.part_of_priority(topic, 9)
+    key = Properties(order_key="k").pack()
+    assert topic.stage([b"1", b"2"], 0, [(0, key), (1, key)]).error is None
+    core.broker.commit()
+    return core
+
+
+@pytest.mark.parametrize("with_priorities", [False, True])
+def test_a_finish_of_a_consumer_that_takes_no_more_frees_the_key_for_another(
+    with_priorities: bool,
+) -> None:
+    core = _ordered("key", with_priorities=with_priorities)
+    first, second = Client(core).ready(1), Client(core).ready(1)
+    assert (first.bodies, second.bodies) == ([b"1"], [])
+    first.ready(0)
+    first.finish(first.got[0])
+    assert second.bodies == [b"2"]
+
+
+@pytest.mark.parametrize("with_priorities", [False, True])
+def test_a_consumer_that_leaves_with_nothing_in_flight_unlocks_the_queue(
+    with_priorities: bool,
+) -> None:
+    core = _ordered("queue", with_priorities=with_priorities)
+    first, second = Client(core).ready(1), Client(core).ready(1)
+    first.ready(0)
+    first.finish(first.got[0])
+    assert second.bodies == []
+    first.leave()
+    assert second.bodies == [b"2"]
