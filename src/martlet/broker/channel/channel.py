@@ -404,9 +404,12 @@ class Channel(ChannelState):
         For a channel imported from another broker, which had delivered them.
         """
         self.wait_again((offset, count, 0, 0) for offset, count in attempts.items())
+        self.pump()
 
     def wait_again(self, messages: Iterable[tuple[int, int, int, int]]) -> None:
         """Make messages below the cursor wait for delivery, unless they do already.
+
+        The caller calls `resume_delivery`.
 
         Args:
             messages: the offset of each, its attempts, its time in ns (0 for now), its failures.
@@ -420,8 +423,9 @@ class Channel(ChannelState):
             due_ns = max(due_ns, now_ns)
             pending.wait(offset, attempts, due_ns, now_ns, failures)
             self.alarm.at(due_ns)
+        if isinstance(self.delivery.order, Ordering):
+            self.delivery.order.begin_again()
         self.moved()
-        self.pump()
 
     def set_paused(self, paused: bool) -> None:
         """Pause delivery or resume it."""

@@ -79,6 +79,10 @@ class Ordering:
         self._pending.on_removed = None
         self._pending.line_up_ready()
 
+    def begin_again(self) -> None:
+        """Take in messages that have become unfinished other than by being read."""
+        self._has_begun = False
+
     def _begin(self) -> None:
         """Read the keys of the messages that are unfinished already."""
         # If the index cannot be read to the end, this runs again from the start.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from martlet.broker.channel.ordering import Ordering
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import apart_from
 from martlet.broker.queue.pending import PendingMessage
@@ -335,6 +336,8 @@ class Redelivery:
                 for offset in range(*part):
                     cursor.pending.wait(offset, 0, now_ns, now_ns)
         cursor.skip_to(end, source.deferred_from(end))
+        if isinstance(self._delivery.order, Ordering):
+            self._delivery.order.begin_again()
         state.moved()
 
 

@@ -69,7 +69,18 @@ def offset_at(topic: Topic, time_ns: int) -> int:
 
 
 def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
+    """Set a channel back to an offset at some queues of a topic, by queue number, and deliver.
+
+    Raises as `set_back`.
+    """
+    for channel in set_back(topic, name, offsets):
+        channel.resume_delivery()
+
+
+def set_back(topic: Topic, name: str, offsets: Mapping[int, int]) -> list[Channel]:
     """Set a channel back to an offset at some queues of a topic, by queue number.
+
+    Returns the channel at each of them, in the order in which the caller calls `resume_delivery`.
 
     Raises:
         NotFound: there is no such channel, or queue.
@@ -100,8 +111,7 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
         channel.go_back(offset)
         part.schedule(channel, offset)
         channel.cursor.deferred_ahead = part.deferred_from(offset)
-    for channel in highest_first(part.channels[name] for part, _ in parts):
-        channel.resume_delivery()
+    return highest_first(part.channels[name] for part, _ in parts)
 
 
 def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from martlet.broker.errors import OutOfReach
-from martlet.broker.topic.rewind import check_is_stored, replay
+from martlet.broker.topic.rewind import check_is_stored, set_back
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
@@ -132,7 +132,7 @@ def restore(topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
                 f" queue {part.number} ends at offset {part.limit}",
                 queue=part.number,
             )
-    replay(topic, name, {each.queue: each.offset for each in emptied})
+    channels = set_back(topic, name, {each.queue: each.offset for each in emptied})
     for each in emptied:
         channel = topic.part(each.queue).channels[name]
         channel.wait_again(
@@ -140,3 +140,5 @@ def restore(topic: Topic, name: str, emptied: Sequence[EmptiedQueue]) -> None:
             for run in each.unfinished
             for offset in range(run.first, run.end)
         )
+    for channel in channels:
+        channel.resume_delivery()

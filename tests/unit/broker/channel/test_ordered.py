@@ -1,4 +1,4 @@
-"""Ordered channels: an answer of one consumer lets another one continue."""
+"""Ordered channels: whatever is unfinished waits in order, and goes on with any consumer."""
 
 from __future__ import annotations
 
@@ -47,3 +47,26 @@ def test_a_consumer_that_leaves_with_nothing_in_flight_unlocks_the_queue(
     assert second.bodies == []
     first.leave()
     assert second.bodies == [b"2"]
+
+
+@pytest.mark.parametrize("order", ["key", "queue"])
+def test_what_an_empty_dropped_comes_again_in_order(order: str) -> None:
+    core = _ordered(order, with_priorities=False)
+    client = Client(core).ready(10)
+    topic = core.broker.topics["t"]
+    emptied = core.broker.empty_channel(topic, "c")
+    client.got.clear()
+    core.broker.restore_channel(topic, "c", emptied)
+    assert client.bodies == [b"1"]
+    client.finish(client.got[0])
+    assert client.bodies == [b"1", b"2"]
+
+
+def test_messages_made_pending_wait_for_those_of_their_key() -> None:
+    core = _ordered("key", with_priorities=False)
+    client = Client(core).ready(1)
+    core.channel("t").redelivery.make_pending(2)
+    client.ready(10)
+    assert client.bodies == [b"1"]
+    client.finish(client.got[0])
+    assert client.bodies == [b"1", b"2"]
