@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
@@ -218,3 +219,18 @@ def test_a_channel_set_back_delivers_deferred_messages_of_all_priorities_again()
     assert client.channel.depth == 0
     core.wait(5 * SECOND_NS)
     assert client.bodies[3:] == [b"deferred"]
+
+
+def test_a_client_that_takes_no_more_amid_a_delivery_gets_no_lower_priority() -> None:
+    class Full(Client):
+        def send_messages(self, frames: Any) -> None:
+            super().send_messages(frames)
+            self.consumer.ready_count = 0
+
+    core = Core()
+    for priority in (4, 9, 0):
+        publish(core.broker, priority, *numbered(priority, 2))
+    client = Full(core).ready(100)
+    assert client.bodies == numbered(9, 2)
+    client.ready(100)
+    assert client.bodies == numbered(9, 2) + numbered(4, 2)

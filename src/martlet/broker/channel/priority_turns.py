@@ -60,7 +60,7 @@ class _Level:
     def deliver(self, subscriber: Subscriber, max_count: int) -> int:
         """Deliver up to a number of messages to a client. Returns how many it got."""
         before, ready_count = subscriber.in_flight_count, subscriber.ready_count
-        subscriber.ready_count = min(ready_count, before + max_count)
+        subscriber.ready_count = limited = min(ready_count, before + max_count)
         try:
             for _ in range(len(self.parts)):
                 if subscriber.room <= 0:
@@ -69,7 +69,8 @@ class _Level:
                 self.parts.rotate(-1)
                 part.resume(subscriber.shares[part.queue.number])
         finally:
-            subscriber.ready_count = ready_count
+            if subscriber.ready_count == limited:  # else the client takes no more
+                subscriber.ready_count = ready_count
         return subscriber.in_flight_count - before
 
 
