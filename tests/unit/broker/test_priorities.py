@@ -234,3 +234,14 @@ def test_a_client_that_takes_no_more_amid_a_delivery_gets_no_lower_priority() ->
     assert client.bodies == numbered(9, 2)
     client.ready(100)
     assert client.bodies == numbered(9, 2) + numbered(4, 2)
+
+
+def test_what_a_consumer_held_when_it_left_goes_to_others_by_priority() -> None:
+    core = Core()
+    for priority in (4, 9):
+        publish(core.broker, priority, b"%d" % priority)
+    first = Client(core).ready(2)
+    second = Client(core).ready(1)
+    assert (first.bodies, second.bodies) == ([b"9", b"4"], [])
+    first.leave()
+    assert second.bodies == [b"9"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from martlet.broker.channel.priority_turns import PriorityTurns
+from martlet.broker.channel.priority_turns import PriorityTurns, highest_first
 from martlet.broker.channel.redelivery import charged_of
 from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.errors import NotInFlight
@@ -95,8 +95,9 @@ class PartitionedChannel:
         """Unsubscribe a client: the messages that it held are redelivered to others at once."""
         subscriber.blocked = True
         charged = charged_of(list(zip(self.parts, subscriber.shares, strict=True)))
-        for part, share, offsets in zip(self.parts, subscriber.shares, charged, strict=True):
-            part.remove_consumer(share, offsets)
+        for part in highest_first(self.parts):
+            number = part.queue.number
+            part.remove_consumer(subscriber.shares[number], charged[number])
 
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
         """Handle RDY: the client takes up to `count` messages at a time."""

@@ -324,9 +324,7 @@ class Leases:
             return
         if client.timer is not None:
             client.timer.cancel()
-        channel = client.channel
-        channel.remove_consumer(client.consumer)
-        _pump(channel)
+        client.channel.remove_consumer(client.consumer)
 
     def abandon(
         self, client: ReceivingClient, messages: Sequence[LeasedMessage], *, sent: bool
@@ -428,8 +426,7 @@ class Leases:
         return ends_at_ns // MILLISECOND_NS
 
     async def acknowledged(self, channel: Channel | PartitionedChannel) -> None:
-        """Deliver what acknowledgements have made deliverable, and journal them."""
-        _pump(channel)
+        """Journal acknowledgements."""
         await self._persist(channel)
 
 
@@ -450,12 +447,6 @@ def give_back(client: ReceivingClient, ids: Sequence[bytes], *, is_started: bool
 
 def _set_ready(client: ReceivingClient, max_count: int) -> None:
     client.channel.set_ready(client.consumer, max_count)
-
-
-def _pump(channel: Channel | PartitionedChannel) -> None:
-    """Deliver what may be delivered: a consumer that takes no more does not do so by leaving."""
-    for part in channel.parts:
-        part.pump()
 
 
 def shown(
