@@ -131,7 +131,7 @@ class ReplicaProcess:
         """End the connections of clients to the primary of an earlier epoch."""
         self.epoch = epoch
         if self._forwarder is not None:
-            self._forwarder.end_requests()
+            self._forwarder.epoch_began(epoch)
         for connection in list(self.spliced):
             connection.epoch_began(epoch)
 
@@ -159,11 +159,10 @@ class ReplicaProcess:
     def _is_primary(self) -> bool:
         return self.node.is_serving.is_set()
 
-    async def _connect_http(self, is_operators: bool) -> ReplicaLink:
+    async def _connect_http(self, is_operators: bool) -> tuple[ReplicaLink, int]:
         """Connect to the primary for a request. Raises OSError."""
         kind = CLIENT_IS_OPERATOR if is_operators else CLIENT_SPEAKS_HTTP
-        link, _ = await open_splice(self, self.log, "", kind)
-        return link
+        return await open_splice(self, self.log, "", kind)
 
     async def until_primary(self, timeout_s: float) -> None:
         """Return once this replica is primary and serves clients, or after a while."""

@@ -11,6 +11,7 @@ import io
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -55,22 +56,18 @@ class _SpliceConnector(aiohttp.BaseConnector):
     """Connects to the primary, whatever the host of a URL.
 
     Args:
-        connect: opens a connection to the primary for a request.
-        is_operators: whether their clients were checked to be operators.
+        connect: opens a connection to the primary for the request of the current task.
     """
 
-    def __init__(
-        self, connect: Callable[[bool], Awaitable[ReplicaLink]], *, is_operators: bool
-    ) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[ReplicaLink]]) -> None:
         super().__init__(force_close=True, limit=0)
         self._connect_primary = connect
-        self._is_operators = is_operators
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         try:
-            link = await self._connect_primary(self._is_operators)
+            link = await self._connect_primary()
         except OSError as error:
             raise _NotTaken(str(error)) from error
         protocol: ResponseHandler = self._factory()
@@ -126,15 +123,15 @@ class Forwarder:
     """Forwards requests to the primary.
 
     Args:
-        connect: opens a connection to the primary for a request; it is told whether the client was
-            checked to be an operator.
+        connect: opens a connection to the primary for a request, and returns it with the primary's
+            epoch; it is told whether the client was checked to be an operator.
         is_primary: returns whether this replica has become it.
         max_body_bytes: the maximum of a body.
     """
 
     def __init__(
         self,
-        connect: Callable[[bool], Awaitable[ReplicaLink]],
+        connect: Callable[[bool], Awaitable[tuple[ReplicaLink, int]]],
         is_primary: Callable[[], bool],
         max_body_bytes: int,
     ) -> None:
@@ -143,7 +140,8 @@ class Forwarder:
         self._max_body_bytes = max_body_bytes
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
         """For requests of operators, and for others."""
-        self._asking: set[asyncio.Task[web.StreamResponse]] = set()
+        self._asking: dict[asyncio.Task[Any], int | None] = {}
+        """The requests under way, each with the epoch of its primary once one is connected."""
 
     async def forward(self, request: Request) -> object:
         """Answer a request as the primary does.
@@ -172,12 +170,12 @@ class Forwarder:
     async def _until_answered(
         self, request: Request, asking: Coroutine[object, object, web.StreamResponse]
     ) -> web.StreamResponse:
-        """Wait for an answer, or for `end_requests`. Where the client of a receive is gone, the
+        """Wait for an answer, or for a later epoch. Where the client of a receive is gone, the
         primary notices it too, and gives the messages to others. Raises ClientError.
         """
         task = asyncio.create_task(asking)
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._asking[task] = None
+        task.add_done_callback(self._asking.pop)
         try:
             with request.when_gone(task.cancel) if _takes_messages(request) else nullcontext():
                 return await asyncio.shield(task)
@@ -187,17 +185,30 @@ class Forwarder:
             task.cancel()
             raise
 
-    def end_requests(self) -> None:
-        """End the requests under way: another replica is primary, and this one may hang."""
-        for task in self._asking:
-            task.cancel()
+    def epoch_began(self, epoch: int) -> None:
+        """End the requests to the primary of an earlier epoch, which may hang.
+
+        One that is not connected yet goes on: `open_splice` refuses such a primary.
+        """
+        for task, epoch_of_primary in self._asking.items():
+            if epoch_of_primary is not None and epoch_of_primary < epoch:
+                task.cancel()
+
+    async def _connect_current(self, *, is_operators: bool) -> ReplicaLink:
+        """Connect to the primary for the request of the current task. Raises OSError."""
+        task = asyncio.current_task()
+        assert task is not None and task in self._asking, "aiohttp has connected in another task"
+        link, self._asking[task] = await self._connect(is_operators)
+        return link
 
     async def _ask(self, request: Request, body: bytes) -> web.StreamResponse:
         """Send a request to the primary, and pass its answer on. Raises _NotTaken, ClientError."""
         raw = request.raw
         session = self._sessions.get(request.is_operators)
         if session is None:
-            connector = _SpliceConnector(self._connect, is_operators=request.is_operators)
+            connector = _SpliceConnector(
+                partial(self._connect_current, is_operators=request.is_operators)
+            )
             session = self._sessions[request.is_operators] = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None),
