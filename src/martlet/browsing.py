@@ -28,7 +28,7 @@ def host_of(host: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is ``localhost`` or a literal address, not a name of somebody's server."""
+    """Whether a host is ``localhost`` or a literal address, not a name in DNS."""
     if host == "localhost":
         return True
     try:

@@ -302,7 +302,7 @@ async def test_limits_and_bad_input(broker: Broker, topic: str) -> None:
     async with Consumer(topic, "workers", broker.tcp_address) as consumer:
         async for message in consumer:
             assert not message.is_request
-            with pytest.raises(NoRequest, match="nobody waits"):
+            with pytest.raises(NoRequest, match="no client waits"):
                 message.reply(b"x")
             break
 

@@ -123,7 +123,7 @@ class RequestTimeout(ClientError, TimeoutError):
 
 
 class NoRequest(ClientError):
-    """The message is no request, so that nobody waits for a reply."""
+    """The message is no request: no client waits for a reply."""
 
 
 class TransactionError(ClientError):

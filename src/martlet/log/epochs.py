@@ -95,7 +95,7 @@ class Epochs:
 def common_position(ours: Sequence[EpochRange], theirs: Sequence[EpochRange]) -> int | None:
     """Return the position up to which two logs are the same; None where no epoch is in both.
 
-    Both are given oldest first. Whoever has a record of an epoch has the log of its primary up to
+    Both are given oldest first. A replica with a record of an epoch has its primary's log up to
     there. So only the ends matter: the first records of an epoch may be retired, or damaged.
     """
     ends = {found.epoch: found.end for found in theirs}

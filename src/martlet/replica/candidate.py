@@ -133,7 +133,7 @@ class Candidate:
         if len(counted) < self.replica_set.quorum.answers_needed:
             if len(greetings) < len(self.replica_set.replicas):
                 return
-            counted = greetings  # Nobody is left who could know more.
+            counted = greetings  # No replica is left that could know more.
         # Of equal logs, its own needs no sending.
         self._best = max(counted, key=lambda name: (counted[name].rank, name == self.name))
         if self._best == self.name:

@@ -9,8 +9,8 @@
                                      '--- unclear: look; where nothing changed, swap again with
                                           `touch` raised, so that the first can never be applied
 
-Whoever changes the set waits first until the new quorum alone has all that is confirmed, and the
-epoch's first record.
+Before it changes the set, the primary waits until the new quorum alone has all that is confirmed,
+and the epoch's first record.
 """
 
 from __future__ import annotations

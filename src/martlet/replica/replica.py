@@ -403,7 +403,7 @@ class Replica:
             self._run_if_due(role, now_ns)
 
     def _fail_if_stuck(self, role: Primary, now_ns: int) -> None:
-        """End the process where nothing can be written any more, and nobody else can be primary."""
+        """End the process where it can write no more, and no other replica can be primary."""
         if role.log.failed is None:
             self._stuck_since_ns = now_ns
         elif now_ns - self._stuck_since_ns > self.settings.election_timeout_ns:

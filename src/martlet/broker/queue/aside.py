@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from martlet.broker.queue.consumer import NOBODY, ChannelConsumer
+from martlet.broker.queue.consumer import INTERNAL_CLIENT, ChannelConsumer
 
 if TYPE_CHECKING:
     from martlet.broker.queue.channel_state import ChannelState
@@ -30,7 +30,7 @@ class AsideMessages:
     def __init__(self, state: ChannelState, pump: Callable[[], None]) -> None:
         self._state = state
         self._pump = pump
-        self.consumer = ChannelConsumer(NOBODY, 0, 0)
+        self.consumer = ChannelConsumer(INTERNAL_CLIENT, 0, 0)
         """The internal consumer that holds them."""
 
     @property

@@ -29,7 +29,7 @@ class MessageReceiver(Protocol):
         """
 
 
-class _Nobody:
+class _InternalClient:
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Fail: the internal consumer never gets messages."""
         raise AssertionError("the internal consumer gets no messages")
@@ -41,7 +41,7 @@ class _Nobody:
         """Do nothing."""
 
 
-NOBODY = _Nobody()
+INTERNAL_CLIENT = _InternalClient()
 """The client of the internal consumer, number 0, that holds messages back from all others."""
 
 

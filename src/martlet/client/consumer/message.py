@@ -195,7 +195,7 @@ class Message(ReceivedMessage):
         answers = self._unanswered("replied to")
         address = ReplyAddress.of(self.properties)
         if address is None:
-            raise NoRequest(f"{self!r} is no request: it was published, and nobody waits")
+            raise NoRequest(f"{self!r} is no request: it was published, and no client waits")
         reply = OutgoingReply.of(address, body, headers, answers.max_message_bytes)
         self._answers = None
         answers.reply(reply, self.id)

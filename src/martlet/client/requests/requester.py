@@ -15,7 +15,7 @@ broker that it has the request from. A lost connection is subscribed again when 
 reply stored meanwhile waits in the topic.
 
 A worker that is lost before its reply is stored has not finished the request, so that another gets
-it. A second reply to one request, or one that nobody waits for any more, is dropped and counted.
+it. A second reply to one request, or one that comes after the timeout, is dropped and counted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Requester:
 
     Attributes:
         topic: the reply topic.
-        late_count: the number of replies that were dropped, as nobody waited for them.
+        late_count: the number of replies that were dropped, as no call waited for them.
     """
 
     def __init__(self, max_waiting: int) -> None:

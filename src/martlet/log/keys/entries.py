@@ -12,7 +12,7 @@ once; their lengths show which of them follow one another. Of the batches with p
 entries of `martlet.properties.block` are walked side by side: the first field of each, the second
 of those that have one, and so on.
 
-No checksum is verified here: whoever uses an entry verifies the record that it leads to.
+No checksum is verified here: the user of an entry verifies the record that it leads to.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _Protocol(web.RequestHandler):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Tell requests under way that nobody will read their answers."""
+        """Tell requests under way that their client has disconnected."""
         super().connection_lost(exc)
         for call in list(self.when_gone):
             call()

@@ -9,9 +9,9 @@ Its failure is theirs, as all are on that machine. A presence lasts by the machi
 clock, and for one boot.
 
 A replica may be stopped at any instant, and the others must elect a primary then. So presences are
-files that take no lock, and the journal of SQLite is a write-ahead log, in which nobody waits for
-who reads. Only who is stopped while it changes the document, which is rare, keeps the others from
-that; they still read.
+files that take no lock, and SQLite's journal is a write-ahead log, in which a writer does not wait
+for readers. Only a replica that is stopped while it changes the document, which is rare, keeps the
+others from changing it; they still read it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 1 << 20
 """The limit of a request that acknowledges."""
 _GONE: Mapping[str, list[object]] = {"messages": []}
-"""The answer that nobody reads."""
+"""The answer to a client that has disconnected."""
 
 
 class HttpApi:
