@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
@@ -15,6 +19,10 @@ from martlet.broker.errors import QueuesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.queue_log import MAX_QUEUES
 from martlet.broker.topic.rewind import replay
+from martlet.properties.model import Properties
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 def publish(broker: BrokerCore, priority: int, *bodies: bytes, due_ns: int = 0) -> None:
@@ -245,3 +253,74 @@ def test_what_a_consumer_held_when_it_left_goes_to_others_by_priority() -> None:
     assert (first.bodies, second.bodies) == ([b"9", b"4"], [])
     first.leave()
     assert second.bodies == [b"9"]
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """How many lines of Python a call runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> TraceFunction:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("priority", [9, 4])
+def test_the_work_for_an_answer_does_not_grow_with_the_queues(priority: int) -> None:
+    counts = []
+    for queues in (2, 64, 1000):
+        core = Core(segment_bytes=1 << 20)
+        core.broker.set_queues("t", queues)
+        publish(core.broker, 9, b"first")
+        client = Client(core).ready(1)
+        client.finish(client.got.pop())
+        count = 0
+        publish(core.broker, priority, *numbered(priority, 5))
+        for _ in range(5):
+            client.got, (got,) = [], client.got
+            count += lines_run(partial(client.finish, got))
+        assert not client.got
+        for part in core.broker.topics["t"].parts:
+            part.stage([b"one in each"])
+        core.broker.commit()
+        drain(client, queues // 2)
+        count += lines_run(partial(client.finish, client.got.pop()))
+        counts.append(count)
+    assert max(counts) <= 1.1 * min(counts)
+
+
+def test_a_timed_out_message_comes_again_before_lower_ones() -> None:
+    core = Core()
+    publish(core.broker, 9, b"urgent")
+    client = Client(core).ready(2)
+    core.wait(SECOND_NS)
+    publish(core.broker, 4, *numbered(4, 3))
+    assert client.bodies == [b"urgent", b"4-00000"]
+    core.wait(59 * SECOND_NS)
+    assert client.bodies == [b"urgent", b"4-00000", b"urgent"]
+
+
+def test_a_key_that_a_deletion_frees_comes_before_lower_priorities() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    topic.channel("c")
+    urgent = core.broker.part_of_priority(topic, 9)
+    topic.configure_channel("c", ChannelPolicy.read({"order": "key"}))
+    key = Properties(order_key="k").pack()
+    urgent.stage([b"first", b"second"], 0, [(0, key), (1, key)])
+    core.broker.commit()
+    client = Client(core).ready(2)
+    publish(core.broker, 4, *numbered(4, 3))
+    assert client.ready(3).bodies == [b"first", *numbered(4, 2)]
+    urgent.channels["c"].drop_ranges([(0, 1)])
+    for part in topic.parts:
+        part.resume_delivery()
+    assert client.bodies[3:] == [b"second"]

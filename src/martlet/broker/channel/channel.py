@@ -457,6 +457,7 @@ class Channel(ChannelState):
             if owner is not None:
                 owner.in_flight_count -= 1
             pending.remove(offset)
+        self.delivery.changed()
 
     def drop(self, count: int) -> None:
         """Count dropped messages."""
@@ -489,6 +490,7 @@ class Channel(ChannelState):
             if known >= offset and message.owner is not None:
                 message.owner.in_flight_count -= 1
         cursor.go_back(offset)
+        self.delivery.changed()
         self.moved()
 
     # deleted messages
@@ -525,6 +527,7 @@ class Channel(ChannelState):
         """Close a deleted channel: its clients are notified, and get no more messages."""
         self.alarm.cancel()
         self.closed = self.paused = True
+        self.delivery.watch(None)
         if self.group is not None:
             self.group.end()
         if self.queue.number:

@@ -54,6 +54,7 @@ class Delivery:
         "_limit",
         "_line",
         "_waiting",
+        "_watch",
         "cursor",
         "order",
         "rate_limit",
@@ -69,6 +70,7 @@ class Delivery:
             NearestFirst() if state.context.settings.prefers_near else deque()
         )
         self._fresh_turn = False
+        self._watch: Waiting | None = None
         self.order: Order | None = None
         """The order of delivery; None for NSQ's."""
         self.rate_limit: RateLimit | None = None
@@ -122,7 +124,37 @@ class Delivery:
         for consumer in consumers:
             if not consumer.is_ready and consumer.room > 0:
                 self._enter_line(consumer)
+            self.changed()
             consumer.offer_room()
+
+    # for priorities
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages wait that could be delivered, were the channel not paused."""
+        cursor = self.cursor
+        return cursor.pending.ready_count > 0 or self._limit(cursor) > cursor.next
+
+    def watch(self, watch: Waiting | None) -> None:
+        """Let a part be called when messages may wait, instead of the one before; None for none."""
+        self.ignore_arrivals()
+        self._watch = watch
+        self.cursor.pending.on_ready = None if watch is None else watch.pump
+
+    def watch_arrivals(self) -> None:
+        """Call the watch when new messages arrive, too: there are none now."""
+        assert self._watch is not None
+        self._waiting[self._watch] = None
+
+    def ignore_arrivals(self) -> None:
+        """Call the watch no more when new messages arrive."""
+        if self._watch is not None:
+            self._waiting.pop(self._watch, None)
+
+    def changed(self) -> None:
+        """Note that messages may be delivered that could not be before."""
+        if self._watch is not None:
+            self._watch.pump()
 
     # delivery
 

@@ -11,17 +11,29 @@ of those::
     priority 0                             #####                     #####
 
 Turns are of several messages, because to deliver one costs nearly as much as to deliver many.
+
+A topic may have a thousand queues, so no answer of a client looks at all of them. Each level knows
+the queues in which messages may wait, and each client those whose ready line it is not in; the
+queues that are in both deliver next. Both sets are bits, by the number of the queue::
+
+    queue                       7  6  5  4  3  2  1  0
+    messages may wait           1  0  0  1  0  0  0  1
+    the client is in no line    1  1  1  0  0  1  1  1     in line at 4: a rate or an order holds
+    next                        1  0  0  0  0  0  0  1     its messages back
+
+A queue that is found empty is struck off until messages may wait there again. Where a message comes
+again, a queue delivers to the clients in its line too: they may have had no capacity until then.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.delivery import Delivery
     from martlet.broker.channel.subscriber import Subscriber
 
 MAX_PASSED = 500
@@ -43,18 +55,33 @@ class _Level:
     """
 
     def __init__(self, parts: Sequence[Channel]) -> None:
-        self.parts = deque(parts)
         self.passed = 0
         """Messages of higher priorities that were delivered since its last turn."""
+        self.may_wait = 0
+        """The queues in which messages may wait: bits, by number."""
+        self.changed = 0
+        """Those of them in which messages came again since they delivered."""
+        self._turn = 0
+        """The number from which on the next queue is searched."""
+        self._parts = {part.queue.number: part.delivery for part in parts}
+        for number, part in self._parts.items():
+            part.watch(_Watch(self, number, part))
+            self.may_wait |= 1 << number
 
     @property
     def has_messages(self) -> bool:
         """Whether messages wait that could be delivered now."""
-        for part in self.parts:
-            cursor = part.cursor
-            waits = cursor.pending.ready_count or part.delivery.limit() > cursor.next
-            if waits and not part.paused:
+        while self.may_wait:
+            if self._has_messages(_lowest(self.may_wait)):
                 return True
+        return False
+
+    def _has_messages(self, number: int) -> bool:
+        part = self._parts[number]
+        if part.has_messages:
+            return True
+        self.may_wait &= ~(1 << number)
+        part.watch_arrivals()
         return False
 
     def deliver(self, subscriber: Subscriber, max_count: int) -> int:
@@ -62,16 +89,57 @@ class _Level:
         before, ready_count = subscriber.in_flight_count, subscriber.ready_count
         subscriber.ready_count = limited = min(ready_count, before + max_count)
         try:
-            for _ in range(len(self.parts)):
-                if subscriber.room <= 0:
-                    break
-                part = self.parts[0]
-                self.parts.rotate(-1)
-                part.resume(subscriber.shares[part.queue.number])
+            self._deliver(subscriber)
         finally:
             if subscriber.ready_count == limited:  # else the client takes no more
                 subscriber.ready_count = ready_count
         return subscriber.in_flight_count - before
+
+    def _deliver(self, subscriber: Subscriber) -> None:
+        queues = self.may_wait & (subscriber.out_bits | self.changed)
+        before_turn = queues & ((1 << self._turn) - 1)
+        for some in (queues ^ before_turn, before_turn):
+            left = some
+            while left and subscriber.room > 0:
+                number = _lowest(left)
+                left &= left - 1
+                if self._has_messages(number):
+                    self.changed &= ~(1 << number)
+                    self._parts[number].resume(subscriber.shares[number])
+                    if subscriber.room <= 0:
+                        self._turn = number + 1
+
+
+class _Watch:
+    """Notes that messages may wait in a queue.
+
+    Args:
+        level: of the queue's priority.
+        number: the queue's.
+        delivery: of the channel there.
+    """
+
+    __slots__ = ("_bit", "_delivery", "_level")
+
+    def __init__(self, level: _Level, number: int, delivery: Delivery) -> None:
+        self._level = level
+        self._bit = 1 << number
+        self._delivery = delivery
+
+    def pump(self) -> None:
+        """Handle new messages."""
+        self._level.may_wait |= self._bit
+        self._level.changed |= self._bit
+        self._delivery.ignore_arrivals()
+
+    def pump_lone(self, offset: int, frame: memoryview) -> None:
+        """Handle one new message."""
+        self.pump()
+
+
+def _lowest(bits: int) -> int:
+    """Return the lowest number whose bit is set."""
+    return (bits & -bits).bit_length() - 1
 
 
 class PriorityTurns:
@@ -82,6 +150,7 @@ class PriorityTurns:
     """
 
     def __init__(self, parts: Sequence[Channel]) -> None:
+        self._first = parts[0]
         by_priority: dict[int, list[Channel]] = {}
         for part in parts:
             by_priority.setdefault(part.queue.priority, []).append(part)
@@ -93,7 +162,7 @@ class PriorityTurns:
             return
         waiting: list[_Level] = []
         for level in self._levels:
-            if level.has_messages:
+            if not self._first.paused and level.has_messages:
                 waiting.append(level)
             else:
                 level.passed = 0

@@ -59,6 +59,8 @@ class Subscriber:
         self.shares: list[Share] = []
         self.out: OrderedDict[Share, None] = OrderedDict()
         """The shares in no ready line, the longest waiting first."""
+        self.out_bits = 0
+        """Their queues: bits, by number."""
         self.ready_count = 0
         self.in_flight_count = 0
         self.blocked = False
@@ -108,11 +110,12 @@ class Share(ChannelConsumer):
         number: its number in the channel's window, from 1.
     """
 
-    __slots__ = ("_in_flight_count", "_is_ready", "channel", "subscriber")
+    __slots__ = ("_bit", "_in_flight_count", "_is_ready", "channel", "subscriber")
 
     def __init__(self, subscriber: Subscriber, channel: Delivery, number: int) -> None:
         self.subscriber = subscriber
         self.channel = channel
+        self._bit = 1 << channel.state.queue.number
         self._in_flight_count = 0
         before = subscriber.ready_count, subscriber.blocked
         super().__init__(
@@ -193,7 +196,10 @@ class Share(ChannelConsumer):
     @is_ready.setter
     def is_ready(self, is_ready: bool) -> None:
         self._is_ready = is_ready
+        subscriber = self.subscriber
         if is_ready:
-            self.subscriber.out.pop(self, None)
+            subscriber.out.pop(self, None)
+            subscriber.out_bits &= ~self._bit
         else:
-            self.subscriber.out[self] = None
+            subscriber.out[self] = None
+            subscriber.out_bits |= self._bit

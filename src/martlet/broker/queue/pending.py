@@ -68,6 +68,8 @@ class PendingMessages(Generic[OwnerT]):
         self.removed: set[int] = set()
         self.on_removed: Callable[[Collection[int]], None] | None = None
         """Called with the offsets that are finished."""
+        self.on_ready: Callable[[], None] | None = None
+        """Called when messages become ready for delivery."""
         self.errors: dict[int, tuple[str, str]] = {}
         """The error texts of the first and the last failure of a message, if any."""
         self._errors_length = 0
@@ -132,6 +134,8 @@ class PendingMessages(Generic[OwnerT]):
         self._ready_set.update(offsets)
         self.changed.update(offsets)
         self.removed.difference_update(offsets)
+        if self.on_ready is not None:
+            self.on_ready()
 
     def lend(
         self, offsets: Collection[int], owner: OwnerT, now_ns: int, deadline_ns: int, rank: int
@@ -193,6 +197,8 @@ class PendingMessages(Generic[OwnerT]):
             self.ready = deque(known for known in self.ready if known in self._ready_set)
         self._ready_set.add(offset)
         self.ready.append(offset)
+        if self.on_ready is not None:
+            self.on_ready()
 
     def next_ready(self) -> int | None:
         """Return the offset of the next ready message; it stays ready until it is held."""
