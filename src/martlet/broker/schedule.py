@@ -1,11 +1,13 @@
 """The schedule: the alarms of a broker, by time.
 
 One heap for the broker with the earliest time of each waiting channel, so that the cost follows the
-due work and not the number of channels (nsqd scans its channels every 100 ms instead).
+due work and not the number of channels (nsqd scans its channels every 100 ms instead). Alarms that
+are due together are called by rank, so that a channel's messages of higher priorities come first.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -18,13 +20,16 @@ _AGAIN_NS = 1_000_000_000
 class Alarm:
     """A callback at a time. A channel has one."""
 
-    __slots__ = ("_schedule", "call", "set_for_ns")
+    __slots__ = ("_schedule", "call", "is_due", "rank", "set_for_ns")
 
-    def __init__(self, schedule: Schedule, call: Callable[[int], int | None]) -> None:
+    def __init__(self, schedule: Schedule, call: Callable[[int], int | None], rank: int) -> None:
         self._schedule = schedule
         self.call = call
         """Called with the time; returns when to be called again, None for never."""
+        self.rank = rank
         self.set_for_ns: int | None = None
+        self.is_due = False
+        """Whether the present run of the schedule calls it."""
 
     def at(self, time_ns: int) -> None:
         """Set the alarm to a time, or leave it at an earlier one."""
@@ -37,6 +42,7 @@ class Alarm:
 
     def cancel(self) -> None:
         """Cancel the alarm."""
+        self.is_due = False
         if self.set_for_ns is not None:
             self.set_for_ns = None
             self._schedule.count_outdated()
@@ -52,9 +58,9 @@ class Schedule:
         self.on_earlier: Callable[[int], None] = lambda time_ns: None
         """Called when the earliest time becomes earlier."""
 
-    def alarm(self, call: Callable[[int], int | None]) -> Alarm:
-        """Create an alarm, not set."""
-        return Alarm(self, call)
+    def alarm(self, call: Callable[[int], int | None], rank: int = 0) -> Alarm:
+        """Create an alarm, not set; of those due together, the lowest rank is called first."""
+        return Alarm(self, call, rank)
 
     def push(self, time_ns: int, alarm: Alarm) -> None:
         """Put an alarm into the heap."""
@@ -88,14 +94,35 @@ class Schedule:
         """Call every alarm that is due. An exception ends the run; the next `run` calls the others,
         and a second later the failed one.
         """
+        while due := self._take_due(now_ns):
+            while due:
+                _, alarm = due.popleft()
+                if not alarm.is_due:
+                    continue
+                alarm.is_due = False
+                try:
+                    again_ns = alarm.call(now_ns)
+                except BaseException:
+                    # Otherwise they would never be called again.
+                    alarm.at(now_ns + _AGAIN_NS)
+                    self._put_back(due)
+                    raise
+                if again_ns is not None:
+                    alarm.at(max(again_ns, now_ns + 1))
+
+    def _take_due(self, now_ns: int) -> deque[tuple[int, Alarm]]:
+        """Take the alarms that are due, each with its time, in the order in which to call them."""
+        due: list[tuple[int, Alarm]] = []
         while (time_ns := self.next_ns()) is not None and time_ns <= now_ns:
             _, _, alarm = heappop(self._heap)
             alarm.set_for_ns = None
-            try:
-                again_ns = alarm.call(now_ns)
-            except BaseException:
-                # Otherwise it would never be called again.
-                alarm.at(now_ns + _AGAIN_NS)
-                raise
-            if again_ns is not None:
-                alarm.at(max(again_ns, now_ns + 1))
+            alarm.is_due = True
+            due.append((time_ns, alarm))
+        return deque(sorted(due, key=lambda each: each[1].rank))
+
+    @staticmethod
+    def _put_back(due: deque[tuple[int, Alarm]]) -> None:
+        for time_ns, alarm in due:
+            if alarm.is_due:
+                alarm.is_due = False
+                alarm.at(time_ns)

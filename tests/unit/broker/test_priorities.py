@@ -324,3 +324,37 @@ def test_a_key_that_a_deletion_frees_comes_before_lower_priorities() -> None:
     for part in topic.parts:
         part.resume_delivery()
     assert client.bodies[3:] == [b"second"]
+
+
+def test_messages_that_time_out_together_come_again_by_priority() -> None:
+    core = Core()
+    client = Client(core).ready(10)
+    publish(core.broker, 9, b"early")
+    client.finish(client.got.pop())  # The alarm of this queue stays, and rings first.
+    core.wait(SECOND_NS)
+    for priority in (4, 9, 0):
+        publish(core.broker, priority, *numbered(priority, 2))
+    assert len(client.got) == 6
+    core.wait(59 * SECOND_NS)
+    core.wait(SECOND_NS)
+    assert client.bodies[6:] == [*numbered(9, 2), *numbered(4, 2), *numbered(0, 2)]
+
+
+def test_messages_that_timed_out_while_the_broker_was_busy_come_again_by_priority() -> None:
+    core = Core()
+    client = Client(core).ready(10)
+    for priority in (0, 4, 9):
+        publish(core.broker, priority, *numbered(priority, 2))
+        core.clock.advance(1000)
+    core.wait(60 * SECOND_NS)
+    assert client.bodies[6:] == [*numbered(9, 2), *numbered(4, 2), *numbered(0, 2)]
+
+
+def test_deferred_messages_that_are_due_together_come_by_priority() -> None:
+    core = Core()
+    due_ns = core.clock.now_ns + SECOND_NS
+    for priority in (0, 4, 9):
+        publish(core.broker, priority, *numbered(priority, 2), due_ns=due_ns)
+    client = Client(core).ready(10)
+    core.wait(SECOND_NS)
+    assert client.bodies == [*numbered(9, 2), *numbered(4, 2), *numbered(0, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
@@ -88,3 +89,47 @@ def test_deleted_channels_are_forgotten_though_their_messages_were_due_in_an_hou
     core.broker.write_journal()
     gc.collect()
     assert sum(channel() is not None for channel in seen) < 200
+
+
+def _note(called: list[int], number: int, now_ns: int) -> None:
+    called.append(number)
+
+
+def test_of_alarms_that_are_due_together_those_of_a_lower_rank_are_called_first() -> None:
+    schedule = Schedule()
+    called: list[int] = []
+    for number, rank in enumerate([0, 4, -5, 0]):
+        schedule.alarm(partial(_note, called, number), rank).at(number)
+    schedule.alarm(called.append, -9).at(100)
+    schedule.run(10)
+    assert called == [2, 0, 3, 1]
+
+
+def test_an_alarm_that_another_one_due_at_its_time_cancels_is_not_called() -> None:
+    schedule = Schedule()
+    called: list[int] = []
+    other = schedule.alarm(called.append, 1)
+    schedule.alarm(lambda now_ns: other.cancel()).at(1)
+    other.at(1)
+    schedule.run(1)
+    assert not called
+    other.at(2)
+    schedule.run(2)
+    assert called == [2]
+
+
+def test_an_alarm_that_fails_leaves_those_due_with_it_at_their_times() -> None:
+    schedule = Schedule()
+    called: list[int] = []
+
+    def fail(now_ns: int) -> None:
+        raise ZeroDivisionError
+
+    schedule.alarm(fail, -1).at(5)
+    for time_ns in (3, 4):
+        schedule.alarm(called.append).at(time_ns)
+    with pytest.raises(ZeroDivisionError):
+        schedule.run(10)
+    assert (called, schedule.next_ns()) == ([], 3)
+    schedule.run(10)
+    assert called == [10, 10]

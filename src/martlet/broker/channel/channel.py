@@ -28,6 +28,7 @@ from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.durations import MILLISECOND_NS
+from martlet.properties.model import NORMAL_PRIORITY
 from martlet.rate_limit import TokenBucket
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Channel(ChannelState):
         self.delivery = delivery = Delivery(self, waiting)
         self.redelivery = redelivery = Redelivery(self, delivery)
         self.aside = AsideMessages(self, delivery.pump)
-        self.alarm = context.schedule.alarm(self._expire)
+        self.alarm = context.schedule.alarm(self._expire, NORMAL_PRIORITY - self.queue.priority)
         self.parts: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
         self.all_queues: Channel | PartitionedChannel = self

@@ -8,6 +8,7 @@ becomes a dead letter.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.ordering import Ordering
@@ -216,7 +217,7 @@ class Redelivery:
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=failed, consumer=consumer)
 
     def time_out(self, now_ns: int) -> int:
-        """Redeliver timed-out messages. Returns their number."""
+        """Redeliver timed-out messages, by offset. Returns their number."""
         state = self._state
         late: list[tuple[int, int, PendingMessage[ChannelConsumer]]] = []
         for consumer in state.consumers:
@@ -232,12 +233,18 @@ class Redelivery:
             assert message.owner is not None
             message.owner.settle_progress()
             late.append((message.rank, offset, message))
+        failed_offsets: set[int] = set()
         for rank, offset, held in sorted(late, key=_by_rank):
             owner = held.owner
             assert owner is not None
             owner.in_flight_count -= 1
-            failed = owner.progress.charges(rank, offset, held.delivered_at_ns, now_ns)
+            if owner.progress.charges(rank, offset, held.delivered_at_ns, now_ns):
+                failed_offsets.add(offset)
             owner.progress.timed_out()
+        for _, offset, held in sorted(late, key=itemgetter(1)):
+            owner = held.owner
+            assert owner is not None
+            failed = offset in failed_offsets
             again = self._again(
                 offset, held, now_ns, Cause.TIMED_OUT, failed=failed, consumer=owner
             )

@@ -171,6 +171,18 @@ def test_a_message_times_out_and_goes_to_any_ready_consumer() -> None:
         slow.finish(0)
 
 
+def test_messages_that_time_out_together_come_again_by_offset() -> None:
+    core = Core()
+    core.publish("t", b"a", b"b", b"c")
+    client = core.client("t").ready(1)
+    client.requeue(0, SECOND_NS)
+    core.wait(SECOND_NS)
+    client.ready(3)
+    assert client.bodies == [b"a", b"b", b"a", b"c"]
+    core.wait(60 * SECOND_NS)
+    assert client.bodies[4:] == [b"a", b"b", b"c"]
+
+
 def test_touch_holds_a_message_up_to_the_maximum_since_its_delivery() -> None:
     core = Core(max_timeout_ns=5 * SECOND_NS)
     client = core.client("t", timeout_ns=2 * SECOND_NS).ready(1)
