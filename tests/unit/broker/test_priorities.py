@@ -6,9 +6,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 from tests.unit.broker.test_queues import Client
@@ -77,6 +79,29 @@ def test_no_priority_starves(ready: int) -> None:
         mine = [body for body in seen if body.startswith(b"%d" % priority)]
         assert mine == numbered(priority, len(mine))
     assert seen.index(b"0-00000") <= MAX_PASSED + 2 * TURN
+
+
+@pytest.mark.parametrize(
+    ("at_once", "first", "then"), [(1, (500, 1), (100, 1)), (100, *2 * [(500, 5)])]
+)
+def test_a_turn_is_as_long_as_there_is_capacity_and_puts_off_the_next_one(
+    at_once: int, first: tuple[int, int], then: tuple[int, int]
+) -> None:
+    core = Core(segment_bytes=1 << 20)
+    for priority in (4, 9):
+        publish(core.broker, priority, *numbered(priority, 3 * MAX_PASSED))
+    client = Client(core).ready(100)
+    seen = b""
+    while len(seen) < 1200:
+        later, client.got = client.got[at_once:], client.got[:at_once]
+        seen += b"".join(got.body[:1] for got in client.got)
+        places = [client.place(got) for got in client.got]
+        client.got = later
+        client.channel.finish_run(client.consumer, np.array(places, np.int64))
+    lengths = [len(list(run)) for _, run in groupby(seen)]
+    assert [*zip(lengths[::2], lengths[1::2], strict=False)][:3] == [first, then, then][
+        : len(lengths) // 2
+    ]
 
 
 def test_a_priority_that_was_empty_has_no_turns_to_catch_up() -> None:

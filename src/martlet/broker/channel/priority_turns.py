@@ -3,14 +3,16 @@
 The messages of each priority are in a queue of their own, so that one priority keeps its order, and
 a backlog of any size is read like every other. A client that gets capacity is served from the
 highest priority that has messages. So that no priority starves, each lower one that has messages
-counts what is delivered above it meanwhile, and gets a turn of `TURN` messages after `MAX_PASSED`
-of those::
+counts what is delivered above it meanwhile, and gets a turn of up to `TURN` messages after
+`MAX_PASSED` of those::
 
     priority 9   ### ... 500 messages      ### ... 500 messages      ### ... 500 messages
     priority 4                        #####                     #####
     priority 0                             #####                     #####
 
-Turns are of several messages, because to deliver one costs nearly as much as to deliver many.
+Turns are of several messages, because to deliver one costs nearly as much as to deliver many. Where
+a client has capacity for fewer, the turn is shorter, and the next one comes sooner: each message of
+a turn counts off `MAX_PASSED` / `TURN`.
 
 A topic may have a thousand queues, so no answer of a client looks at all of them. Each level knows
 the queues in which messages may wait, and each client those whose ready line it is not in; the
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 MAX_PASSED = 500
 """After this number of messages of higher priorities, a lower one that has messages gets a turn."""
 TURN = 5
-"""The messages of such a turn: 1 % of what passed it."""
+"""The maximum number of messages of such a turn: 1 % of what passed it."""
 
 
 def highest_first(parts: Iterable[Channel]) -> list[Channel]:
