@@ -10,11 +10,11 @@ from martlet.cli import tool
 from martlet.options.addresses import (
     CONFIG_VARIABLE,
     SETTINGS,
+    changing_config,
     check_setting,
     config_path,
     in_environment,
     read_config,
-    write_config,
 )
 from martlet.options.checks import require_action
 from martlet.options.flag import OptionError, option
@@ -75,15 +75,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _run(options: ConfigOptions) -> None:
-    known = read_config()
     if options.action == "show":
-        await tool.show(_shown(known))
+        await tool.show(_shown(read_config()))
         return
-    if options.action == "set":
-        known[options.setting] = options.values
-    else:
-        known.pop(options.setting, None)
-    await tool.show([f"wrote {write_config(known)}"])
+    with changing_config() as settings:
+        if options.action == "set":
+            settings[options.setting] = options.values
+        else:
+            settings.pop(options.setting, None)
+    await tool.show([f"wrote {config_path()}"])
 
 
 def _shown(known: dict[str, tuple[str, ...]]) -> list[str]:

@@ -14,11 +14,14 @@ one that ``$MARTLET_CONFIG`` names.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import re
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
@@ -29,6 +32,7 @@ from martlet.options.options import LogOptions
 CONFIG_VARIABLE = "MARTLET_CONFIG"
 """The environment variable that names the config file."""
 MAX_CONFIG_BYTES = 1 << 16
+_ADDRESS = re.compile(r"(?:https?://)?(?:[^][:/,@\s]+|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,19 @@ SETTINGS: Mapping[str, ClientSetting] = {
 
 
 def config_path() -> Path:
-    """Return the path of the client's config file."""
+    """Return the path of the client's config file. Raises OptionError where there is no home."""
     if named := os.environ.get(CONFIG_VARIABLE):
         return Path(named)
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "martlet" / "config.toml"
+    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not base.is_absolute():  # The specification has a relative one ignored.
+        try:
+            base = Path.home() / ".config"
+        except RuntimeError:
+            raise OptionError(
+                "there is no home for the config file: set $HOME, or name the file by"
+                f" ${CONFIG_VARIABLE}"
+            ) from None
+    return base / "martlet" / "config.toml"
 
 
 def read_config() -> dict[str, tuple[str, ...]]:
@@ -71,12 +83,15 @@ def read_config() -> dict[str, tuple[str, ...]]:
         OptionError: it cannot be read, or has a setting that is not known or of another kind.
     """
     path = config_path()
+    if str(path) == os.devnull:
+        return {}
     try:
+        _check_is_file(path)
         with path.open("rb") as file:
             text = file.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:
             raise OptionError(f"{path}: it has more than {MAX_CONFIG_BYTES} bytes")
-        found = tomllib.loads(text.decode())
+        found = tomllib.loads(text.decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -84,6 +99,12 @@ def read_config() -> dict[str, tuple[str, ...]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not TOML: {error}") from None
     return {name: check_setting(str(path), name, value) for name, value in found.items()}
+
+
+def _check_is_file(path: Path) -> None:
+    """Raise OptionError where there is a folder, a device, or a pipe, whose readers would wait."""
+    if path.exists() and not path.is_file():
+        raise OptionError(f"{path} is not a file; ${CONFIG_VARIABLE} names another")
 
 
 def check_setting(where: str, name: str, value: object) -> tuple[str, ...]:
@@ -94,6 +115,8 @@ def check_setting(where: str, name: str, value: object) -> tuple[str, ...]:
     values: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
     if not values or not all(isinstance(each, str) and each for each in values):
         raise OptionError(f"{where}: {name} is {value!r}; write a text, or a list of them")
+    if any("\ud800" <= character <= "\udfff" for each in values for character in each):
+        raise OptionError(f"{where}: {name} is {value!r}, which is not text in UTF-8")
     if not setting.is_list and len(values) > 1:
         raise OptionError(f"{where}: {name} has {len(values)} values, and takes one")
     if setting.is_list:
@@ -103,31 +126,57 @@ def check_setting(where: str, name: str, value: object) -> tuple[str, ...]:
 
 
 def _check_address(where: str, address: str) -> None:
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[1]) < 1 << 16 or not address.isprintable():
         raise OptionError(f"{where}={address} is not <addr>:<port>, as 127.0.0.1:4151")
 
 
-def write_config(settings: Mapping[str, Sequence[str]]) -> Path:
-    """Write the client's config file, whole or not at all. Returns its path. Raises OSError."""
-    path = config_path()
+@contextmanager
+def changing_config() -> Iterator[dict[str, tuple[str, ...]]]:
+    """Change the settings of the client's config file: it is written at the end, whole or not at
+    all. Another change waits meanwhile.
+
+    Raises OptionError and OSError.
+    """
+    path = Path(os.path.realpath(config_path()))
+    _check_is_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        settings = read_config()
+        yield settings
+        _write(path, settings)
+    finally:
+        os.close(folder)
+
+
+def _write(path: Path, settings: Mapping[str, Sequence[str]]) -> None:
     lines = [f"{name} = {_toml(SETTINGS[name], values)}" for name, values in settings.items()]
     descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
+            os.fchmod(file.fileno(), _mode_of(path))
         os.replace(beside, path)
     except BaseException:
         with suppress(OSError):
             os.remove(beside)
         raise
-    return path
+
+
+def _mode_of(path: Path) -> int:
+    """Return the permissions of a file; of a new one as the process makes files."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _toml(setting: ClientSetting, values: Sequence[str]) -> str:
-    escaped = [value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
-    texts = [f'"{each}"' for each in escaped]
+    # JSON escapes as TOML does, all but one character.
+    texts = [json.dumps(each, ensure_ascii=False).replace("\x7f", "\\u007F") for each in values]
     return f"[{', '.join(texts)}]" if setting.is_list else texts[0]
 
 
