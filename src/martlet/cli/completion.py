@@ -24,17 +24,33 @@ complete -o default -F _martlet martlet
 _martlet() {
     local -a found
     found=(${(f)"$(martlet completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-    if (( $#found )); then
-        compadd -S '' -a found
-    else
+    if (( ! $#found )); then
         _files
+        return
     fi
+    local -a flags=(${(M)found:#*=}) others=(${found:#*=})
+    compadd -S '' -a flags
+    compadd -a others
 }
-compdef _martlet martlet
+if [[ ${funcstack[1]-} == _martlet ]]; then
+    _martlet
+else
+    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+    compdef _martlet martlet
+fi
 """,
     "fish": """function __martlet
-    set -l words (commandline -opc) (commandline -ct)
-    martlet completion words $words[2..-1] 2>/dev/null
+    set -l last (commandline -ct)
+    set -l words (commandline -opc) "$last"
+    set -l found (martlet completion words $words[2..-1] 2>/dev/null)
+    if set -q found[1]
+        printf '%s\\n' $found
+        return
+    end
+    set -l flag (string match -r -- '^--[^=]+=' "$last")
+    for path in (__fish_complete_path (string replace -- "$flag" '' "$last"))
+        printf '%s\\n' "$flag$path"
+    end
 end
 complete -c martlet -f -a '(__martlet)'
 """,
@@ -53,7 +69,8 @@ _FLAG = re.compile(r"^  (?:-h, )?(--[a-z][a-z0-9-]*)( [A-Z\[<a-z])?", re.MULTILI
 def main(argv: Sequence[str]) -> int:
     """Print a script, or the words that may stand at the place of the last one."""
     if argv and argv[0] == "words":
-        print("\n".join(words(argv[1:] or [""])))
+        for word in words(argv[1:] or [""]):
+            print(word)
         return 0
     if argv and argv[0] in _SCRIPTS:
         print(_SCRIPTS[argv[0]], end="")
@@ -88,10 +105,14 @@ def _beginning(last: str, known: Iterable[str]) -> list[str]:
 
 def _flags(before: Sequence[str]) -> list[str]:
     """Return the flags in a command's help, or its action's; those with a value end in ``=``."""
+    from martlet.cli.main import COMMANDS
     from martlet.cli.main import main as martlet
 
     shown = io.StringIO()
-    for given in (before[:2], before[:1]):
+    name, *others = before
+    # No other word: with "--data-path --help" a broker would begin, in a folder of that name.
+    actions = [other for other in others[:1] if other in COMMANDS[name].actions]
+    for given in ([name, *actions], [name]):
         shown.seek(0)
         shown.truncate()
         with (
