@@ -2,6 +2,8 @@
 
 The fields are those of nsqadmin's notifications, with the result: ``done``, ``refused`` or
 ``failed``, and why.
+
+The file is rotated by size. Older files have a number behind the name; the highest is the oldest.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
+import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +71,58 @@ class AuditEntry:
         return {name: value for name, value in fields.items() if name not in empty}
 
 
+class _AuditFile(RotatingFileHandler):
+    """The file of entries, one a line.
+
+    Args:
+        options: its path, its maximum size, and the number of older files.
+        log: told of what cannot be written.
+
+    Raises OSError: the file cannot be opened.
+    """
+
+    def __init__(self, options: AdminOptions, log: logging.Logger) -> None:
+        super().__init__(
+            options.audit_file,
+            maxBytes=options.max_audit_bytes,
+            backupCount=options.audit_backups,
+            encoding="utf-8",
+        )
+        self._log = log
+        for path in self.files()[:1]:
+            with path.open("r+b") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":  # The process ended amid a line.
+                        file.write(b"\n")
+
+    def files(self) -> list[Path]:
+        """Return the files that there are, the newest first."""
+        older = (f"{self.baseFilename}.{number}" for number in range(1, self.backupCount + 1))
+        return [path for path in map(Path, (self.baseFilename, *older)) if path.is_file()]
+
+    def lines(self, count: int) -> list[str]:
+        """Return the newest lines, the oldest of them first."""
+        found: list[str] = []
+        for path in self.files():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                found[:0] = deque(lines, count - len(found))
+            if len(found) == count:
+                break
+        return found
+
+    def doRollover(self) -> None:
+        """Begin another file; where that cannot be done, the entry goes into this one."""
+        try:
+            super().doRollover()
+        except OSError as error:
+            self._log.error("AUDIT: the file could not be rotated: %s", error)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell that an entry was not written."""
+        self._log.error("AUDIT: the file could not be written: %s", sys.exception())
+
+
 class AuditLog:
     """Keeps entries: the newest in memory, all in a file, and posts them.
 
@@ -86,23 +143,27 @@ class AuditLog:
         self._file = None
         if options.audit_file:
             try:
-                self._read(Path(options.audit_file))
-                self._file = open(options.audit_file, "a", encoding="utf-8")  # noqa: SIM115
+                self._file = _AuditFile(options, log)
+                self._read(self._file)
             except OSError as error:
                 raise OSError(
                     f"--audit-file={options.audit_file} cannot be written: {error.strerror}"
                 ) from error
 
-    def _read(self, path: Path) -> None:
+    def _read(self, file: _AuditFile) -> None:
         """Show the newest entries of an earlier process."""
-        if not path.exists():
-            return
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in deque(lines, MAX_SHOWN):
-                try:
-                    self.entries.append(AuditEntry(**json.loads(line)))
-                except (ValueError, TypeError):
-                    self._log.warning("AUDIT: %s has a line that is no entry: %.80r", path, line)
+        for line in file.lines(MAX_SHOWN):
+            try:
+                self.entries.append(AuditEntry(**json.loads(line)))
+            except (ValueError, TypeError):
+                self._log.warning(
+                    "AUDIT: %s has a line that is no entry: %.80r", file.baseFilename, line
+                )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
     def done(
         self, request: web.Request, user: User, action: str, detail: str = "", **where: str
@@ -153,10 +214,7 @@ class AuditLog:
         level = logging.INFO if entry.result == "done" else logging.WARNING
         self._log.log(level, "AUDIT: %s", line)
         if self._file is not None:
-            try:
-                print(line, file=self._file, flush=True)
-            except OSError as error:
-                self._log.error("AUDIT: the file could not be written: %s", error)
+            self._file.handle(logging.makeLogRecord({"msg": line}))
 
     async def notify(self) -> None:
         """Post notifications, until it is cancelled."""

@@ -119,6 +119,7 @@ class AdminServer:
     async def stop(self) -> None:
         """Stop listening, and end all requests."""
         await self._exit.aclose()
+        self._audit.close()
 
     def _app(self, site: Site) -> web.Application:
         guard = Guard(self.options, self._users, self._audit)

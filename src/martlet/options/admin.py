@@ -10,8 +10,9 @@ from typing import ClassVar
 from martlet.addresses import is_loopback
 from martlet.durations import SECOND_NS
 from martlet.options.addresses import AddressOptions, address_option, lookup_option
-from martlet.options.flag import OptionError, option
+from martlet.options.flag import OptionError, Size, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
+from martlet.options.storage import MIB
 
 _HIGHEST_PORT = 65535
 _NO_GRAPHITE = "rates are the page's own"
@@ -93,6 +94,15 @@ class AdminOptions(AddressOptions):
     )
     audit_file: str = option(
         "", "append a line of JSON for each action, done or refused", section="audit"
+    )
+    max_audit_bytes: Size = option(
+        10 * MIB,
+        "maximum size of --audit-file; then it is renamed to FILE.1, and another one begun (0: no"
+        " limit)",
+        limits=(0, None),
+    )
+    audit_backups: int = option(
+        5, "the number of older audit files that are kept", limits=(1, 1000)
     )
     notification_http_endpoint: str = option("", "the URL to POST each action to")
     poll_interval_ns: int = option(
