@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 PROXIED = ("Forwarded", "X-Forwarded-For")
 """The headers by which a proxy names the client that it has."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Those that change nothing."""
 _SAME_SITE = frozenset({"same-origin", "none"})
 
 
@@ -36,6 +38,11 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_of_browser(headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that a page sends a request that changes something."""
+    return "Sec-Fetch-Site" in headers or "Origin" in headers
 
 
 def is_of_other_site(headers: Mapping[str, str], host: str) -> bool:

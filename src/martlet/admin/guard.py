@@ -15,11 +15,10 @@ from aiohttp import web
 
 from martlet.admin.audit import AuditLog
 from martlet.admin.users import NotAuthenticated, Role, User, Users
-from martlet.browsing import host_of, is_address, is_of_other_site
+from martlet.browsing import SAFE_METHODS, host_of, is_address, is_of_other_site
 from martlet.options.admin import AdminOptions
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"

@@ -1,9 +1,11 @@
 """Access to the routes of a broker's HTTP: some are open, and others are for operators.
 
-nsqd's routes answer everyone, as in nsqd, and so do those for monitoring. Martlet's own routes read
-messages or change what operators decide: they answer operators alone. But those below ``/v1``, by
-which programs publish and receive, are for clients: for everyone, as NSQ's protocol is, or as AUTH
-says, which those routes check themselves, but for pages of other sites in a browser.
+nsqd's routes answer everyone, as in nsqd, and so do those for monitoring. But those that change
+something refuse pages of other sites in a browser, which sends headers that no client of NSQ does.
+Martlet's own routes read messages or change what operators decide: they answer operators alone. But
+those below ``/v1``, by which programs publish and receive, are for clients: for everyone, as NSQ's
+protocol is, or as AUTH says, which those routes check themselves, but for pages of other sites in a
+browser.
 
 An operator is a client with
 
@@ -28,6 +30,7 @@ import stat
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from martlet.browsing import SAFE_METHODS
 from martlet.operator_tokens import FLAG, SCHEME, VARIABLE, read_tokens
 from martlet.plural import counted
 from martlet.server.http.paths import route_of
@@ -45,6 +48,7 @@ class Access(Enum):
     """The clients that may use a route."""
 
     EVERYONE = "everyone"
+    """But for changes by pages of other sites in a browser."""
     CLIENTS = "clients"
     """Everyone, as far as AUTH allows, but for pages of other sites in a browser."""
     OPERATORS = "operators"
@@ -145,6 +149,7 @@ class Operators:
         """
         access = access_to(request.path)
         if access is Access.EVERYONE:
+            refuse_foreign_change(request)
             return False
         if access is Access.CLIENTS:
             _refuse_foreign_page(request)
@@ -193,6 +198,12 @@ class Operators:
         # All are compared, each in constant time: how long it takes tells nothing about a token.
         matches = [hmac.compare_digest(token, each) for each in self._tokens]
         return scheme.lower() == SCHEME.lower() and any(matches)
+
+
+def refuse_foreign_change(request: Request) -> None:
+    """Refuse a page of another site in a browser that would change something. Raises HttpError."""
+    if request.method not in SAFE_METHODS and request.is_of_browser:
+        _refuse_foreign_page(request)
 
 
 def _refuse_foreign_page(request: Request) -> None:

@@ -21,7 +21,7 @@ from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from martlet import __version__
-from martlet.browsing import PROXIED, host_of, is_address, is_of_other_site
+from martlet.browsing import PROXIED, host_of, is_address, is_of_browser, is_of_other_site
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
 from martlet.server.listening_socket import shown_host, shown_peer
@@ -161,6 +161,11 @@ class Request:
         certificate = transport.get_extra_info("peercert") or {}
         names = [pair for part in certificate.get("subject", ()) for pair in part]
         return next((str(value) for name, value in names if name == "commonName"), "")
+
+    @property
+    def is_of_browser(self) -> bool:
+        """Whether a browser says that a page sends it."""
+        return is_of_browser(self._request.headers)
 
     @property
     def is_of_other_site(self) -> bool:

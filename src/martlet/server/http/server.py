@@ -22,6 +22,7 @@ from aiohttp import web
 
 from martlet.durations import format_duration
 from martlet.server.http import lone_publish
+from martlet.server.http.access import refuse_foreign_change
 from martlet.server.http.paths import V1, route_of
 from martlet.server.http.request import (
     BAD_ESCAPE,
@@ -129,7 +130,8 @@ class HttpServer:
 
     Args:
         routes: the endpoints.
-        operators: check that a client may use an endpoint; None if everyone may use all.
+        operators: check that a client may use an endpoint; None if everyone may use all, but for
+            changes by pages of other sites in a browser.
         https_port_instead: serve nothing, but point to HTTPS on this port; 0 if there is none.
     """
 
@@ -250,7 +252,9 @@ class HttpServer:
             return self._redirect(request)
         endpoint = methods.get(request.method)
         if endpoint is not None:
-            if self._operators is not None:
+            if self._operators is None:
+                refuse_foreign_change(request)
+            else:
                 request.is_operators = self._operators.check(request)
             return await endpoint(request)
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}

@@ -104,6 +104,8 @@ class Asked:
     is_vouched_for: bool | None = None
     is_of_foreign_page: bool = False
     is_of_other_site: bool = False
+    is_of_browser: bool = False
+    method: str = "POST"
     host: str = "evil.example"
     sent: list[str] = field(default_factory=list)
     path: str = "/call/delay.list"
@@ -143,6 +145,20 @@ def test_a_strangers_page_in_a_browser_of_the_machine_is_no_operator() -> None:
     assert answer(certified, has_certificate=True, **page) == "401 and how OPERATOR_TOKEN_MISSING"
     assert answer(certified, has_certificate=True, sent=bearer(TOKEN), **page) == "yes"
     assert answer(Operators(), is_local=True, path="/pub", **page) == "yes"
+
+
+def test_nsqds_routes_refuse_changes_by_a_page_of_another_site() -> None:
+    page: dict[str, Any] = {
+        "is_of_browser": True,
+        "is_of_other_site": True,
+        "path": "/topic/delete",
+    }
+    for operators in (Operators(), Operators((TOKEN,))):
+        assert answer(operators, **page) == "403 FOREIGN_PAGE"
+        assert answer(operators, **page, sent=bearer(TOKEN)) == "403 FOREIGN_PAGE"
+        assert answer(operators, **page, method="GET") == "yes"
+        # The standby that has forwarded it has checked it.
+        assert answer(operators, **page, is_vouched_for=False) == "yes"
 
 
 def test_routes_for_clients_answer_all_but_pages_of_other_sites() -> None:
