@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from martlet.browsing import SAFE_METHODS
 from martlet.durations import format_duration
 from martlet.server.http import lone_publish
 from martlet.server.http.access import refuse_foreign_change
@@ -224,9 +225,13 @@ class HttpServer:
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
         is_logged = request.path not in _UNLOGGED and not request.path.startswith(V1)
-        if is_logged and log.isEnabledFor(logging.INFO):
+        # Tools, monitoring and the admin page look every few seconds.
+        is_look = request.method in SAFE_METHODS and response.status < 400
+        level = logging.DEBUG if is_look else logging.INFO
+        if is_logged and log.isEnabledFor(level):
             elapsed = format_duration(time.perf_counter_ns() - started)
-            log.info(
+            log.log(
+                level,
                 "%d %s %s (%s) %s",
                 response.status,
                 request.method,

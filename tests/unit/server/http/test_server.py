@@ -1,8 +1,11 @@
-"""The pages of other sites that a server of HTTP refuses."""
+"""What a server of HTTP logs, and which pages of other sites it refuses."""
 
 from __future__ import annotations
 
+import logging
+
 import aiohttp
+import pytest
 from tests.admin_page import lookup_daemon
 
 from martlet.testing import Broker
@@ -77,3 +80,22 @@ async def test_a_lookup_daemon_changes_nothing_for_pages_of_other_sites() -> Non
         for headers in OTHERS:
             for route in DAEMONS_CHANGES:
                 assert await status(daemon.http_address, route, headers) == 200, (route, headers)
+
+
+async def test_reads_are_logged_at_debug_level_and_changes_and_errors_above(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "martlet.server.http.server")
+    async with Broker() as broker:
+        for route in (("GET", "/stats"), ("GET", "/none"), ("POST", "/topic/create?topic=t")):
+            await status(broker.http_address, route, {})
+    found = [
+        (each.levelname, each.getMessage().rpartition(" (")[0])
+        for each in caplog.records
+        if each.name == "martlet.server.http.server"
+    ]
+    assert found == [
+        ("DEBUG", "200 GET /stats"),
+        ("INFO", "404 GET /none"),
+        ("INFO", "200 POST /topic/create?topic=t"),
+    ]
