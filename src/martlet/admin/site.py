@@ -108,7 +108,7 @@ class Site:
             context: makes the values of the template from a view. Raises PageNotFound.
         """
         view = await self.collector.fresh()
-        if _EVENT_STREAM in request.headers.get("Accept", ""):
+        if request.method == "GET" and _EVENT_STREAM in request.headers.get("Accept", ""):
             return await self._stream(request, template, view, context)
         values = {**await context(view), "view": view}
         return self.page(request, template, values, is_live=True)

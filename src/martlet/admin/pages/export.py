@@ -37,8 +37,11 @@ async def send_lines(
     An error on the way becomes the last line, and breaks the download off.
     """
     site, user = request.app[SITE], user_of(request)
+    headers = _headers(_LINES, f"{name}.jsonl")
+    if request.method == "HEAD":
+        return web.Response(headers=headers)
     first = await anext(rows, None)
-    response = web.StreamResponse(headers=_headers(_LINES, f"{name}.jsonl"))
+    response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     count = 0
     if first is not None:
