@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import count
 
 from martlet.client.admin import EmptiedChannel
@@ -75,5 +75,11 @@ class Undos:
         return self._undos.get(number)
 
     def remove(self, undo: Undo) -> None:
-        """Forget one that is done, or cannot be done."""
+        """Forget one that is being done: two tabs must not do the same."""
         self._undos.pop(undo.number, None)
+
+    def keep(self, undo: Undo, brokers: Iterable[str]) -> None:
+        """Keep one further for those of its brokers that did not do it; none to forget it."""
+        emptied = {url: undo.emptied[url] for url in brokers}
+        if emptied:
+            self._undos[undo.number] = replace(undo, emptied=emptied)

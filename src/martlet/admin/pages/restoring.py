@@ -40,9 +40,13 @@ async def _preview(asked: Asked) -> Preview:
 
 async def _restore(asked: Asked) -> str:
     undo = _undo(asked)
-    answers = await asked.site.admin.channels.restore(undo.topic, undo.channel, undo.emptied)
-    if not answers.failures:
-        asked.site.undos.remove(undo)
+    undos, left = asked.site.undos, set(undo.emptied)
+    undos.remove(undo)
+    try:
+        answers = await asked.site.admin.channels.restore(undo.topic, undo.channel, undo.emptied)
+        left = set(answers.failures)
+    finally:
+        undos.keep(undo, left)
     count = sum(undo.emptied[url].depth for url in answers.values)
     verb = "was" if count == 1 else "were"
     text = f"{counted(count, 'message', form=',')} {verb} put back"

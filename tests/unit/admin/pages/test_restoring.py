@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from tests.admin_page import Page, change, page_of, two_brokers
+from tests.admin_page import Page, broker_of, change, page_of, two_brokers
 from tests.unit.admin.pages.asking import ask, button_of, form_of, notice_of, text_of
 
 from martlet.admin import undos
@@ -54,6 +57,55 @@ async def test_an_empty_of_one_broker_is_undone_there(page: Page, brokers: list[
     await page.act("empty_channel", **WORK, broker=f"http://{brokers[1].http_address}")
     await page.act("restore_channel", **WORK, undo="1")
     assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
+
+
+async def test_of_two_tabs_that_undo_the_same_one_does_it(page: Page) -> None:
+    await page.act("empty_channel", **WORK)
+    form = {"action": "restore_channel", **WORK, "undo": "1"}
+
+    async def undo() -> tuple[int, str]:
+        async with page.session.post(f"{page.url}/act", data=form) as answer:
+            return answer.status, text_of(await answer.text())
+
+    found = await asyncio.gather(*(undo() for _ in range(6)))
+    assert sorted(status for status, _ in found) == [200, *[400] * 5]
+    assert all("was undone already" in text for status, text in found if status == 400)
+    assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
+
+
+async def test_tabs_that_empty_and_undo_together_lose_nothing(
+    page: Page, brokers: list[Broker]
+) -> None:
+    async def act(action: str, **fields: str) -> int:
+        form = {"action": action, **WORK, **fields}
+        async with page.session.post(f"{page.url}/act", data=form) as answer:
+            return answer.status
+
+    for number in range(1, 6):
+        found = await asyncio.gather(
+            act("empty_channel"),
+            *(act("restore_channel", undo=str(each)) for each in range(1, number + 1)),
+            act("empty_channel"),
+        )
+        assert set(found) <= {200, 400, 502}, found
+    html = await page.get("/topics/orders/work")
+    for each in sorted(map(int, re.findall(r'name="undo" value="(\d+)"', html)), reverse=True):
+        assert await act("restore_channel", undo=str(each)) == 200
+    assert "5 waiting" in text_of(await page.get("/topics/orders/work"))
+
+
+async def test_an_undo_that_a_broker_did_not_do_is_offered_for_that_one() -> None:
+    async with broker_of(3) as first, AsyncExitStack() as away:
+        second = await away.enter_async_context(broker_of(2))
+        async with page_of([first.http_address, second.http_address]) as page:
+            await page.act("empty_channel", **WORK)
+            await away.aclose()
+            html = await page.act("restore_channel", **WORK, undo="1")
+            assert notice_of(html).startswith("3 messages were put back")
+            assert "but not everywhere" in notice_of(html)
+            assert "2 messages were emptied" in text_of(await page.get("/topics/orders/work"))
+            await page.act("restore_channel", 502, **WORK, undo="1")
+            assert "2 messages were emptied" in text_of(await page.get("/topics/orders/work"))
 
 
 async def test_an_undo_of_a_deleted_channel_is_refused(page: Page, brokers: list[Broker]) -> None:
