@@ -132,7 +132,7 @@ async def broker() -> AsyncIterator[Broker]:
                 (await anext(consumer)).requeue(error="refused", backoff=False)
                 async with asyncio.timeout(10):
                     while not (await admin.dead_letters.list()).joined():
-                        await asyncio.sleep(0.01)
+                        pass
             await producer.send("orders", SECRET.encode(), **sent)
             await producer.send("orders", SECRET.encode(), deliver_at=time.time() + 600, **sent)
             transaction = producer.transaction("paid", check_after_s=600)
@@ -240,15 +240,17 @@ async def test_a_page_that_is_read_only_lets_no_operator_act(broker: Broker) -> 
 
 
 async def test_operators_may_do_all_that_others_may_not() -> None:
-    async with Broker(broadcast_address="127.0.0.1") as broker:
-        async with page_of([broker.http_address], **NAMED) as page:
-            for (method, name), (path, body) in ACTS.items():
-                async with Admin(broker.http_address) as admin:
-                    await admin.topics.create("orders")
-                    await admin.channels.create("orders", "work")
-                path = path.replace("BROKER", broker.http_address)
-                status, text = await ask(page, "operator", method, path, body)
-                assert status == (303 if name == "/act" else 200), (path, text)
+    async with (
+        Broker(broadcast_address="127.0.0.1") as broker,
+        Admin(broker.http_address) as admin,
+        page_of([broker.http_address], **NAMED) as page,
+    ):
+        for (method, name), (path, body) in ACTS.items():
+            await admin.topics.create("orders")
+            await admin.channels.create("orders", "work")
+            path = path.replace("BROKER", broker.http_address)
+            status, text = await ask(page, "operator", method, path, body)
+            assert status == (303 if name == "/act" else 200), (path, text)
 
 
 async def test_a_live_page_shows_no_more_than_the_page(broker: Broker) -> None:
