@@ -6,12 +6,14 @@ import html.parser
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from martlet.pipeline.html_page import MAX_PLOT_SERIES, MAX_TABLE_ROWS, HtmlTable, Page, Plot, Text
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
+TEN = START.replace(hour=10)
 
 
 class _Reader(html.parser.HTMLParser):
@@ -134,6 +136,39 @@ def test_ticks_are_times_of_day_and_the_axis_names_the_day() -> None:
     assert "2026-01-31 to 2026-02-02, UTC" in text
 
 
+@pytest.mark.parametrize(
+    ("plot", "ticks"),
+    [
+        (Plot("t", [TEN, TEN + timedelta(minutes=1)], {"n": [3, 4]}), ["10:00", "10:01"]),
+        (Plot("t", [TEN, TEN + timedelta(hours=1)], {"n": [None, 4]}), ["10:00", "11:00"]),
+        (Plot("t", [0, 1, 2], {"n": [None, 1, None]}), ["0", "1", "2"]),
+        (Plot("t", [1, 3], {"n": [1, 1]}), ["1", "3"]),
+    ],
+    ids=["two windows", "one value", "one number", "two numbers"],
+)
+def test_few_places_have_a_tick_each_and_there_is_none_between(
+    plot: Plot, ticks: list[str]
+) -> None:
+    labels = labels_of(plot)
+    assert labels[: len(ticks)] == ticks
+    assert "0.5" not in labels
+
+
+@pytest.mark.parametrize("kind", ["line", "bar"])
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [([0, 0], ["0", "1"]), ([0, 1], ["0", "1"]), ([0, 3], ["0", "1", "2", "3"])],
+)
+def test_counts_have_no_fractions_on_their_axis(
+    kind: Any, values: list[float], ticks: list[str]
+) -> None:
+    assert labels_of(Plot("t", ["a", "b"], {"n": values}, kind=kind))[2:] == ticks
+
+
+def test_other_values_have() -> None:
+    assert "0.5" in labels_of(Plot("t", [0, 1], {"n": [0.25, 0.75]}))
+
+
 def test_the_values_of_open_windows_are_no_part_of_the_line() -> None:
     minutes = [START + timedelta(minutes=n) for n in range(5)]
     values: list[float | None] = [9, 9, 9, 9, 1]
@@ -143,6 +178,11 @@ def test_the_values_of_open_windows_are_no_part_of_the_line() -> None:
     assert _line_points(opened) == 4
     assert "hollow" in opened
     assert "hollow" not in closed
+
+
+def labels_of(plot: Plot) -> list[str]:
+    """Return the texts of a plot, those of its horizontal axis first."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", Page("t", "", [plot]).html())
 
 
 def _line_points(html: str) -> int:

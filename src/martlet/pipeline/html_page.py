@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +55,9 @@ _STYLE: Any = {
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _STYLE_ATTRIBUTE = re.compile(r' style="([^"]*)"')
 _STYLE_ELEMENT = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
+_MIN_BARS = 4
+"""The bars that a plot has space for, at least; fewer would be as wide as a wall."""
+_MAX_LABELS = 9
 _MAX_NAME_LENGTH = 32
 """Characters of a series' name; longer names would leave no space for the plot."""
 _MAX_HEIGHT = 1e300
@@ -188,7 +192,7 @@ def _svg(section: Section) -> Markup:
         else:
             _draw_lines(axes, section, shown)
         axes.set_ylabel(section.unit)
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        _limit_heights(axes, shown)
         axes.grid(visible=True, alpha=0.3)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -210,6 +214,18 @@ def _svg(section: Section) -> Markup:
 _Shown = Sequence[tuple[str, Sequence[float | None]]]
 
 
+def _limit_heights(axes: Axes, shown: _Shown) -> None:
+    """Begin the vertical axis at 0, and label it as its values are."""
+    from matplotlib.ticker import MaxNLocator
+
+    heights = [value for _, values in shown for value in values if value is not None]
+    if not any(heights):
+        axes.set_ylim(0, 1)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if all(float(value).is_integer() for value in heights):
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
 def _draw_bars(axes: Axes, plot: Plot, shown: _Shown) -> None:
     width = 0.8 / len(shown)
     for number, (name, values) in enumerate(shown):
@@ -217,6 +233,8 @@ def _draw_bars(axes: Axes, plot: Plot, shown: _Shown) -> None:
         axes.bar(centers, [_height(value) for value in values], width, label=_name(name))
     axes.set_xticks(range(len(plot.x)), [_name(str(name)) for name in plot.x])
     axes.tick_params(axis="x", labelrotation=30 if len(plot.x) > 8 else 0)
+    margin = 0.5 + max(0, _MIN_BARS - len(plot.x)) / 2
+    axes.set_xlim(-margin, len(plot.x) - 1 + margin)
 
 
 def _draw_lines(axes: Axes, plot: Plot, shown: _Shown) -> None:
@@ -233,15 +251,32 @@ def _draw_lines(axes: Axes, plot: Plot, shown: _Shown) -> None:
             x[end:], heights[end:], linestyle="none", marker="o", markersize=5,
             markerfacecolor="none", color=line.get_color(),
         )  # fmt: skip
+    if isinstance(x[0], str):
+        return
+    places = sorted(set(x))
+    # Values that are missing must not move the ends.
+    margin = (places[-1] - places[0]) * 0.05
+    axes.set_xlim(places[0] - margin, places[-1] + margin)
     if isinstance(x[0], datetime):
-        _label_times(axes, min(x), max(x))
+        _label_times(axes, places)
+    elif _are_few(places):
+        axes.set_xticks(places)
 
 
-def _label_times(axes: Axes, first: datetime, last: datetime) -> None:
+def _are_few(places: Sequence[Any]) -> bool:
+    """Whether each place on an axis has space for a label. Else a label between two places would
+    look like one more.
+    """
+    steps = [later - earlier for earlier, later in pairwise(places)]
+    return bool(min(steps) * (_MAX_LABELS - 1) >= places[-1] - places[0])
+
+
+def _label_times(axes: Axes, places: Sequence[datetime]) -> None:
     """Label a time axis with times of day, and with days where these change."""
     from matplotlib import dates
 
     typed: Any = dates  # Its constructors have no types.
+    first, last = places[0], places[-1]
     locator = typed.AutoDateLocator(tz=first.tzinfo, minticks=3, maxticks=9)
     formatter = typed.ConciseDateFormatter(
         locator,
@@ -250,7 +285,10 @@ def _label_times(axes: Axes, first: datetime, last: datetime) -> None:
         zero_formats=["", "%Y", "%b %-d", "%b %-d", "%H:%M", "%H:%M:%S"],
         show_offset=False,
     )
-    axes.xaxis.set_major_locator(locator)
+    if _are_few(places):
+        axes.set_xticks(typed.date2num(places))
+    else:
+        axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(formatter)
     days = f"{first:%Y-%m-%d}"
     if last.date() != first.date():
