@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
@@ -182,6 +183,67 @@ async def test_a_message_that_is_being_written_stays(
         assert await tab.get_by_label("Broker").input_value() == chosen
         assert await tab.evaluate("document.activeElement.name") == "tag"
         await tab.locator(".plot canvas").wait_for()
+
+
+COLOURS = {"in": [47, 125, 209], "out": [47, 158, 110], "waiting": [199, 125, 22]}
+KEEP_LABELS = """() => {
+  window.labels = [];
+  const fill = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.labels.push(text);
+    return fill.call(this, text, ...place);
+  };
+}"""
+PIXELS = """(colours) => {
+  const canvas = document.querySelector(".plot canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return Object.fromEntries(Object.entries(colours).map(([name, colour]) => {
+    let count = 0;
+    for (let at = 0; at < data.length; at += 4) {
+      const far = colour.map((each, n) => Math.abs(each - data[at + n]));
+      count += data[at + 3] > 200 && Math.max(...far) < 12;
+    }
+    return [name, count];
+  }));
+}"""
+"""How much of each colour is in the plot."""
+NOON = 1795694400
+PLOTS: dict[str, tuple[list[Any], set[str], set[str]]] = {
+    "one point": ([[NOON], [5], [3], [0]], {"12:00:00", "11:59:00"}, {"waiting", "in", "out"}),
+    "two points": (
+        [[NOON, NOON + 10], [0.5, 0.5], [0, 0.25], [1, 0]],
+        {"12:00:00", "0.2"},
+        {"waiting", "in", "out"},
+    ),
+    "nothing but zeros": ([[NOON, NOON + 10], [0, 0], [0, 0], [0, 0]], {"0", "1"}, {"waiting"}),
+    "a point between gaps": (
+        [[NOON, NOON + 10, NOON + 20], [None, 1, None], [0, 0, 0], [None, None, 2]],
+        {"1", "2"},
+        {"in", "out", "waiting"},
+    ),
+    "nothing": ([[], [], [], []], set(), set()),
+}
+"""Answers of /data, texts that their plots have, and series that are seen."""
+
+
+@pytest.mark.parametrize("name", PLOTS)
+async def test_a_plot_of_few_values_shows_them(browser: Any, page: Page, name: str) -> None:
+    data, texts, seen = PLOTS[name]
+    async with tab_of(browser, page) as tab:
+        await tab.add_init_script(f"({KEEP_LABELS})()")
+        await tab.route("**/data/**", lambda route: route.fulfill(json=data))
+        await tab.goto("/topics/orders/work")
+        await tab.locator(".plot canvas").wait_for()
+        async with asyncio.timeout(10):
+            while not await tab.evaluate("window.labels.length"):
+                pass
+        labels = await tab.evaluate("window.labels")
+        assert texts <= set(labels)
+        times = [each for each in labels if ":" in each]
+        assert len(set(times)) == len(times)
+        assert len(times) <= 20
+        pixels = await tab.evaluate(PIXELS, COLOURS)
+        assert all(pixels[each] > 3 for each in seen), pixels
 
 
 async def test_the_keyboard_is_enough(browser: Any, page: Page) -> None:

@@ -72,8 +72,11 @@ def sparkline(values: Sequence[float | None], label: str) -> Markup:
         x = at * _WIDTH / max(1, len(values) - 1)
         y = _HEIGHT - 1 - (_HEIGHT - 2) * value / top
         lines[-1].append(f"{x:.1f},{y:.1f}")
+    # A point alone is written twice, and its line's round ends make it a dot.
     drawn = Markup("").join(
-        Markup('<polyline points="{}"/>').format(" ".join(points)) for points in lines if points
+        Markup('<polyline points="{}"/>').format(" ".join(points * (2 if len(points) == 1 else 1)))
+        for points in lines
+        if points
     )
     return Markup(
         '<svg class="spark" viewBox="0 0 {} {}" width="{}" height="{}" role="img"'

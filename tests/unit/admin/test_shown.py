@@ -46,9 +46,14 @@ def lines(*values: float | None) -> list[str]:
 
 def test_a_sparkline_fills_its_height_and_breaks_where_nothing_is_known() -> None:
     assert lines(0, 5, 10) == ["0.0,19.0 48.0,10.0 96.0,1.0"]
-    assert lines(0, None, 10) == ["0.0,19.0", "96.0,1.0"]
+    assert lines(0, 5, None, 10, 0) == ["0.0,19.0 24.0,10.0", "72.0,1.0 96.0,19.0"]
     assert lines(0, 0) == ["0.0,19.0 96.0,19.0"]
     assert lines() == lines(None, None) == []
+
+
+def test_a_value_alone_is_a_dot_of_a_sparkline() -> None:
+    assert lines(3.0) == ["0.0,1.0 0.0,1.0"]
+    assert lines(0.0, None, 2.0, None) == ["0.0,19.0 0.0,19.0", "64.0,1.0 64.0,1.0"]
 
 
 def test_the_label_of_a_sparkline_is_text() -> None:

@@ -100,16 +100,30 @@
     const axis = { stroke: text, grid, ticks: grid };
     const time = (at) => new Date(at * 1000).toISOString().slice(11, 19);
     const rate = (self, values) => values.map((each) => each.toLocaleString("en"));
-    const series = (label, stroke, scale) => ({ label, stroke, scale, width: 1.5, points: { show: false } });
+    // A line needs two points: one between gaps is drawn as a dot.
+    const alone = (self, number) => {
+      const values = self.data[number];
+      const isGap = (at) => values[at] === null || values[at] === undefined;
+      return values.map((each, at) => at).filter(
+        (at) => !isGap(at) && isGap(at - 1) && isGap(at + 1));
+    };
+    const series = (label, stroke, scale) => ({
+      label, stroke, scale, width: 1.5, points: { show: true, size: 5, fill: stroke, filter: alone },
+    });
+    const fromZero = (self, low, high) => [0, high > 0 ? high * 1.05 : 1];
+    const [times] = data;
+    const last = times.at(-1) ?? Date.now() / 1000;
+    const shown = (self, low, high) => (times.length > 1 ? [low, high] : [last - 60, last]);
+    const whole = Array.from({ length: 48 }, (each, n) => [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3));
     plots.get(element)?.destroy();
     plots.set(element, new uPlot({
       width: element.clientWidth || 600,
       height: 220,
-      scales: { x: { time: true }, y: { range: [0, null] }, depth: { range: [0, null] } },
+      scales: { x: { time: true, range: shown }, y: { range: fromZero }, depth: { range: fromZero } },
       axes: [
         { ...axis, values: (self, times) => times.map(time) },
         { ...axis, values: rate, label: "messages/s", size: 70 },
-        { ...axis, values: rate, label: "waiting", side: 1, scale: "depth", size: 70, grid: { show: false } },
+        { ...axis, values: rate, label: "waiting", side: 1, scale: "depth", size: 70, incrs: whole, grid: { show: false } },
       ],
       series: [
         { label: "UTC", value: (self, at) => (at ? time(at) : "--") },
