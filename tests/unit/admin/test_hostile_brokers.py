@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+import resource
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +18,9 @@ PAGES = ("/", "/topics", "/topics/orders", "/nodes", "/delayed", "/groups", "/me
 API = ("/api/topics", "/api/topics/orders", "/api/topics/orders/work", "/api/nodes", "/api/counter")
 COUNTS = ("depth", "backend_depth", "message_count")
 HUGE = 10**400
+SECOND_NS = 1_000_000_000
+PIECE = b" " * (1 << 20)
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def channel(**fields: Any) -> dict[str, Any]:
@@ -30,21 +36,29 @@ def stats(*topics: Any, **fields: Any) -> str:
     return json.dumps({"version": "1.3.0", "health": "OK", "topics": topics, **fields})
 
 
-@asynccontextmanager
-async def beside(answer: str) -> AsyncIterator[tuple[Page, str]]:
-    """The page in front of a broker and a server with that one answer; yields its address, too."""
+def answering(answer: str) -> Reply:
+    """Return a handler that answers that to everything."""
 
     async def reply(_: web.Request) -> web.Response:
         return web.Response(text=answer, content_type="application/json")
 
+    return reply
+
+
+@asynccontextmanager
+async def beside(reply: Reply, **options: Any) -> AsyncIterator[tuple[Page, str]]:
+    """The page in front of a broker and a server with that handler; yields its address, too."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", reply)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     address = f"127.0.0.1:{runner.addresses[0][1]}"
     try:
-        async with broker_of(3) as broker, page_of([broker.http_address, address]) as page:
+        async with (
+            broker_of(3) as broker,
+            page_of([broker.http_address, address], **options) as page,
+        ):
             yield page, address
     finally:
         await runner.cleanup()
@@ -75,7 +89,7 @@ async def beside(answer: str) -> AsyncIterator[tuple[Page, str]]:
     ],
 )
 async def test_an_unintelligible_broker_is_named_and_the_others_go_on(answer: str) -> None:
-    async with beside(answer) as (page, address):
+    async with beside(answering(answer)) as (page, address):
         for path in PAGES:
             text = await page.get(path)
             assert address in text, path
@@ -87,13 +101,102 @@ async def test_an_unintelligible_broker_is_named_and_the_others_go_on(answer: st
 
 
 async def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
-    async with beside(stats(topic(), health="NOK - \udc00 \U0001f600")) as (page, address):
+    answer = stats(topic(), health="NOK - \udc00 \U0001f600")
+    async with beside(answering(answer)) as (page, address):
         assert "NOK - ? \U0001f600" in await page.get(f"/nodes/{address}")
 
 
 async def test_percentiles_that_are_no_numbers_are_a_warning() -> None:
     wrong = {"count": 1, "percentiles": [{"quantile": [], "value": "1"}]}
     for each in (topic(e2e_processing_latency=wrong), topic(e2e_processing_latency=[1])):
-        async with beside(stats(each)) as (page, address):
+        async with beside(answering(stats(each))) as (page, address):
             found = json.loads(await page.get("/api/topics/orders"))
             assert address in found["message"]
+
+
+async def _begin(request: web.Request, **headers: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json", **headers})
+    await response.prepare(request)
+    return response
+
+
+async def _announced(request: web.Request) -> web.StreamResponse:
+    """100 MB, as announced."""
+    response = await _begin(request, **{"Content-Length": str(100 << 20)})
+    for _ in range(100):
+        await response.write(PIECE)
+    return response
+
+
+async def _endless(request: web.Request) -> web.StreamResponse:
+    """An answer without an end."""
+    response = await _begin(request)
+    while True:
+        await response.write(PIECE)
+
+
+async def _slow(request: web.Request) -> web.StreamResponse:
+    """A byte now and then."""
+    response = await _begin(request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.05)
+
+
+async def _silent(request: web.Request) -> web.StreamResponse:
+    """Nothing."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError
+
+
+async def _cut(request: web.Request) -> web.StreamResponse:
+    """Half an answer, and the end of the connection."""
+    response = await _begin(request)
+    await response.write(b'{"topics": [')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def _swollen(request: web.Request) -> web.StreamResponse:
+    """A body that is a thousand times as large once it is unpacked."""
+    response = await _begin(request, **{"Content-Encoding": "deflate"})
+    packing = zlib.compressobj()
+    await response.write(packing.compress(PIECE) + packing.flush(zlib.Z_FULL_FLUSH))
+    again = packing.compress(PIECE) + packing.flush(zlib.Z_FULL_FLUSH)
+    while True:
+        await response.write(again)
+        await asyncio.sleep(0)
+
+
+async def _misnamed(request: web.Request) -> web.StreamResponse:
+    """What is no gzip, though it says so."""
+    response = await _begin(request, **{"Content-Encoding": "gzip"})
+    await response.write(b"{}")
+    return response
+
+
+async def _led_away(request: web.Request) -> web.StreamResponse:
+    """A redirect to itself."""
+    raise web.HTTPFound(request.path)
+
+
+@pytest.mark.parametrize(
+    "reply", [_announced, _endless, _slow, _silent, _cut, _swollen, _misnamed, _led_away]
+)
+async def test_a_broker_without_measure_keeps_no_page_waiting(reply: Reply) -> None:
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    limit: dict[str, Any] = {"http_client_request_timeout_ns": SECOND_NS}
+    async with beside(reply, **limit) as (page, address), asyncio.timeout(90):
+        for path in ("/topics", "/delayed", "/groups", "/messages?topic=orders"):
+            text = await page.get(path)
+            assert address in text, path
+            assert "fault of this page" not in text
+        assert "orders" in await page.get("/topics")
+        for path in API[:2]:
+            found = json.loads(await page.get(path))
+            assert found["message"].startswith(f"WARNING: http://{address}"), path
+        await page.get(f"/nodes/{address}")
+        await page.act("pause_channel", topic="orders", channel="work")
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+    assert grown_kb < 400_000, f"the process has grown by {grown_kb >> 10} MB"
