@@ -7,6 +7,7 @@ must be equal but for times, rates and the order of brokers on one host.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -82,7 +83,7 @@ class Server:
 class Cluster:
     """nsqd and Martlet behind a lookup daemon, and both pages in front of them."""
 
-    def __init__(self, stack: ExitStack, *, has_lookup: bool) -> None:
+    def __init__(self, stack: ExitStack, *more: str, has_lookup: bool) -> None:
         python = (sys.executable, "-m", "martlet")
         flags = ["--e2e-processing-latency-percentile=1.0,0.5", "--broadcast-address=127.0.0.1"]
         self.tcp = f"127.0.0.1:{free_port()}"
@@ -98,8 +99,8 @@ class Cluster:
             if has_lookup
             else [f"--nsqd-http-address={each.http_address}" for each in self.brokers]
         )
-        self.theirs = stack.enter_context(Server(str(TOOLS / "nsqadmin"), *where).running())
-        self.ours = stack.enter_context(Server(*python, "admin", *where).running())
+        self.theirs = stack.enter_context(Server(str(TOOLS / "nsqadmin"), *where, *more).running())
+        self.ours = stack.enter_context(Server(*python, "admin", *where, *more).running())
 
     def wait(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until something holds."""
@@ -320,6 +321,32 @@ def _post(broker: BrokerProcess, path: str, body: bytes = b"") -> None:
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert answer.status == 200
+
+
+def test_both_warn_of_a_broker_that_does_not_answer() -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(stack, "--http-client-request-timeout=1s", has_lookup=True)
+        for broker in cluster.brokers:
+            _post(broker, "/topic/create?topic=orders")
+            _post(broker, "/channel/create?topic=orders&channel=c")
+        cluster.wait(lambda: len(_producers(cluster, "orders")) == 2, "brokers did not register")
+        for broker in cluster.brokers:
+            # nsqlookupd goes on naming it, since its connection stays.
+            process = broker._process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)
+            stack.callback(process.send_signal, signal.SIGCONT)
+            for path in ("/api/topics/orders", "/api/topics/orders/c", "/api/counter"):
+                theirs, ours = (page.ask("GET", path) for page in (cluster.theirs, cluster.ours))
+                assert ours[0] == theirs[0], path
+                assert bool(ours[1]["message"]) == bool(theirs[1]["message"]), path
+                assert broker.http_address in ours[1]["message"]
+                assert _same(_counts(ours)) == _same(_counts(theirs)), path
+            process.send_signal(signal.SIGCONT)
+
+
+def _counts(answer: list[Any]) -> Any:
+    return {name: each for name, each in answer[1].items() if name != "message"}
 
 
 def test_options_change_while_both_run(cluster: Cluster) -> None:
