@@ -131,7 +131,7 @@ class EmptiedChannel:
 
     Attributes:
         queues: in each queue; only to be handed back.
-        depth: how many messages it had.
+        depth: how many unfinished messages it had, waiting, in flight or deferred.
         kept_until_ns: until when the broker keeps them, in nanoseconds since 1970.
     """
 

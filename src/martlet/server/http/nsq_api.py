@@ -375,13 +375,14 @@ class NsqApi:
         """
         topic, name = self._topic_and_channel_name(request)
         channel = self._channel(request)
-        is_group, depth = channel.group is not None, channel.all_queues.depth
+        is_group, before = channel.group is not None, channel.all_queues
+        count = before.depth + before.in_flight_count + before.deferred_count
         emptied = self._broker.empty_channel(topic, name)
         if request.query.get("undo") != "true" or is_group:
             return None
         return {
             "queues": [each._asdict() for each in emptied],
-            "depth": depth,
+            "depth": count,
             "kept_until_ns": topic.queue.emptied_until_ns,
         }
 

@@ -53,6 +53,24 @@ async def test_what_was_emptied_is_put_back_at_each_broker(page: Page) -> None:
     assert "restore_channel" in await page.get("/audit")
 
 
+async def test_deferred_messages_and_those_in_flight_come_back_too(
+    page: Page, brokers: list[Broker]
+) -> None:
+    async with (
+        Producer(brokers[0].tcp_address) as producer,
+        Consumer("later", "work", brokers[0].tcp_address) as consumer,
+    ):
+        await producer.publish("later", b"in flight")
+        await anext(consumer)
+        await producer.publish("later", b"deferred", defer_ms=60_000)
+        later: dict[str, Any] = {"topic": "later", "channel": "work"}
+        asked = await ask(page, "empty_channel", **later)
+        assert button_of(asked) == "Empty 2 messages on 1 broker"
+        await page.act("empty_channel", **later)
+        html = await page.act("restore_channel", **later, undo="1")
+        assert notice_of(html).startswith("2 messages were put back")
+
+
 async def test_an_empty_of_one_broker_is_undone_there(page: Page, brokers: list[Broker]) -> None:
     await page.act("empty_channel", **WORK, broker=f"http://{brokers[1].http_address}")
     await page.act("restore_channel", **WORK, undo="1")
