@@ -226,7 +226,9 @@ class HttpServer:
             response.headers.popall("X-NSQ-Content-Type", None)
         is_logged = request.path not in _UNLOGGED and not request.path.startswith(V1)
         # Tools, monitoring and the admin page look every few seconds.
-        is_look = request.method in SAFE_METHODS and response.status < 400
+        is_look = request.method in SAFE_METHODS and (
+            response.status < 400 or response.status == 404
+        )
         level = logging.DEBUG if is_look else logging.INFO
         if is_logged and log.isEnabledFor(level):
             elapsed = format_duration(time.perf_counter_ns() - started)
