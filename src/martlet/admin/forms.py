@@ -134,7 +134,9 @@ async def _perform_all(request: web.Request, places: Sequence[Place], form: Form
             errors.append(error)
     if not texts:
         raise errors[0]
-    text = texts[0] if len(places) == 1 else f"{texts[-1]}; so were {len(texts)} topics in all"
+    text = texts[-1]
+    if others := len(texts) - 1:
+        text += f", and so {'was' if others == 1 else 'were'} {counted(others, 'other topic')}"
     if errors:
         text += f", but {counted(len(errors), 'topic')} failed: {errors[0]}"
     return text

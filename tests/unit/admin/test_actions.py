@@ -161,7 +161,7 @@ async def test_several_topics_at_once(page: Page, brokers: list[Broker]) -> None
     assert "a, b" in asked
     html = await page.act("pause_topic", topics=["a", "none", "b"], back="/topics")
     assert notice(html).startswith(
-        f"Topic b was paused at {brokers[0].http_address}; so were 2 topics in all,"
+        f"Topic b was paused at {brokers[0].http_address}, and so was 1 other topic,"
         " but 1 topic failed:"
     )
     assert (await counts(brokers[0], "a"))["paused"]
