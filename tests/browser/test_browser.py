@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 from tests.admin_page import Page, consumer_of, page_of, publish
 from tests.browser.filled import EVIL, filled_brokers, job_page
 
@@ -33,6 +34,12 @@ IN_DOCS = {
     "dead-letters": "&error=mailbox",
 }
 """The pages in the documentation, with what is added to their paths."""
+CHOSEN = re.compile("Choose [0-9a-f]{16}")
+NAME_FOLDER = """() => {
+  for (const cell of document.querySelectorAll("td")) {
+    cell.textContent = cell.textContent.replace(/^.*\\/orders.html$/, "/srv/jobs/orders.html");
+  }
+}"""
 IMAGES = Path(__file__).parents[2] / "docs" / "operating" / "images"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
 PROBLEM_PAGE = re.compile(r"Failed to load resource: .* status of 40[04] ")
@@ -414,7 +421,8 @@ async def test_screenshots(
     IMAGES.mkdir(exist_ok=True)
     async with (
         consumer_of(brokers[0], client_id="clerk-7", hostname="desk", user_agent="martlet/0.2"),
-        tab_of(browser, page) as tab,
+        # A picture ends where the page does.
+        tab_of(browser, page, viewport={**WIDE, "height": 200}) as tab,
     ):
         await publish(brokers[1], "refunds", 3)
         await page.act("pause_channel", topic="orders", channel="work")
@@ -422,5 +430,11 @@ async def test_screenshots(
             await tab.goto(paths[name] + more)
             if name in ("topic", "channel"):
                 await tab.locator(".plot canvas").wait_for()
-            await tab.screenshot(path=IMAGES / f"admin-{name}.png", full_page=True)
+            for box in await tab.get_by_label(CHOSEN).all() if name == "dead-letters" else []:
+                await box.check()
+            if name == "jobs":
+                await tab.evaluate(NAME_FOLDER)
+            path = IMAGES / f"admin-{name}.png"
+            await tab.screenshot(path=path, full_page=True)
+            Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
         await page.act("unpause_channel", topic="orders", channel="work")

@@ -72,13 +72,14 @@ def sparkline(values: Sequence[float | None], label: str) -> Markup:
         x = at * _WIDTH / max(1, len(values) - 1)
         y = _HEIGHT - 1 - (_HEIGHT - 2) * value / top
         lines[-1].append(f"{x:.1f},{y:.1f}")
-    # A point alone is written twice, and its line's round ends make it a dot.
-    drawn = Markup("").join(
-        Markup('<polyline points="{}"/>').format(" ".join(points * (2 if len(points) == 1 else 1)))
-        for points in lines
-        if points
-    )
+    drawn = Markup("").join(_line(points) for points in lines if points)
     return Markup(
         '<svg class="spark" viewBox="0 0 {} {}" width="{}" height="{}" role="img"'
         ' aria-label="{}">{}</svg>'
     ).format(_WIDTH, _HEIGHT, _WIDTH, _HEIGHT, label, drawn)
+
+
+def _line(points: Sequence[str]) -> Markup:
+    if len(points) == 1:  # Its line's round ends make it a dot.
+        return Markup('<polyline class="dot" points="{} {}"/>').format(points[0], points[0])
+    return Markup('<polyline points="{}"/>').format(" ".join(points))

@@ -89,7 +89,7 @@ async def test_reading_from_first_last_an_offset_and_a_time(page: Page, broker: 
     await send(broker, b"after")
     first = await page.get("/messages?topic=orders&from=first")
     assert len(ids_of(first)) == 50
-    assert "looked at 50 of" in text_of(first)
+    assert "looked at 50, with" in text_of(first)
     assert "Continue from offset 50" in text_of(first)
     second = await page.get(next_of(first))
     assert '<pre class="body" tabindex="0">m50</pre>' in second
@@ -133,7 +133,7 @@ async def test_a_search_ends_at_its_limits_and_says_where_to_go_on(
     assert len(ids_of(await page.get(next_of(html)))) == 1
     monkeypatch.setattr(reading, "MAX_LOOKED_BYTES", 1)
     monkeypatch.setattr(reading, "_READ_BYTES", 1)
-    assert "looked at 1 of 7 B" in text_of(await page.get(f"{search}&text=needle"))
+    assert "looked at 1, with 7 B" in text_of(await page.get(f"{search}&text=needle"))
 
 
 async def test_a_search_by_key_needs_no_reading_and_continues(
@@ -144,7 +144,7 @@ async def test_a_search_by_key_needs_no_reading_and_continues(
     await send(broker, *(out(b"%d" % n, keys=["even" if n % 2 == 0 else "odd"]) for n in range(10)))
     first = await page.get("/messages?topic=orders&key=even")
     assert re.findall(r">(\d)</pre>", first) == ["8", "6", "4"]
-    assert "3 messages; looked at 3 of 3 B" in text_of(first)
+    assert "3 messages; looked at 3, with 3 B" in text_of(first)
     second = await page.get(next_of(first))
     assert re.findall(r">(\d)</pre>", second) == ["2", "0"]
     assert "to the end" in text_of(second)
