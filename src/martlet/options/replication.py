@@ -92,6 +92,7 @@ class ReplicationOptions(MetadataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.replica_name:
+            self._check_alone()
             return
         if not is_valid_name(self.replica_name):
             raise OptionError(
@@ -106,6 +107,15 @@ class ReplicationOptions(MetadataOptions):
         require_replica_address("replica-address", self.replica_address)
         self._check_initial()
         self._check_trust()
+
+    def _check_alone(self) -> None:
+        """Start no broker without replicas where they were configured."""
+        flags = (("metadata", self.metadata), ("initial-replicas", self.initial_replicas))
+        for flag, value in flags:
+            if value:
+                raise OptionError(
+                    f"--{flag}={value} needs --replica-name: the name of this replica, such as a"
+                )
 
     def _check_initial(self) -> None:
         replicas = self.initial_addresses
@@ -147,6 +157,12 @@ class ReplicationOptions(MetadataOptions):
                     " NAME=<addr>:<port>, each name once"
                 )
             require_replica_address("initial-replicas", address)
+            for other, known in found.items():
+                if address == known:
+                    raise OptionError(
+                        f"--initial-replicas={self.initial_replicas}: {address} is the address of"
+                        f" {other} and of {name}; each replica has its own"
+                    )
             found[name] = address
         return found
 

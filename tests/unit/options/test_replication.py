@@ -15,6 +15,11 @@ GIVEN: dict[str, Any] = {"replica_name": "a", "metadata": "sqlite:replicas.db"}
     ("given", "why"),
     [
         ({"replica_name": "a b"}, "--replica-name=a b is not valid"),
+        ({"replica_name": ""}, "--metadata=sqlite:replicas.db needs --replica-name"),
+        (
+            {"replica_name": "", "metadata": "", "initial_replicas": "a=127.0.0.1:4153"},
+            "--initial-replicas=a=127.0.0.1:4153 needs --replica-name",
+        ),
         ({"metadata": ""}, "--replica-name needs --metadata: etcd:HOST:2379"),
         ({"replica_set": "x/y"}, "--replica-set=x/y is not valid"),
         ({"replica_address": "4153"}, "--replica-address: '4153' is no address"),
@@ -30,6 +35,10 @@ GIVEN: dict[str, Any] = {"replica_name": "a", "metadata": "sqlite:replicas.db"}
         ({"initial_replicas": "a=127.0.0.1:4154"}, "must have this replica, as a=127.0.0.1:4153"),
         ({"initial_replicas": "127.0.0.1:4154"}, "must be NAME=<addr>:<port>, each name once"),
         ({"initial_replicas": "a=1:1,a=1:2"}, "must be NAME=<addr>:<port>, each name once"),
+        (
+            {"initial_replicas": "a=127.0.0.1:4153,b=127.0.0.1:4153"},
+            "127.0.0.1:4153 is the address of a and of b",
+        ),
         ({"initial_replicas": "a=127.0.0.1:4153", "copies": 2}, "--copies=2 is more than"),
         ({"initial_replicas": "a=127.0.0.1:4153", "min_in_sync": 2}, "--min-in-sync=2 is more"),
         ({"disk_full_policy": "drop-oldest"}, "replicas lose no message that is not finished"),
