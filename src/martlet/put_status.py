@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+PUBLISH_AGAIN = "publish again"
+"""How the reason ends for which a broker refuses messages until its next primary, which is there in
+a moment, takes them. NSQ's protocol has one code for all reasons not to store.
+"""
+
 
 class PutStatus(StrEnum):
     """The outcome of a send; in each of these cases the messages are stored."""

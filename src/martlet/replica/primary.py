@@ -22,6 +22,7 @@ from typing import Protocol
 
 from martlet.log.commit_log import CommitLog
 from martlet.log.epochs import EpochRange, common_position
+from martlet.put_status import PUBLISH_AGAIN
 from martlet.replica.confirmation import Confirmation
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.replica_set import ReplicaSet, Seen
@@ -448,7 +449,7 @@ class Primary:
         assert name in self.replica_set.in_sync and name != self.name
         self.handing_over_to = name
         self._handing_over_since_ns = now_ns
-        self.log.refuse_writes(f"replica {name} becomes primary: publish again")
+        self.log.refuse_writes(f"replica {name} becomes primary: {PUBLISH_AGAIN}")
 
     def _hand_over(self, now_ns: int) -> bool:
         """Name the next primary, where one is ready. Returns whether that is under way."""

@@ -41,7 +41,7 @@ from martlet.client.producer.pending import PendingPublish, SendFields, Trouble
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import lightest
 from martlet.client.transport.backoff import Backoff
-from martlet.put_status import PutStatus
+from martlet.put_status import PUBLISH_AGAIN, PutStatus
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses the entire command."""
@@ -386,6 +386,9 @@ class Accumulator:
             if batch.number and self._is_hopeless(batch, error):
                 batch.fail(PublishRefused(error.code, error.text))
                 self._settle(batch)
+            return
+        if error.code in MAY_DO_ELSEWHERE and error.text.endswith(PUBLISH_AGAIN):
+            broker.refusals += 1
             return
         broker.refused_count += batch.message_count
         final = PublishRefused(error.code, _way_out_of(error, pendings[0]))

@@ -33,6 +33,7 @@ from martlet.log.cut import CutTail
 from martlet.log.epochs import EpochRange
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
+from martlet.put_status import PUBLISH_AGAIN
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica, ReplicaFailed
@@ -574,7 +575,7 @@ class ReplicaNode:
             "LOG: topic %s, channel %s: messages %d to %d cannot be read: %s; another replica's"
             " bytes are asked for", topic, channel, first, end - 1, reason,
         )  # fmt: skip
-        primary.log.refuse_writes("the log is repaired: publish again")
+        primary.log.refuse_writes(f"the log is repaired: {PUBLISH_AGAIN}")
         self._ended.set_exception(SteppedDown("its log is damaged"))
 
     def confirmed(self, position: int) -> None:

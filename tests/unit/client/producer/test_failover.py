@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, eventually
 
 from martlet.addresses import Address
 from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
@@ -183,6 +183,39 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
         await two.listen()
         await one.go_away()
         assert (await sent).broker == two.address
+
+
+async def test_a_publish_that_a_leaving_primary_refused_is_repeated_at_the_next_one() -> None:
+    """It raised PublishRefused, although the next primary was there a moment later."""
+
+    async def leave(command: Command) -> bool:
+        if command.name not in ("PUB", "MPUB"):
+            return False
+        reason = f"{command.name} failed replica b becomes primary: publish again"
+        command.peer.fail(f"E_{command.name}_FAILED {reason}".encode())
+        return True
+
+    async def store(command: Command) -> bool:
+        return False
+
+    def run_of(script: Script, epoch: int) -> ScriptedBroker:
+        martlet = {"version": 1, "broker": "x", "epoch": epoch, "replicas": True}
+        return ScriptedBroker(script, martlet=martlet)
+
+    async with (
+        asyncio.timeout(20),
+        away(run_of(store, 2)) as two,
+        run_of(leave, 1) as one,
+        Producer([one.address, two.address], backoff=FAST, retries=0) as producer,
+    ):
+        await all_up(producer, 1)
+        sent = [producer.submit("t", b"0"), producer.submit("t", b"1", order_key="k")]
+        await one.until(lambda: len(one.named("PUB", "MPUB")) > 2)
+        assert not any(each.done() for each in sent)
+        await two.listen()
+        await one.go_away()
+        await asyncio.gather(*sent)
+        assert sorted(two.bodies()) == [b"0", b"1"]
 
 
 async def test_a_failover_does_not_wait_for_the_longest_delay() -> None:
