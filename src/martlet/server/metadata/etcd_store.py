@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from martlet import unreachable
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear, readable
 
@@ -126,7 +127,11 @@ class EtcdStore:
                         return fields
                     said = fields.get("error")
                     reasons.append(f"{endpoint}: {said or f'status {response.status}'}")
-            except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            except TimeoutError:
+                reasons.append(f"{endpoint}: no answer within {_TIMEOUT_S:g} s")
+            except OSError as error:
+                reasons.append(f"{endpoint}: {unreachable.reason(error, 'member of etcd')}")
+            except (aiohttp.ClientError, ValueError) as error:
                 reasons.append(f"{endpoint}: {str(error) or type(error).__name__}")
             # The next call begins with another member.
             self._endpoints.append(self._endpoints.pop(0))

@@ -136,7 +136,9 @@ async def test_what_a_store_cannot_do_is_named(tmp_path: Path) -> None:
         await store.swap(FIRST, 0)
     port = free_port()
     nowhere = EtcdStore([f"127.0.0.1:{port}"], "1")
-    with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \(127.0.0.1:{port}"):
+    with pytest.raises(
+        StoreUnreachable, match=rf"etcd did not answer \(127.0.0.1:{port}: connection refused; is"
+    ):
         await nowhere.look()
     with pytest.raises(SwapUnclear, match="etcd did not answer"):
         await nowhere.swap(FIRST, 0)
