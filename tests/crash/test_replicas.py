@@ -208,6 +208,24 @@ async def test_clients_of_standbys_are_answered_as_by_the_primary(clusters: Clus
     await cluster.stop()
 
 
+async def test_a_standby_stands_for_its_broker_where_it_alone_is_named(clusters: Clusters) -> None:
+    """Topics were made there, and reported as not there."""
+    cluster = await clusters.start()
+    primary = await cluster.primary()
+    standbys = [name for name in cluster.http if name != primary]
+    async with Admin([cluster.http[name] for name in standbys[:1]]) as admin:
+        assert [*(await admin.topics.create("made", queues=3)).values.values()] == [3]
+        await admin.channels.create("made", "c")
+        (topics,) = (await admin.topics.list("made")).values.values()
+        assert [(each.topic, each.queue_count) for each in topics] == [("made", 3)]
+        (channels,) = (await admin.channels.list("made")).values.values()
+        assert [each.channel for each in channels] == ["c"]
+    async with Admin([*cluster.http.values()]) as admin:
+        answers = (await admin.topics.list("made")).values
+        assert sorted(len(topics) for topics in answers.values()) == [0, 0, 1]
+    await cluster.stop()
+
+
 async def test_what_is_damaged_under_a_primary_comes_from_another_replica(
     tmp_path: Path, clusters: Clusters
 ) -> None:

@@ -187,12 +187,17 @@ class ChannelAdmin(Noun):
             include_clients: whether to list their consumers.
         """
         http = self._http
+        urls = await http.brokers(topic)
+        # A standby that is named alone stands for its broker.
+        is_one = len(urls) == 1
 
         async def ask(url: str) -> tuple[ChannelStats, ...]:
-            stats = await node_stats(http, url, topic, channel, include_clients=include_clients)
+            stats = await node_stats(
+                http, url, topic, channel, include_clients=include_clients, of_primary=is_one
+            )
             return tuple(each for topic in stats.topics for each in topic.channels)
 
-        return await http.each(await http.brokers(topic), ask)
+        return await http.each(urls, ask)
 
     async def create(self, topic: str, channel: str) -> Answers[None]:
         """Create a channel at each broker that has the topic; then at the lookup daemons, if given,

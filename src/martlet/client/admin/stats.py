@@ -246,14 +246,28 @@ class NodeStats(Described):
 
 
 async def node_stats(
-    http: AdminHttp, url: str, topic: str = "", channel: str = "", *, include_clients: bool = False
+    http: AdminHttp,
+    url: str,
+    topic: str = "",
+    channel: str = "",
+    *,
+    include_clients: bool = False,
+    of_primary: bool = False,
 ) -> NodeStats:
-    """Get the counts of a broker, of all topics or of one. Raises AdminError."""
+    """Get the counts of a broker, of all topics or of one. Raises AdminError.
+
+    Args:
+        http: queries the server.
+        url: of the broker.
+        topic, channel: only these.
+        include_clients: whether to list the consumers of channels.
+        of_primary: whether a standby answers those of its primary, and not that it has no topics.
+    """
     arguments = {
         "format": "json",
         "include_clients": str(include_clients).lower(),
         "include_mem": "false",
-    }
+    } | ({"primary": "true"} if of_primary else {})
     wanted = {"topic": topic, "channel": channel}
     arguments |= {name: value for name, value in wanted.items() if value}
     asked_at_s = time.time()

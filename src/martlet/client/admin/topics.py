@@ -137,11 +137,14 @@ class TopicAdmin(Noun):
             channel: only the channel of this name, of topics that have it.
         """
         http = self._http
+        urls = await http.brokers(topic)
+        # A standby that is named alone stands for its broker.
+        is_one = len(urls) == 1
 
         async def ask(url: str) -> tuple[TopicStats, ...]:
-            return (await node_stats(http, url, topic, channel)).topics
+            return (await node_stats(http, url, topic, channel, of_primary=is_one)).topics
 
-        return await http.each(await http.brokers(topic), ask)
+        return await http.each(urls, ask)
 
     async def describe(self, topic: str) -> Answers[TopicDescription]:
         """Describe a topic: its queues, and its and its channels' policies."""
@@ -161,7 +164,7 @@ class TopicAdmin(Noun):
 
         async def create_at(url: str) -> int:
             await http.post(url, "/topic/create", wanted)
-            found = (await node_stats(http, url, topic)).topics
+            found = (await node_stats(http, url, topic, of_primary=True)).topics
             if not found:
                 raise AdminError(url, f"it does not report the state of topic {topic!r}")
             if found[0].queue_count < (queues or 1):

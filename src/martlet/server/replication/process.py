@@ -141,8 +141,9 @@ class ReplicaProcess:
         if self._forwarder is None:
             limit = max(self.options.max_body_size, self.options.max_msg_size)
             self._forwarder = Forwarder(self._connect_http, self._is_primary, limit)
-        own = own_routes(lambda: self.node.status, self.listeners.lag, self._started_at_s)
-        return StandbyRoutes(own, lambda: self.node.log_routes, self._forwarder.forward)
+        forward = self._forwarder.forward
+        own = own_routes(lambda: self.node.status, self.listeners.lag, self._started_at_s, forward)
+        return StandbyRoutes(own, lambda: self.node.log_routes, forward)
 
     def primary_address(self) -> str | None:
         """Return where the primary takes connections of replicas; None where there is none."""

@@ -253,22 +253,28 @@ async def _pass_on(answer: aiohttp.ClientResponse, raw: web.BaseRequest) -> web.
     return response
 
 
-def own_routes(status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: int) -> Routes:
+def own_routes(
+    status: Callable[[], ReplicaStatus], lag: LoopLag, started_at_s: int, forward: Endpoint
+) -> Routes:
     """Return the endpoints that a standby answers itself.
 
     Its ``/stats`` has no topics, so that monitoring that adds up all replicas counts each topic
-    once.
+    once. With ``primary=true`` it has those of the primary, for a client to which this replica
+    stands for its broker.
 
     Args:
         status: returns that of the node that runs.
         lag: that of the event loop.
         started_at_s: when the process started, in seconds since 1970.
+        forward: answers a request as the primary does.
     """
 
     async def ping(request: Request) -> object:
         return "OK"
 
     async def stats(request: Request) -> object:
+        if request.query.get("primary") == "true":
+            return await forward(request)
         head: dict[str, Any] = {"version": NSQD_VERSION, "health": "OK", "start_time": started_at_s}
         pace = TimeSlice()
         if request.query.get("format") == "json":

@@ -45,10 +45,14 @@ async def routes_of_a_replica(folder: Path) -> list[Routes]:
     going = asyncio.create_task(process.run())
     await asyncio.wait_for(process.node.is_serving.wait(), 20)
     assert process.node.server is not None
+
+    async def refuse(request: Request) -> object:
+        raise AssertionError(request)
+
     found = [
         process.node.server.routes(),
         process.node.log_routes,
-        own_routes(lambda: process.node.status, LoopLag(), 0),
+        own_routes(lambda: process.node.status, LoopLag(), 0, refuse),
     ]
     process.stop()
     await going
