@@ -124,6 +124,34 @@ def test_compose_starts_commands_of_ours() -> None:
     assert names == ["lookup", "broker-1", "broker-2"]
 
 
+def test_compose_starts_replicas_of_one_set() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose-replicas.yaml").read_text(encoding="utf-8"))
+    services = compose["services"]
+    assert read(services["lookup"]["command"]).broadcast_address == "lookup"
+    replicas = {name: each for name, each in services.items() if name.startswith("replica-")}
+    found, published = {}, []
+    for name, service in replicas.items():
+        command = [re.sub(r"\$\{\w+:-(.+)\}", r"\1", each) for each in service["command"]]
+        options = read(command)
+        assert options.broadcast_address == name, "others in the network do not find it"
+        found[options.replica_name] = options.replica_address
+        assert options.initial_replicas == read(replicas["replica-a"]["command"]).initial_replicas
+        listens = [options.tcp_address, options.http_address]
+        ports = [address.rpartition(":")[2] for address in listens]
+        assert service["ports"] == [f"{port}:{port}" for port in ports]
+        published += ports
+        assert f"127.0.0.1:{ports[1]}/health/live" in service["healthcheck"]["test"][-1]
+        assert service["volumes"] == [f"{name}:{options.data_path}"]
+        assert name in compose["volumes"]
+        (secret,) = service["secrets"]
+        assert options.replica_secret_file == f"/run/secrets/{secret}"
+        assert secret in compose["secrets"]
+        assert options.metadata.split(":")[1] in service["depends_on"]
+    assert found == read(replicas["replica-a"]["command"]).initial_addresses
+    assert len(found) == len(replicas) == 3
+    assert len(set(published)) == 6
+
+
 def test_no_two_services_publish_a_port() -> None:
     ports = [port for service in SERVICES.values() for port in service["ports"]]
     assert len(ports) == len(set(ports)) == 6
