@@ -182,23 +182,31 @@ class SetMembership:
     # the document
 
     async def look(self, replica: Replica) -> Seen | None:
-        """Read the document and the presences, and keep the document. Returns None where that
-        failed.
+        """Read the document and the presences, and keep the document. Returns None where they
+        could not be read.
         """
         try:
             seen = await self._store.look()
             if await self._keep_document(replica, seen):
                 seen = await self._store.look()
-        except (StoreUnreachable, SwapUnclear, BadReplicaSet) as error:
+        except (StoreUnreachable, BadReplicaSet) as error:
             self._reads.failed(str(error))
             return None
         self._reads.answered()
         return seen
 
     async def _keep_document(self, replica: Replica, seen: Seen) -> bool:
-        """Make the document, or change this replica's address in it. Returns whether that was to
-        be done. Raises SwapUnclear.
+        """Make the document, or change this replica's address in it. Returns whether it may have
+        changed by that.
         """
+        try:
+            return await self._change_document(replica, seen)
+        except SwapUnclear as error:
+            self._writes.failed(str(error))  # It is tried again with the next look.
+            return False
+
+    async def _change_document(self, replica: Replica, seen: Seen) -> bool:
+        """Raises SwapUnclear."""
         found, address = seen.replica_set, self._options.replica_address
         if found is None:
             return await self._create(replica)

@@ -316,6 +316,28 @@ async def test_a_store_that_is_full_does_not_flood_the_log(
         assert len(said) <= 5, said
 
 
+async def test_a_replica_that_cannot_write_its_new_address_goes_on_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would follow no primary until an etcd without space has some again."""
+    async with running(tmp_path) as node:
+        found = await node._store.look()
+        assert found.replica_set is not None
+        moved = found.replica_set.with_replica("a", "127.0.0.1:1")
+        assert await node._store.swap(moved, found.version)
+        monkeypatch.setattr(node._store, "swap", AsyncMock(side_effect=SwapUnclear("no space")))
+        seen = await node.membership.look(node.replica)
+        assert seen is not None
+        assert seen.replica_set is not None
+        assert seen.replica_set.replicas["a"] == "127.0.0.1:1"
+        assert not node.membership.is_store_reachable
+        monkeypatch.undo()
+        seen = await node.membership.look(node.replica)
+        assert seen is not None
+        assert seen.replica_set is not None
+        assert seen.replica_set.replicas["a"] == node.options.replica_address
+
+
 async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         store = SqliteStore(tmp_path / "replicas.db", "martlet")
