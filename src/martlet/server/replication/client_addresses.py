@@ -7,12 +7,11 @@ folder, and readers that list them learn that a silent address is no other broke
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from martlet.log.storage import Storage
-from martlet.replica.replica_set import Presence
+from martlet.replica.replica_set import Seen
 
 NAME = "addresses.json"
 
@@ -42,13 +41,17 @@ class AddressBook:
         """Return the addresses of a replica; None where they are not known."""
         return self._known.get(name)
 
-    def note(self, presences: Mapping[str, Presence]) -> None:
-        """Keep what replicas announce."""
+    def note(self, seen: Seen) -> None:
+        """Keep what the replicas of the set announce, and forget those that were removed."""
+        found = seen.replica_set
+        if found is None:
+            return
         known = self._known | {
             name: ClientAddresses(each.tcp_address, each.http_address)
-            for name, each in presences.items()
+            for name, each in seen.presences.items()
             if each.tcp_address or each.http_address
         }
+        known = {name: known[name] for name in sorted(known.keys() & found.replicas.keys())}
         if known != self._known:
             self._known = known
             with suppress(OSError):  # It is known until this process ends.

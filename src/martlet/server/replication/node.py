@@ -465,7 +465,7 @@ class ReplicaNode:
             if seen is None:
                 self._do(lambda: self.replica.look_failed(self.now_ns()))
                 return
-            self.addresses.note(seen.presences)
+            self.addresses.note(seen)
             self._do(lambda: self.replica.looked(seen, self.now_ns()))
             self._tick_soon()
 

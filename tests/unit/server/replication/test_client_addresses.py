@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from martlet.log.storage import DiskStorage
-from martlet.replica.replica_set import Presence
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.replication.client_addresses import NAME, AddressBook, ClientAddresses
 
 
@@ -15,15 +15,34 @@ def announced(port: int) -> Presence:
     return Presence(tcp_address=f"host:{port}", http_address=f"host:{port + 1}")
 
 
+def seen(replicas: str, presences: dict[str, Presence]) -> Seen:
+    found = ReplicaSet.first("a", dict.fromkeys(replicas, "host:4153"), broker="id")
+    return Seen(found, 1, presences)
+
+
 def test_addresses_outlast_presences_and_restarts(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
     book = AddressBook(storage)
-    book.note({"a": announced(1), "b": announced(3), "c": Presence(role="waiting")})
-    book.note({"b": announced(5)})
+    book.note(seen("abc", {"a": announced(1), "b": announced(3), "c": Presence(role="waiting")}))
+    book.note(seen("abc", {"b": announced(5)}))
+    book.note(Seen(None, 0, {}))  # The metadata store has lost the document.
     for each in (book, AddressBook(storage)):
         assert each.find("a") == ClientAddresses("host:1", "host:2")
         assert each.find("b") == ClientAddresses("host:5", "host:6")
         assert each.find("c") is None
+    storage.close()
+
+
+def test_only_replicas_of_the_set_are_kept(tmp_path: Path) -> None:
+    """Any process that reaches the metadata store may announce any name."""
+    storage = DiskStorage(tmp_path)
+    book = AddressBook(storage)
+    book.note(seen("ab", {"a": announced(1), "b": announced(3), "x": announced(5)}))
+    assert book.find("x") is None
+    book.note(seen("ac", {}))
+    for each in (book, AddressBook(storage)):
+        assert each.find("a") is not None
+        assert each.find("b") is None
     storage.close()
 
 
