@@ -408,6 +408,9 @@ async def test_a_primary_that_stops_hands_over(clusters: Clusters) -> None:
     publishing.cancel()
     await asyncio.gather(publishing, return_exceptions=True)
     assert publisher.answered <= await received_all(cluster, publisher.answered)
+    logs = "".join((cluster.folder / f"{name}.log").read_text() for name in "abc")
+    assert ", and hands over to " in logs
+    assert "ERROR" not in logs
     await cluster.stop()
 
 

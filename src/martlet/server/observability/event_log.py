@@ -162,8 +162,10 @@ class EventLog:
 
     def write_refused(self, reason: str) -> None:
         """Log that the log refuses messages: once, until `look_for_room` logs the end of it."""
+        log = self._broker.log
+        if log.refusal is not None and log.failed is None:
+            return  # The replica logs it, whether it was planned or not.
         if self._refusing_since_ns is None:
-            log = self._broker.log
             self._refusing_since_ns = self._broker.clock()
             self._refused_before = log.refused_count - 1
             self._log.error("LOG: messages are refused: %s", reason)

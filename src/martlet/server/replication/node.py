@@ -191,7 +191,6 @@ class ReplicaNode:
             self.stop_at_once()
             return
         self._is_stopping = True
-        self.log.info("REPLICA: %s hands over to %s", self.name, successor)
         primary.hand_over(successor, self.now_ns())
         self._loop.call_later(_HAND_OVER_S, self.stop)
         self._tick()
@@ -360,6 +359,8 @@ class ReplicaNode:
             self._epoch = role.epoch
             self._ports.epoch_began(role.epoch)
         said = f"{replica.role_name} in epoch {role.epoch}"
+        if isinstance(role, Primary) and role.handing_over_to is not None:
+            said += f", and hands over to {role.handing_over_to}"
         if replica.problem:
             said += f": {replica.problem}"
         self._say(said)

@@ -25,6 +25,7 @@ from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import host_and_port
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.replication.node import ReplicaNode, SteppedDown
+from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.server.replication.splice import MAX_SPLICING, SplicedConnection, open_splice
 from martlet.server.replication.trust import LinkTrust
 from martlet.server.tls import server_context
@@ -71,6 +72,8 @@ class ReplicaProcess:
         self.node = ReplicaNode(options, self._store, self, self.log)
         self._started_at_s = int(time.time())
         self._forwarder: Forwarder | None = None
+        # A client that is held, or one that connects again and again, tries every 50 ms.
+        self._splice_log = RepeatedLines.above(self.log)
         self._last_primary = ("", "")
         self._is_stopping = False
 
@@ -124,7 +127,7 @@ class ReplicaProcess:
     async def answer_as_standby(self) -> None:
         """Pass clients on to the primary from now on."""
         await self.listeners.answer_by(
-            lambda: SplicedConnection(self, self.log), self._routes, ends_requests=True
+            lambda: SplicedConnection(self, self._splice_log), self._routes, ends_requests=True
         )
 
     def epoch_began(self, epoch: int) -> None:
@@ -163,7 +166,7 @@ class ReplicaProcess:
     async def _connect_http(self, is_operators: bool) -> tuple[ReplicaLink, int]:
         """Connect to the primary for a request. Raises OSError."""
         kind = CLIENT_IS_OPERATOR if is_operators else CLIENT_SPEAKS_HTTP
-        return await open_splice(self, self.log, "", kind)
+        return await open_splice(self, self._splice_log, "", kind)
 
     async def until_primary(self, timeout_s: float) -> None:
         """Return once this replica is primary and serves clients, or after a while."""

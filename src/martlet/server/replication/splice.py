@@ -83,6 +83,7 @@ class _Splice:
         """The primary closed the connection."""
         if not self.answered.done():
             self.answered.set_exception(ConnectionError("it is not the primary"))
+            self.answered.exception()  # It need not be awaited: `connect` may have failed.
 
     def link_spliced(self, link: ReplicaLink, frame: Frame) -> None:
         """Never called: this end has connected."""
@@ -217,7 +218,9 @@ class SplicedConnection(_Pipe):
                     await self._finder.until_primary(_RETRY_S)
         except TimeoutError:
             self._log.warning(
-                "TCP: closing %s, as there is no primary since %g s", shown_peer(transport), HOLD_S
+                "TCP: closing %s, as there is no primary since %g s",
+                transport.get_extra_info("peername"),
+                HOLD_S,
             )
         transport.abort()
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.restore import restore
 from martlet.durations import SECOND_NS
 from martlet.protocol.nsq.v2 import ProtocolError
@@ -63,3 +64,21 @@ def test_the_error_that_ends_a_connection_is_always_logged(
     fatal = ProtocolError("E_INVALID", "invalid command BAD")
     events.refused(ONE, fatal)
     assert caplog.messages[-2:] == [f"[{ONE}] - {fatal}", f"client({ONE}) - {fatal}"]
+
+
+def test_writes_that_a_replica_refuses_are_no_error_of_the_log(
+    clock: SimulatedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planned hand-over was logged as an error; a replica logs itself why it refuses writes."""
+    broker, _ = restore(SimulatedStorage(Random(2)), clock, Random(1), segment_bytes=1 << 16)
+    events = EventLog(broker, logging.getLogger("refusing"))
+    broker.log.on_refused = events.write_refused
+    broker.log.refuse_writes("replica b becomes primary: publish again")
+    with pytest.raises(WritesRefused):
+        broker.topic("t")
+    assert not caplog.messages
+    broker.log.accept_writes()
+    broker.log.failed = "the disk failed"
+    with pytest.raises(WritesRefused):
+        broker.topic("t")
+    assert caplog.messages == ["LOG: messages are refused: the disk failed"]

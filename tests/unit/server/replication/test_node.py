@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import ssl
@@ -14,7 +15,7 @@ from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
-from tests.crash.wire import Wire, mpub
+from tests.crash.wire import GONE, Wire, mpub
 from tests.interop.certificates import Certificates
 
 from martlet.options import BrokerOptions
@@ -230,6 +231,42 @@ async def test_a_wrong_secret_does_not_flood_the_log(
                 )
     said = [each for each in caplog.messages if "closing the connection to" in each]
     assert 1 <= len(said) <= 2, said
+
+
+async def test_clients_that_wait_for_a_primary_do_not_flood_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of them tries again every 50 ms, and was a line when it was closed."""
+    monkeypatch.setattr(splice, "HOLD_S", 0.2)
+    caplog.set_level(logging.INFO, "martlet")
+    other = tmp_path / "other"
+    other.write_bytes(b"another secret of 32 bytes")
+    file = tmp_path / "secret"
+    file.write_bytes(b"the secret that all replicas share")
+    async with running(tmp_path, replica_secret_file=str(file)) as node:
+        options = node.options.replace(
+            replica_name="b",
+            replica_secret_file=str(other),
+            replica_address=f"127.0.0.1:{free_port()}",
+            tcp_address=f"127.0.0.1:{free_port()}",
+            data_path=str(tmp_path / "b"),
+        )
+        process = ReplicaProcess(options, log)
+        monkeypatch.setattr(process, "primary_address", lambda: node.options.replica_address)
+        await process.answer_as_standby()
+        for _ in range(10):
+            wire = await Wire.open(options.tcp_address)
+            with pytest.raises(GONE):
+                await wire.ok()
+            wire.writer.close()
+        process.listeners.close()
+        await process.listeners.close_http()
+        await process._store.close()
+    gc.collect()  # asyncio logs an exception that is lost.
+    assert not [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    for words in ("closing the connection to", "there is no primary since"):
+        said = [each for each in caplog.messages if words in each]
+        assert 1 <= len(said) <= 2, said
 
 
 @pytest.mark.parametrize("secret", [b"another secret of 32 bytes", b""])
