@@ -60,9 +60,7 @@ class Operations:
         """
         seen = await self._present(names)
         if seen.replica_set is not None:
-            raise OperationRefused(
-                f"there is a replica set already, of {', '.join(sorted(seen.replica_set.replicas))}"
-            )
+            raise OperationRefused(_there_is(seen.replica_set))
         first, others = seen.presences[names[0]], names[1:]
         for name in names:
             if seen.presences[name].epoch:
@@ -91,7 +89,7 @@ class Operations:
                 min_in_sync=min_in_sync,
             )
         )
-        return await self._change(lambda _: wanted, may_be_new=True)
+        return await self._change(lambda seen: _made_once(seen.replica_set, wanted))
 
     async def add(self, name: str) -> ReplicaSet:
         """Add a running replica, which copies the log; or keep one whose removal was begun and not
@@ -218,15 +216,14 @@ class Operations:
 
     async def recreate(self, names: Sequence[str], *, min_in_sync: int | None) -> ReplicaSet:
         """Make the document anew which the metadata store has lost, or has an old state of. The
-        log of the replica that has most counts. Raises OperationRefused.
+        log of the replica that has most counts. Where that was begun, and there is no primary yet,
+        it goes on. Raises OperationRefused.
         """
         seen = await self._present(names)
         epochs = {name: seen.presences[name].epoch for name in names}
         found = seen.replica_set
         if found is not None and found.epoch >= max(epochs.values()):
-            raise OperationRefused(
-                f"the replica set is there, at epoch {found.epoch}: see `martlet replicas show`"
-            )
+            return _begun(found, seen.presences, names)
         brokers = {seen.presences[name].broker for name in names}
         if len(brokers) > 1 or not max(epochs.values()):
             raise OperationRefused(
@@ -240,7 +237,7 @@ class Operations:
                 min_in_sync=min_in_sync,
             )
         )
-        return await self._change(lambda _: wanted, may_be_new=True)
+        return await self._change(lambda seen: _made_once(seen.replica_set, wanted, wanted.epoch))
 
     async def until_primary(self, made: ReplicaSet) -> None:
         """Wait until a set that was made anew has a primary: all of its replicas must answer first.
@@ -256,7 +253,7 @@ class Operations:
                 absent[:] = sorted(made.replicas.keys() - seen.presences.keys())
                 found = self._require(seen)
                 primary = seen.presences.get(found.primary or "")
-                if found.epoch > made.epoch and primary is not None and primary.role == "primary":
+                if primary is not None and primary.role == "primary":
                     return seen
                 await asyncio.sleep(_LOOK_S)  # The store does not notify of changes.
 
@@ -300,15 +297,11 @@ class Operations:
         except BadReplicaSet as error:
             raise OperationRefused(str(error)) from error
 
-    async def _change(
-        self, edit: Callable[[Seen], ReplicaSet], *, may_be_new: bool = False
-    ) -> ReplicaSet:
+    async def _change(self, edit: Callable[[Seen], ReplicaSet]) -> ReplicaSet:
         """Swap the document for an edited one; if another change comes first, edit that."""
         problem = "it changes all the time"
         for _ in range(_MAX_TRIES):
             seen = await self.look()
-            if not may_be_new:
-                self._require(seen)
             wanted = self._made(lambda seen=seen: edit(seen))  # type: ignore[misc]
             if wanted == seen.replica_set:
                 return wanted
@@ -365,6 +358,38 @@ def _require_member(found: ReplicaSet, name: str) -> None:
         raise OperationRefused(
             f"there is no replica {name}; there are {', '.join(sorted(found.replicas))}"
         )
+
+
+def _there_is(found: ReplicaSet) -> str:
+    return f"there is a replica set already, of {', '.join(sorted(found.replicas))}"
+
+
+def _made_once(found: ReplicaSet | None, wanted: ReplicaSet, epoch: int = 0) -> ReplicaSet:
+    """Return the set to write in place of none, or of one before an epoch. Where the answer of a
+    swap was lost, replicas may have gone on from what it wrote. Raises OperationRefused.
+    """
+    if found is None or found.epoch < epoch:
+        return wanted
+    if (found.broker, found.replicas) != (wanted.broker, wanted.replicas):
+        raise OperationRefused(_there_is(found))
+    return found
+
+
+def _begun(
+    found: ReplicaSet, presences: Mapping[str, Presence], names: Sequence[str]
+) -> ReplicaSet:
+    """Return a set that is to have a primary, as it was made anew. Raises OperationRefused."""
+    primary = presences.get(found.primary or "")
+    if primary is not None and primary.role == "primary":
+        raise OperationRefused(
+            f"the replica set is there, at epoch {found.epoch}: see `martlet replicas show`"
+        )
+    if found.replicas.keys() != set(names):
+        raise OperationRefused(
+            f"{_there_is(found)}, and it has no primary: start them all, or, if one cannot run,"
+            " make another one the primary with `martlet replicas force NAME --accept-loss`"
+        )
+    return found
 
 
 def _resized(before: ReplicaSet, after: ReplicaSet) -> ReplicaSet:

@@ -11,6 +11,7 @@ import pytest
 
 from martlet.replica.replica_set import Presence, ReplicaSet
 from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.server.metadata.store import SwapUnclear
 from martlet.server.replication.operations import OperationRefused, Operations
 
 ADDRESSES = {name: f"10.0.0.{number}:4153" for number, name in enumerate("abcde")}
@@ -238,8 +239,69 @@ async def test_a_set_that_was_made_anew_names_the_replica_that_keeps_it_from_a_p
     await operator.do.until_primary(made)
 
 
+async def test_a_set_that_is_made_anew_can_be_asked_for_again(operator: Operator) -> None:
+    """A replica died in the middle: the command was refused ever after."""
+    await operator.announce("abc", epoch=7)
+    made = await operator.do.recreate("abc", min_in_sync=1)
+    assert await operator.do.recreate("abc", min_in_sync=1) == made
+    # The others have tried, and it is back.
+    tried = made.elected("a").elected("b")
+    assert await operator.store.swap(tried, 1)
+    await operator.announce("ab", epoch=10, role="candidate")
+    with pytest.raises(
+        OperationRefused, match=r"of a, b, c, and it has no primary: .*replicas force NAME"
+    ):
+        await operator.do.recreate("ab", min_in_sync=1)
+    assert await operator.do.recreate("abc", min_in_sync=1) == tried
+    await operator.announce("b", epoch=10, role="primary")
+    await operator.do.until_primary(tried)
+    with pytest.raises(OperationRefused, match="the replica set is there, at epoch 10"):
+        await operator.do.recreate("abc", min_in_sync=1)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_set_whose_swap_was_answered_late_is_not_written_again(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """Its replicas went on from it: another swap would have set their epoch back."""
+    swap = operator.store.swap
+
+    async def unclear(wanted: ReplicaSet, version: int) -> int | None:
+        assert await swap(wanted, version)
+        assert await swap(wanted.elected("a"), version + 1)
+        raise SwapUnclear("no answer")
+
+    await operator.announce("abc", epoch=0 if is_new else 7)
+    monkeypatch.setattr(operator.store, "swap", unclear)
+    if is_new:
+        found = await operator.do.create("abc", copies=None, min_in_sync=None)
+    else:
+        found = await operator.do.recreate("abc", min_in_sync=None)
+    assert found.primary == "a"
+    assert (await operator.store.look()).replica_set == found
+
+
+async def test_of_two_sets_that_are_made_at_once_the_first_one_stays(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap = operator.store.swap
+    replicas = {name: ADDRESSES[name] for name in "ab"}
+    others = ReplicaSet.first("a", replicas, broker="id")
+
+    async def late(wanted: ReplicaSet, version: int) -> int | None:
+        assert await swap(others, 0)
+        return await swap(wanted, version)
+
+    await operator.announce("abc", log_epoch=3)
+    monkeypatch.setattr(operator.store, "swap", late)
+    with pytest.raises(OperationRefused, match="there is a replica set already, of a, b"):
+        await operator.do.create("abc", copies=None, min_in_sync=None)
+    assert (await operator.store.look()).replica_set == others
+
+
 async def test_an_old_document_is_replaced_and_a_good_one_is_not(operator: Operator) -> None:
     await operator.set_of("abc", "abc")
+    await operator.announce("a", epoch=1, role="primary")
     with pytest.raises(OperationRefused, match="the replica set is there, at epoch 1"):
         await operator.do.recreate("abc", min_in_sync=None)
     await operator.announce("abc", epoch=5)
