@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.network import MILLISECOND_NS, connect
+from tests.simulation.oracle import Broken
 from tests.unit.broker.core import Client
 
 from martlet.broker.broker import BrokerCore
@@ -248,6 +249,10 @@ class Node:
         self.broker = None
         self.clients = []
         return open_copy(self.storage, epochs=epochs)[0]
+
+    def lacks_acknowledged(self) -> None:
+        """No folder is restored from a backup here."""
+        raise Broken(f"{self.name} is said to lack what it acknowledged")
 
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         """Begin a state."""

@@ -79,7 +79,8 @@ class Frame(NamedTuple):
     Attributes:
         position: the first position: of the data, of the segment, behind what is written.
         second: the second one: confirmed, durable, the end of a range, or the capacity.
-        is_whole: of an ACK: the replica may be counted.
+        is_whole: of an ACK: the replica may be counted; of a WELCOME: it lacks nothing that it
+            acknowledged in this epoch.
     """
 
     kind: FrameKind

@@ -151,9 +151,12 @@ class Primary:
         self.standbys[name] = StandbyProgress(link, now_ns, common)
         self._was_here.add(name)
         body = greeting(self.broker, self.name, self.log, self.epochs, is_whole=True).pack()
+        confirmed = self.confirmation.position
+        # Its folder may have been restored from a backup, in which it was whole.
+        is_whole = common >= self._reached.get(name, 0)
         link.send(
             Frame(
-                FrameKind.WELCOME, self.epoch, self.log.position, self.confirmation.position, body
+                FrameKind.WELCOME, self.epoch, self.log.position, confirmed, body, is_whole=is_whole
             )
         )
 

@@ -70,6 +70,9 @@ class ReplicaHost(PrimaryHost, Protocol):
             CopyRefused, OSError: the disk failed.
         """
 
+    def lacks_acknowledged(self) -> None:
+        """This standby lacks records that it had acknowledged; it counts once it has them again."""
+
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         """Begin the state of a broker from a copied log."""
 
@@ -192,10 +195,15 @@ class Replica:
             self._floor,
             self.host.recover,
             self._open_copy,
-            lambda: self._note(replace(self.note, is_whole=True)),
+            self._note_whole,
             self._note_epochs,
             now_ns,
         )
+
+    def _note_whole(self, is_whole: bool) -> None:
+        self._note(replace(self.note, is_whole=is_whole))
+        if not is_whole:
+            self.host.lacks_acknowledged()
 
     # what others see
 

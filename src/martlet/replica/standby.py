@@ -66,7 +66,7 @@ class Standby:
         floor: what it knows as confirmed.
         recover: begins a state from a log.
         reopen: closes the log and opens it anew.
-        became_whole: makes it durable that the replica is whole.
+        note_whole: makes it durable whether the replica is whole.
         joined: makes the epochs of the log durable.
         heard_ns: when the primary was last heard, or when the epoch was first seen.
     """
@@ -80,7 +80,7 @@ class Standby:
     floor: int
     recover: Callable[[CopiedLog], BrokerRecovery]
     reopen: Callable[[], CopiedLog]
-    became_whole: Callable[[], None]
+    note_whole: Callable[[bool], None]
     joined: Callable[[Sequence[EpochRange]], None]
     heard_ns: int
     state: StandbyState = StandbyState.LOST
@@ -159,6 +159,8 @@ class Standby:
 
     def _welcomed(self, frame: Frame) -> None:
         theirs = ReplicaGreeting.unpack(frame.body)
+        if self.is_whole and not frame.is_whole:
+            self._set_whole(False)
         self._sender = None
         before = self.copy.end_position
         fetch = join(self.copy, theirs, self.epoch, self.floor)
@@ -243,8 +245,11 @@ class Standby:
         """This log has all that the primary's had: so it may be counted."""
         learn_epochs(self.copy, self._epochs_there)
         self.joined(self.copy.epochs.ranges)
-        self.became_whole()
-        self.is_whole = True
+        self._set_whole(True)
+
+    def _set_whole(self, is_whole: bool) -> None:
+        self.note_whole(is_whole)
+        self.is_whole = is_whole
 
     @property
     def lag_bytes(self) -> int:

@@ -175,6 +175,27 @@ def test_a_replica_that_may_lack_records_does_not_count() -> None:
     assert host.confirmed_position == host.log.position
 
 
+@pytest.mark.parametrize("flush_sync", [False, True])
+def test_a_replica_is_told_that_it_lacks_what_it_acknowledged(flush_sync: bool) -> None:
+    """Its folder was restored from a backup: it believes that it is whole."""
+    host = Host("ab", "ab", min_in_sync=2, settings=ReplicaSettings(flush_sync=flush_sync))
+    host.join("b")
+    end = host.log.position
+    host.acknowledge("b", end, durable=end)
+    for known, is_whole in ((end, True), (end - 8, False), (0, False)):
+        link = FakeLink()
+        hello = ReplicaGreeting("id", "b", [EpochRange(5, 0, known)], [])
+        host.primary.greeted(link, hello, host.now_ns)
+        (welcome,) = link.sent
+        assert (welcome.kind, welcome.is_whole) == (FrameKind.WELCOME, is_whole)
+    unflushed = host.append()
+    host.join("b")
+    host.acknowledge("b", unflushed, durable=end)
+    link = FakeLink()
+    host.primary.greeted(link, replace(hello, epochs=[EpochRange(5, 0, end)]), host.now_ns)
+    assert link.sent[0].is_whole is flush_sync, "without a flush it may have lost power"
+
+
 def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
     """RocketMQ counted any number (#1155, #3015)."""
     host = Host("ab", "ab", min_in_sync=2)

@@ -126,7 +126,7 @@ def test_a_standby_that_copied_the_log(log: Log, is_new: bool) -> None:
         return BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
 
     standby = Standby(
-        "a", "id", EPOCH, copy, None, not is_new, 0, recover, lambda: copy, lambda: None, note, 0
+        "a", "id", EPOCH, copy, None, not is_new, 0, recover, lambda: copy, lambda _: None, note, 0
     )
     link = FakeLink()
     standby.state = StandbyState.CONNECTING

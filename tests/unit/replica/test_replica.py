@@ -21,6 +21,7 @@ from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica, ReplicaFailed
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.replica.settings import ReplicaSettings
+from martlet.replica.shipping import NO_SEGMENT, LogSender, greeting
 from martlet.replica.standby import Standby, StandbyState
 from martlet.testing import SimulatedClock, SimulatedStorage
 
@@ -37,7 +38,7 @@ class FakeHost:
         self.storage = storage or SimulatedStorage(Random(1))
         self.connects: list[tuple[int, str]] = []
         self.swaps: list[tuple[ReplicaSet, int]] = []
-        self.confirmed_position = 0
+        self.confirmed_position = self.lacks_count = 0
         self.now_ns = 0
         self.replica = Replica(name, "id", self.storage, self, Random(1), ReplicaSettings(), 0)
 
@@ -54,6 +55,9 @@ class FakeHost:
 
     def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
         return open_copy(self.storage, epochs=epochs)[0]
+
+    def lacks_acknowledged(self) -> None:
+        self.lacks_count += 1
 
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         return BrokerRecovery(copy.storage, copy.segments, SEGMENT_BYTES, copy=copy)
@@ -251,6 +255,34 @@ def test_a_fetch_below_its_segment_is_refused() -> None:
     host.replica.received(link, Frame(FrameKind.FETCH, 1, 0, last + 8), 0)
     assert link.is_closed
     host.replica.end_turn(0)
+
+
+def test_a_standby_with_an_older_folder_does_not_count_until_it_has_all_again() -> None:
+    """It was whole when the backup was made, and would have elected a primary without the rest."""
+    storage = SimulatedStorage(Random(1))
+    ReplicaNote().save(storage)
+    host = FakeHost("b", storage)
+    host.sees(ALL)
+    host.wait(0)
+    link = FakeLink()
+    host.replica.connected(host.connects[0][0], link, 0)
+    assert host.replica.note.is_whole
+    first = primary().replica.primary
+    assert first is not None
+    body = greeting("id", "a", first.log, first.epochs, is_whole=True).pack()
+    end = first.log.position
+    host.replica.received(link, Frame(FrameKind.WELCOME, 1, end, 0, body, is_whole=False), 0)
+    assert link.kinds[-1] == FrameKind.FETCH
+    assert not ReplicaNote.load(storage).is_whole
+    assert not host.replica.presence(0).is_whole
+    assert host.lacks_count == 1
+    sent = FakeLink()
+    LogSender(first.log, 0, NO_SEGMENT).pump(sent, 1, 0, 1 << 20)
+    for frame in sent.sent:
+        host.replica.received(link, frame, 0)
+    host.replica.end_turn(0)
+    assert (link.sent[-1].position, link.sent[-1].is_whole) == (end, True)
+    assert ReplicaNote.load(storage).is_whole
 
 
 def test_a_candidate_writes_down_what_it_cut_before_it_fetches() -> None:

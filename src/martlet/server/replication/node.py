@@ -515,6 +515,14 @@ class ReplicaNode:
             ", ".join(str(self.folder.path / name) for name in tail.kept) or "no file",
         )
 
+    def lacks_acknowledged(self) -> None:
+        """Log that this standby lacks records that it had acknowledged."""
+        self.log.error(
+            "LOG: this replica lacks records that it had acknowledged to the primary: its data"
+            " folder is an older one, as from a backup, or the end of its log is damaged. It counts"
+            " again once it has all of the primary's log"
+        )
+
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         """Begin the state of a broker from a copied log."""
         return BrokerRecovery(copy.storage, copy.segments, self.options.segment_bytes, copy=copy)
