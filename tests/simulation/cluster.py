@@ -98,6 +98,8 @@ class Cluster:
             max_unacknowledged_bytes=5000,
         )
         self.packs_frames = shape.random() < 0.2
+        self.link_bytes: int | None = None
+        """How much is on the way over a connection before it takes no more; None for any."""
         self.faults = faults or Faults()
         self.duration_ns = duration_ns
         self.now_ns = 0
@@ -113,6 +115,8 @@ class Cluster:
                 "a", dict.fromkeys(names, "simulated"), broker=BROKER, min_in_sync=min_in_sync
             ),
         )
+        if shape.random() < 0.3:
+            self.link_bytes = shape.randrange(3000)
         self.wanted_copies = self.store.replica_set.wanted_copies
         self.min_in_sync = self.store.replica_set.min_in_sync
         self.nodes = {name: Node(self, name) for name in names}

@@ -1,9 +1,14 @@
-"""The network of a simulated cluster: connections whose frames arrive in order, or never."""
+"""The network of a simulated cluster: connections whose frames arrive in order, or never.
+
+In a part of the runs a connection takes few bytes: what a log needs beyond waits in the log.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
+
+from tests.simulation.oracle import Broken
 
 from martlet.replica.frames import Frame, FrameKind, FrameReader
 
@@ -26,8 +31,10 @@ class End:
         self.is_open = True
         self._coming: deque[Frame | None] = deque()
         """What the other end sent; None where it ended the connection."""
+        self._coming_bytes = 0
         self._is_due = False
         self.is_full = False
+        """Whether it has taken all that it takes, until some has arrived."""
         self._reader = FrameReader()
 
     def send(self, frame: Frame) -> None:
@@ -38,7 +45,10 @@ class End:
         body = bytearray(frame.body)
         if frame.kind == FrameKind.DATA and self.cluster.chance(self.cluster.faults.corrupt):
             body[self.cluster.random.randrange(len(body))] ^= 1
+        if self.is_full and frame.kind == FrameKind.DATA:
+            raise Broken(f"{self.node.name} sends its log into a connection that is full")
         self.other.arrive(frame._replace(body=bytes(body)))
+        self.is_full |= self.other.has_no_room
 
     def close(self) -> None:
         """End the connection."""
@@ -49,7 +59,23 @@ class End:
     def arrive(self, frame: Frame | None) -> None:
         """Put something on the way to this end."""
         self._coming.append(frame)
+        self._coming_bytes += _length(frame)
         self._deliver_later()
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether as much is on the way to this end as the connection takes."""
+        capacity = self.cluster.link_bytes
+        return capacity is not None and self._coming_bytes > capacity
+
+    def drained(self) -> None:
+        """The connection takes more: a log that waits must go on at once."""
+        if not self.is_full:
+            return
+        self.is_full = False
+        self.node.drained()
+        if self.is_open and not self.is_full and self.node.has_more_to_send(self):
+            raise Broken(f"{self.node.name} does not go on when a connection has room again")
 
     def _deliver_later(self) -> None:
         if not self._is_due and self._coming:
@@ -68,6 +94,9 @@ class End:
         # What came within one delay arrives together, up to a chance.
         count = self.cluster.random.randint(1, len(self._coming))
         coming = [self._coming.popleft() for _ in range(count)]
+        self._coming_bytes -= sum(map(_length, coming))
+        if self.other.is_full and not self.has_no_room:
+            self.other.node.later(self.other.life, self.other.drained)
         for frame in coming:
             if frame is None:
                 self.is_open = False
@@ -94,6 +123,10 @@ class End:
             self._coming.clear()
             if self.life is self.node.life:
                 self.node.disconnected(self)
+
+
+def _length(frame: Frame | None) -> int:
+    return len(frame.body) if frame is not None else 0
 
 
 def connect(cluster: Cluster, node: Node, peer: Node, attempt: int) -> None:

@@ -25,7 +25,7 @@ from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica, ReplicaFailed
 from martlet.replica.replica_set import ReplicaSet, Seen
 from martlet.replica.shipping import Link
-from martlet.replica.standby import Standby
+from martlet.replica.standby import MAX_PUMP_BYTES, Standby
 from martlet.testing import SimulatedStorage
 
 if TYPE_CHECKING:
@@ -184,6 +184,29 @@ class Node:
     def connected(self, attempt: int, link: Link) -> None:
         """A connection is there."""
         self._do(self.life, lambda: self.replica.connected(attempt, link, self.now_ns))
+
+    def later(self, life: Life | None, step: Callable[[], None]) -> None:
+        """Do something in the next turn of a process, unless it has ended."""
+        self.cluster.after(0, lambda: self._do(life, step))
+
+    def drained(self) -> None:
+        """A connection that was full takes frames again."""
+        self.replica.end_turn(self.now_ns)
+
+    def has_more_to_send(self, link: Link) -> bool:
+        """Whether the log that is sent over a connection goes on, and the receiver wants it."""
+        role = self.replica.role
+        if isinstance(role, Primary):
+            senders = [each.sender for each in role.standbys.values() if each.link is link]
+            max_bytes = self.cluster.settings.max_unacknowledged_bytes
+        else:
+            senders = [role._sender] if isinstance(role, Standby) and role.link is link else []
+            max_bytes = MAX_PUMP_BYTES
+        return any(
+            each.position < each.log.position and each.unacknowledged_bytes < max_bytes
+            for each in senders
+            if each is not None
+        )
 
     def connect_failed(self, attempt: int, *, is_refused: bool) -> None:
         """A connection is not there."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary, SwapState
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import Quorum, ReplicaSet
+from martlet.replica.shipping import LogSender
 from martlet.replica.standby import Standby
 from martlet.testing import SimulatedStorage
 
@@ -254,6 +256,21 @@ def offsets_from_the_confirmed_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node_module, "promote", ignores_the_rest)
 
 
+def full_connections_filled_further(patch: pytest.MonkeyPatch) -> None:
+    """What waits would fill the primary's memory, where the log has it anyway."""
+    pump = LogSender.pump
+
+    def pumps(self: LogSender, link: Any, *args: int) -> None:
+        pump(self, SimpleNamespace(is_full=False, send=link.send), *args)
+
+    patch.setattr(LogSender, "pump", pumps)
+
+
+def room_in_a_connection_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The log would go on with the next tick only."""
+    patch.setattr(Node, "drained", lambda self: None)
+
+
 ASYNC = {"flush_sync": False}
 SYNC = {"flush_sync": True}
 PLANTED_BUGS = {
@@ -300,5 +317,7 @@ PLANTED_BUGS = {
     "shown by a standby before it is confirmed": PlantedBug(
         shown_by_a_standby_before_it_is_confirmed, NETWORK
     ),
+    "full connections filled further": PlantedBug(full_connections_filled_further),
+    "room in a connection ignored": PlantedBug(room_in_a_connection_ignored),
     "offsets from the confirmed end": PlantedBug(offsets_from_the_confirmed_end, NETWORK),
 }
