@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters
 from tests.crash.wire import GONE, HttpRefused, Refused, Wire, http, mpub
 from tests.etcd import running_etcd
+from tests.interop.certificates import Certificates
 
 from martlet.client import Admin, Consumer
 from martlet.log.record import RecordKind
@@ -95,6 +97,72 @@ async def test_nothing_answered_is_lost_when_primaries_are_killed(
     assert shortest > 100
     is_same = all(log[:shortest] == logs[0][:shortest] for log in logs)
     assert is_same
+
+
+async def test_replicas_with_certificates_and_a_secret_fail_over(
+    tmp_path: Path, clusters: Clusters
+) -> None:
+    made = Certificates(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"the secret that all replicas share")
+    cluster = await clusters.start(
+        arguments=[
+            f"--replica-tls-cert={made.certificate}",
+            f"--replica-tls-key={made.key}",
+            f"--replica-tls-ca-file={made.authority}",
+            f"--replica-secret-file={secret}",
+        ]
+    )
+    publisher = Publisher(cluster)
+    publishing = asyncio.create_task(publisher.run())
+    await publisher.answered_again()
+    victim = await cluster.primary()
+    assert victim is not None
+    cluster.kill(victim)
+    await publisher.answered_again()
+    cluster.start_one(victim)
+    await cluster.in_sync(3)
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    assert publisher.answered <= await received_all(cluster, publisher.answered)
+    await cluster.stop()
+
+
+async def is_ready(address: str) -> bool:
+    """Whether a replica takes clients: a standby, whether it follows the primary."""
+    try:
+        return b"martlet_ready 1\n" in await http(address, "/metrics")
+    except OSError:
+        return False  # It starts.
+
+
+async def test_a_standby_whose_folder_comes_from_a_backup_says_so_and_counts_no_more(
+    clusters: Clusters,
+) -> None:
+    cluster = await clusters.start()
+    publisher = Publisher(cluster)
+    publishing = asyncio.create_task(publisher.run())
+    await publisher.answered_again()
+    primary = await cluster.primary()
+    name = next(each for each in cluster.tcp if each != primary)
+    folder, backup = cluster.folder / name, cluster.folder / "backup"
+    for source, target in ((folder, backup), (backup, folder)):
+        await publisher.answered_again()
+        cluster.processes[name].send_signal(signal.SIGTERM)
+        assert cluster.processes[name].wait(LIMIT_S) == 0
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target)
+        cluster.start_one(name)
+        async with asyncio.timeout(LIMIT_S):
+            while not await is_ready(cluster.http[name]):  # noqa: ASYNC110, it calls nobody
+                await asyncio.sleep(0.05)
+    await cluster.in_sync(3)
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    log = (cluster.folder / f"{name}.log").read_text()
+    assert log.count("lacks records that it had acknowledged") == 1
+    assert publisher.answered <= await received_all(cluster, publisher.answered)
+    await cluster.stop()
 
 
 async def test_a_primary_that_was_paused_finds_another_one(
