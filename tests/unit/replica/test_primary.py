@@ -176,7 +176,7 @@ def test_a_replica_that_may_lack_records_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("flush_sync", [False, True])
-def test_a_replica_is_told_that_it_lacks_what_it_acknowledged(flush_sync: bool) -> None:
+def test_a_welcome_says_whether_a_replica_lacks_what_it_acknowledged(flush_sync: bool) -> None:
     """Its folder was restored from a backup: it believes that it is whole."""
     host = Host("ab", "ab", min_in_sync=2, settings=ReplicaSettings(flush_sync=flush_sync))
     host.join("b")
