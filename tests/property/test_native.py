@@ -387,3 +387,24 @@ def test_lone_commands_behind_anything_else(gate: str) -> None:
                 pair.close()
 
     asyncio.run(run())
+
+
+def test_a_client_that_is_held_up_sends_more_than_its_socket_takes() -> None:
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+            pair = Pair(Path(folder))
+            try:
+                large: Step = ("send", 0, Input("PUB", "a", (4000,) * 40))
+                for step in [*BEGIN, ("block", 0, True), *[large] * 20]:
+                    pair.step(step)
+                    pair.compare()
+                assert pair.clients[0][0].transport.paused
+                for step in [("block", 0, False), LONE, LONE, FINISH]:
+                    pair.step(step)
+                    pair.compare()
+                for twin in pair.twins:
+                    assert twin.broker.topics["a"].message_count == 802
+            finally:
+                pair.close()
+
+    asyncio.run(run())
