@@ -133,8 +133,9 @@ def check_what_was_delivered(agent: Agent) -> None:
     assert slow["attempts"] == 1, "a message that was touched timed out"
 
     (later,) = by_body(received, story.LATER)
-    (published,) = by_body(agent.events_named("published"), story.LATER)
-    assert later["at_s"] - published["at_s"] >= story.LATER_MS / 1000 * 0.9
+    # It was published next; its own answer may be read late.
+    (before,) = by_body(agent.events_named("published"), ",".join(story.TOGETHER))
+    assert later["at_s"] - before["at_s"] >= story.LATER_MS / 1000 * 0.9
 
 
 def check_that_it_comes_back(agent: Agent, broker: BrokerProcess) -> None:
