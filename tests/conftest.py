@@ -6,6 +6,8 @@ since a Java virtual machine costs ten seconds and a gigabyte.  What takes longe
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,17 @@ LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(template.install())
+
+
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """Have no test find the logging of a command that another has run in this process."""
+    logger = logging.getLogger("martlet")
+    before = logger.handlers[:], logger.propagate, logger.level
+    yield
+    if before != (logger.handlers, logger.propagate, logger.level):
+        logger.handlers[:], logger.propagate, level = before
+        logger.setLevel(level)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pty
 import re
@@ -38,10 +37,8 @@ Tool = Callable[..., Said]
 
 
 @pytest.fixture
-def tool(capfd: pytest.CaptureFixture[str]) -> Iterator[Tool]:
+def tool(capfd: pytest.CaptureFixture[str]) -> Tool:
     """Runs a tool to its end, in this process: to start one takes longer than what it does."""
-    logger = logging.getLogger("martlet")
-    before = logger.handlers[:], logger.propagate, logger.level
 
     def run(*arguments: str) -> Said:
         capfd.readouterr()
@@ -51,9 +48,7 @@ def tool(capfd: pytest.CaptureFixture[str]) -> Iterator[Tool]:
             code = int(ended.code or 0)
         return Said(code, *capfd.readouterr())
 
-    yield run
-    logger.handlers[:], logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 import io
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +215,6 @@ def test_help_explains_flags_without_effect(
     assert "(default: 1m0s)" in text
 
 
-@pytest.fixture
-def quiet_logger() -> Iterator[None]:
-    logger = logging.getLogger(start.ROOT)
-    before = (logger.handlers[:], logger.propagate, logger.level)
-    yield
-    logger.handlers[:], logger.propagate, level = before
-    logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("quiet_logger")
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -244,7 +233,6 @@ def test_an_option_that_cannot_be_ends_the_command_with_2(
     assert line.endswith(f"FATAL: {message}\n")
 
 
-@pytest.mark.usefixtures("quiet_logger")
 def test_a_log_line_looks_like_nsqds() -> None:
     stream = io.StringIO()
     start.set_up_logging(LogLevel.INFO, "[me] ", stream)
@@ -259,7 +247,6 @@ def test_a_log_line_looks_like_nsqds() -> None:
     assert second.endswith(" WARNING: careful")
 
 
-@pytest.mark.usefixtures("quiet_logger")
 def test_client_input_makes_no_second_log_line() -> None:
     stream = io.StringIO()
     start.set_up_logging(LogLevel.INFO, "", stream)
