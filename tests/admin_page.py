@@ -8,10 +8,14 @@ import logging
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
+import jinja2
+import pytest
+from jinja2.bccache import Bucket, BytecodeCache
 
 from martlet.admin.server import AdminServer
 from martlet.client import Producer
@@ -24,6 +28,23 @@ INTERVAL_NS = 100_000_000
 """The least that the option allows: tests wait for looks."""
 LOOPBACK = "127.0.0.1:0"
 EVENTS = {"Accept": "text/event-stream"}
+
+
+class Compiled(BytecodeCache):
+    """The templates that a page of this process has compiled: to do that takes most of its time."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if code := self._code.get(bucket.key):
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+COMPILED = Compiled()
 
 
 class Page:
@@ -94,7 +115,10 @@ async def page_of(
         **{"http_address": LOOPBACK, "poll_interval_ns": INTERVAL_NS, **options},
     )
     server = AdminServer(settings, logging.getLogger("martlet"))
-    await server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        cached = partial(jinja2.Environment, bytecode_cache=COMPILED)
+        patch.setattr("martlet.admin.site.jinja2.Environment", cached)
+        await server.start()
     try:
         async with aiohttp.ClientSession() as session:
             yield Page(server, session)
