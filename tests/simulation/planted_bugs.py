@@ -46,12 +46,14 @@ class PlantedBug:
         faults: those that show it soonest.
         options: of the cluster.
         test: the test that finds it, where that is not the simulation.
+        seed: one that found it, and so is run first.
     """
 
     plant: Callable[[pytest.MonkeyPatch], None]
     faults: Faults = field(default_factory=Faults)
     options: dict[str, Any] = field(default_factory=dict)
     test: Callable[[], None] | None = None
+    seed: int = 0
 
 
 KILLS = Faults(kill=10, power=0, power_all=0, interval_ms=400, lost_answers=0.1)
@@ -275,13 +277,15 @@ ASYNC = {"flush_sync": False}
 SYNC = {"flush_sync": True}
 PLANTED_BUGS = {
     "pledge in memory": PlantedBug(pledge_in_memory, STALE, {"size": 3}),
-    "confirmed before the epoch's record": PlantedBug(confirmed_before_the_epochs_record, NETWORK),
+    "confirmed before the epoch's record": PlantedBug(
+        confirmed_before_the_epochs_record, NETWORK, seed=19
+    ),
     "smaller set used before the swap": PlantedBug(
         smaller_set_used_before_the_swap,
         test=test_primary.test_both_sets_count_until_the_swaps_outcome_is_known,
     ),
     "larger set counted after the swap": PlantedBug(
-        larger_set_counted_only_after_the_swap, STORE, SYNC | {"min_in_sync": 1}
+        larger_set_counted_only_after_the_swap, STORE, SYNC | {"min_in_sync": 1}, seed=47
     ),
     "unclear swap taken for failed": PlantedBug(
         unclear_swap_taken_for_failed,
@@ -291,8 +295,10 @@ PLANTED_BUGS = {
         set_changed_before_the_epochs_record,
         test=test_confirmation.test_a_new_quorum_has_the_epochs_first_record,
     ),
-    "one answer too few": PlantedBug(one_answer_too_few, NETWORK, {"size": 3}),
-    "own log instead of the greatest": PlantedBug(own_log_instead_of_the_greatest, NETWORK),
+    "one answer too few": PlantedBug(one_answer_too_few, NETWORK, {"size": 3}, seed=4),
+    "own log instead of the greatest": PlantedBug(
+        own_log_instead_of_the_greatest, NETWORK, seed=10
+    ),
     "epoch resumed": PlantedBug(epoch_resumed, KILLS),
     "forgetful replica counted": PlantedBug(forgetful_replica_counted, POWER, ASYNC),
     "counted again too soon": PlantedBug(counted_again_too_soon, POWER, ASYNC),
@@ -303,7 +309,7 @@ PLANTED_BUGS = {
     "cut segment kept as spare": PlantedBug(
         cut_segment_kept_as_spare, test=test_copy.test_a_segment_that_is_cut_off_is_not_used_again
     ),
-    "checkpoint beyond confirmation": PlantedBug(checkpoint_beyond_confirmation, NETWORK),
+    "checkpoint beyond confirmation": PlantedBug(checkpoint_beyond_confirmation, NETWORK, seed=12),
     "segments removed at once": PlantedBug(segments_removed_at_once, NETWORK),
     "acknowledged before the checksum": PlantedBug(
         acknowledged_before_the_checksum, Faults(corrupt=0.05)
