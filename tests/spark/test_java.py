@@ -29,15 +29,18 @@ def put_java(home: Path, version: str, refused: str = "nothing") -> Path:
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without Java, whose user has an empty cache."""
+def machine(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without Java, whose user has an empty cache, and an empty folder first on PATH."""
+    (tmp_path / "path").mkdir()
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(path_without_java(tmp_path / "path")))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}{os.pathsep}{programs}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def path_without_java(folder: Path) -> Path:
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all programs of PATH but for java: thousands of links."""
+    folder = tmp_path_factory.mktemp("programs")
     for entry in os.environ["PATH"].split(os.pathsep):
         for program in Path(entry).glob("*") if Path(entry).is_dir() else ():
             if program.name != "java" and not (folder / program.name).is_symlink():
