@@ -277,6 +277,7 @@ _BUILT = {
 """What a code that is built can have in place of `…`."""
 
 
+@cache
 def errors() -> str:
     """The error codes, with the texts that stand behind them."""
     titles = dict.fromkeys(title for title, _ in (*_RAISED.values(), *_TABLES))
