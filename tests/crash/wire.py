@@ -84,10 +84,14 @@ class Wire:
     async def subscribed(cls, address: str, topic: str, channel: str, **fields: object) -> Self:
         """A connection that consumes."""
         wire = await cls.open(address)
-        if fields:
-            await wire.identify(**fields)
-        wire.send(f"SUB {topic} {channel}\n".encode())
-        await wire.ok()
+        try:
+            if fields:
+                await wire.identify(**fields)
+            wire.send(f"SUB {topic} {channel}\n".encode())
+            await wire.ok()
+        except BaseException:
+            wire.close()
+            raise
         return wire
 
     async def identify(self, **fields: object) -> None:
