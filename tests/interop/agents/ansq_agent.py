@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import ansq
+from ansq.tcp.exceptions import ConnectionClosedError
 from tests.interop.agents import story
 from tests.interop.agents.story import report
 
@@ -86,7 +87,7 @@ async def new_writer(address: str) -> Any:
             return await ansq.create_writer(
                 nsqd_tcp_addresses=[address], connection_options=options(auto_reconnect=False)
             )
-        except OSError:
+        except (OSError, ConnectionClosedError):  # Also by a broker that dies meanwhile.
             await asyncio.sleep(story.TICK_S)
 
 
