@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +19,6 @@ from tests.admin_page import (
     lookup_daemon,
     page_of,
     publish,
-    two_brokers,
 )
 
 from martlet.admin.actions import ACTIONS
@@ -28,18 +26,6 @@ from martlet.testing import Broker
 
 ORDERS: dict[str, Any] = {"topic": "orders"}
 WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
-
-
-@pytest.fixture
-async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
-        yield found
-
-
-@pytest.fixture
-async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
-        yield found
 
 
 def url(broker: Broker) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -44,18 +43,6 @@ NAVIGATION = (
     "/counter",
     "/audit",
 )
-
-
-@pytest.fixture
-async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
-        yield found
-
-
-@pytest.fixture
-async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
-        yield found
 
 
 def text_of(html: str) -> str:

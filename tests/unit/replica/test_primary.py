@@ -211,18 +211,30 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
         host.primary.received(FakeLink(), Frame(FrameKind.ACK, 5), 0)
 
 
+def c_has_left(host: Host) -> None:
+    """Its leaving was asked for, alone, and succeeds."""
+    ((wanted, _),) = host.swaps
+    assert wanted.in_sync == frozenset("ab")
+    host.primary.swapped(wanted, 8)
+
+
+def c_comes_back(host: Host) -> None:
+    """It is in sync again once it has the log, and not before."""
+    assert len(host.swaps) == 1
+    end = host.log.position
+    host.acknowledge("c", end, durable=end)
+    host.wait(0)
+    assert host.swaps[-1][0].in_sync == frozenset("abc")
+
+
 def test_a_silent_standby_leaves_the_set_and_comes_back() -> None:
     host = Host("abc", "abc", min_in_sync=2)
     host.join("b", "c")
     for _ in range(5):
         host.acknowledge("b", host.log.position)
         host.wait(0.5)
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == frozenset("ab")
-    host.primary.swapped(wanted, 8)
-    host.acknowledge("c", host.log.position)
-    host.wait(0)
-    assert host.swaps[-1][0].in_sync == frozenset("abc")
+    c_has_left(host)
+    c_comes_back(host)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -239,13 +251,8 @@ def test_a_standby_that_comes_and_goes_and_gets_no_further_leaves_the_set(is_who
         host.primary.disconnected(host.links["c"], host.now_ns)
         host.join("c")
         host.acknowledge("c", 0, is_whole=is_whole)
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == frozenset("ab")
-    # It is in sync again once it has the log, and not before.
-    host.primary.swapped(wanted, 8)
-    host.acknowledge("c", host.log.position)
-    host.wait(0)
-    assert host.swaps[-1][0].in_sync == frozenset("abc")
+    c_has_left(host)
+    c_comes_back(host)
 
 
 @pytest.mark.parametrize("flush_sync", [True, False])
@@ -268,17 +275,11 @@ def test_a_standby_that_gets_no_further_is_not_taken_into_the_set_again(flush_sy
             host.wait(0.2)
 
     go_on(3)
-    ((wanted, _),) = host.swaps
-    assert wanted.in_sync == frozenset("ab")
-    host.primary.swapped(wanted, 8)
+    c_has_left(host)
     go_on(1)
     host.join("c")
     go_on(3)
-    assert len(host.swaps) == 1
-    end = host.log.position
-    host.acknowledge("c", end, durable=end)
-    host.wait(0)
-    assert host.swaps[-1][0].in_sync == frozenset("abc")
+    c_comes_back(host)
 
 
 def test_the_set_is_not_made_smaller_than_its_minimum() -> None:

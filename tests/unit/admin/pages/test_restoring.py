@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from tests.admin_page import Page, broker_of, change, page_of, two_brokers
+from tests.admin_page import Page, change, page_of
 from tests.unit.admin.pages.asking import ask, button_of, form_of, notice_of, text_of
 
 from martlet.admin import undos
@@ -20,18 +18,6 @@ from martlet.testing import Broker, BrokerProcess
 
 WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
 MILLION = 1_000_000
-
-
-@pytest.fixture
-async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
-        yield found
-
-
-@pytest.fixture
-async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
-        yield found
 
 
 async def test_what_was_emptied_is_put_back_at_each_broker(page: Page) -> None:

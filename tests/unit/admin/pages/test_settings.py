@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-from tests.admin_page import Page, counts, page_of, two_brokers
+from tests.admin_page import Page, counts, page_of
 from tests.unit.admin.pages.asking import ask, button_of, form_of, notice_of, text_of
 
 from martlet.client import Admin
@@ -14,18 +12,6 @@ from martlet.testing import Broker
 
 WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
 SETTINGS = "/settings?topic=orders&channel=work"
-
-
-@pytest.fixture
-async def brokers() -> AsyncIterator[list[Broker]]:
-    async with two_brokers() as found:
-        yield found
-
-
-@pytest.fixture
-async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
-    async with page_of([each.http_address for each in brokers]) as found:
-        yield found
 
 
 async def test_change_settings(page: Page, brokers: list[Broker]) -> None:

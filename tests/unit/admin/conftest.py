@@ -1,0 +1,22 @@
+"""A page in front of two brokers; a module with other brokers has fixtures of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.admin_page import Page, page_of, two_brokers
+
+from martlet.testing import Broker
+
+
+@pytest.fixture
+async def brokers() -> AsyncIterator[list[Broker]]:
+    async with two_brokers() as found:
+        yield found
+
+
+@pytest.fixture
+async def page(brokers: list[Broker]) -> AsyncIterator[Page]:
+    async with page_of([each.http_address for each in brokers]) as found:
+        yield found
