@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from tests.admin_page import Page, change, page_of
+from tests.admin_page import Page, broker_of, change, page_of
 from tests.unit.admin.pages.asking import ask, button_of, form_of, notice_of, text_of
 
 from martlet.admin import undos
