@@ -17,7 +17,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from martlet.properties.model import NORMAL_PRIORITY, BadProperties, Properties
+from martlet.properties.model import NORMAL_PRIORITY, BadProperties, Properties, check_priority
 from martlet.server.delivery_time import deliver_at_ns
 from martlet.server.http.request import HttpError
 from martlet.server.rpc.arguments import CallArguments, CallError
@@ -63,15 +63,12 @@ def asked_properties(request: Request) -> Properties:
                 400, f"INVALID_PROPERTIES: {_HEADER} must be name=value, each name once"
             )
         named[name] = value
-    priority = "".join(priorities).strip() or str(NORMAL_PRIORITY)
-    properties = Properties(
-        "".join(tags),
-        tuple(keys),
-        named,
-        "".join(order_keys),
-        priority=int(priority) if _DIGITS.fullmatch(priority) else -1,
-    )
+    text = "".join(priorities).strip() or str(NORMAL_PRIORITY)
     try:
+        priority = check_priority(int(text) if _DIGITS.fullmatch(text) else text)
+        properties = Properties(
+            "".join(tags), tuple(keys), named, "".join(order_keys), priority=priority
+        )
         properties.pack()
     except BadProperties as error:
         raise HttpError(400, f"INVALID_PROPERTIES: {error}") from None
