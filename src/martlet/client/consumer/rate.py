@@ -63,4 +63,6 @@ def rate_limit_of(rate_per_s: float | SharedRate, burst: int) -> SharedRate | No
         return rate_per_s
     if rate_per_s == 0 and burst == 0:
         return None
+    if rate_per_s == 0:
+        raise ValueError(f"rate_burst={burst} needs a rate_per_s")
     return SharedRate(rate_per_s, burst)
