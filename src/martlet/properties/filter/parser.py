@@ -157,7 +157,9 @@ def _unreadable(letter: str) -> str:
         return "the text has no ' at its end"
     if letter == '"':
         return 'the name has no " at its end'
-    if letter.isdigit() or letter in "+-.":
+    if letter.isdigit():
+        return "that is no number; a name that begins with a digit needs double quotes"
+    if letter in "+-.":
         return "that is no number"
     if letter.isalpha():
         return "a name with such a letter needs double quotes, and a text single ones"

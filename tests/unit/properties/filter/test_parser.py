@@ -158,6 +158,7 @@ def test_a_hostile_value_does_not_make_a_pattern_try_all_ways() -> None:
         ("price > 'x'", 6, "> compares numbers; texts are compared by =, <> and IN"),
         ("price > TRUE", 6, "> compares numbers"),
         ("price = 3x", 8, "that is no number"),
+        ("1st = 'x'", 0, "a name that begins with a digit needs double quotes"),
         ("price = 1e999", 8, "below 1.8e308"),
         ("price = " + "1" * 65, 8, "at most 64 characters"),
         ("a = NULL", 4, "take IS NULL or IS NOT NULL"),
