@@ -94,6 +94,7 @@ def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
     for wrong, text in (
         ('{"body": "x", "tga": "y"}', "message 2: unknown argument 'tga'; there are body,"),
         ('{"body": ""}', "message 2: the body is empty"),
+        ('{"body": 1}', "message 2: 'body' must be a text"),
         ('{"tag": "x"}', "message 2: give the body as 'body'"),
         ('{"body": "x", "body_base64": "AA=="}', "message 2: give the body as"),
         ('{"body_base64": "?"}', "'body_base64' is no base64"),
@@ -112,6 +113,7 @@ def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
         answer = client.post("messages", b'{"body": "good"}\n' + wrong.encode(), NDJSON)
         assert answer.status == 400, wrong
         assert text in answer.json["message"], wrong
+        assert str(1 << 62) not in answer.json["message"], "no limit that a client can meet"
     big = client.publish("x" * (1 << 20) + "y")
     assert big.status == 413
     assert "1048577 bytes, the limit is 1048576 (--max-msg-size)" in big.json["message"]

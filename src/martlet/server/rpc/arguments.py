@@ -71,15 +71,14 @@ class CallArguments:
             raise CallError("MISSING_ARGUMENT", f"the argument {name!r} is missing")
         return value
 
-    def text(self, name: str, default: str | None = None, *, max_value: int = 1024) -> str:
-        """Return a text. Raises CallError."""
+    def text(self, name: str, default: str | None = None, *, max_value: int | None = 1024) -> str:
+        """Return a text, of any length if `max_value` is None. Raises CallError."""
         if default is not None and name not in self:
             return default
         value = self._wanted(name)
-        if not isinstance(value, str) or len(value) > max_value:
-            raise CallError(
-                "BAD_ARGUMENT", f"{name!r} must be a text of at most {max_value} characters"
-            )
+        if not isinstance(value, str) or (max_value is not None and len(value) > max_value):
+            limit = "" if max_value is None else f" of at most {max_value} characters"
+            raise CallError("BAD_ARGUMENT", f"{name!r} must be a text{limit}")
         if value != _characters(value):
             raise CallError(
                 "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can encode: {value!a:.80}"

@@ -322,7 +322,7 @@ def _body(arguments: CallArguments) -> bytes:
     given = [name for name in ("body", "body_base64") if name in arguments]
     if len(given) != 1:
         raise CallError("BAD_ARGUMENT", "give the body as 'body', text, or as 'body_base64'")
-    text = arguments.text(given[0], max_value=1 << 62)
+    text = arguments.text(given[0], max_value=None)
     try:
         body = text.encode() if given[0] == "body" else a2b_base64(text, strict_mode=True)
     except (BadBase64, ValueError) as error:
