@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import quote
 import pytest
 from tests.interop.asking import ask
 from tests.interop.auth_server import Answer, AuthServer, allowed
+from tests.interop.http_client import HttpClient
 from tests.interop.lookup_process import LookupProcess
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from tests.interop.test_pull import until
@@ -458,6 +460,20 @@ def test_a_plain_client_of_nsq_replies_by_http(topic: str) -> None:
         working.start()
         assert producer.request(topic, b"ab", timeout_s=20).body == b"abab"
         working.join()
+
+
+def test_a_client_over_http_reads_the_headers_and_replies(topic: str) -> None:
+    with BrokerProcess(None) as broker, sync.Producer(broker.tcp_address) as producer:
+        worker = HttpClient(broker.http_address, topic, "workers")
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(producer.request, topic, b"ab", timeout_s=20)
+            (message,) = worker.receive(wait=20)
+            headers = message["headers"]
+            replies = HttpClient(broker.http_address, quote(headers["martlet-reply-to"]))
+            correlation_id = headers["martlet-correlation-id"]
+            answer = replies.publish("abab", headers={"martlet-correlation-id": correlation_id})
+            assert answer.status == 200
+            assert asked.result(20).body == b"abab"
 
 
 @NEEDS_NSQD

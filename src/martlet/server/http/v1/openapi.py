@@ -11,7 +11,9 @@ from martlet.names import MAX_NAME_LENGTH
 from martlet.server.http.v1.guard import HEADER
 from martlet.server.http.v1.operations import OPERATIONS, HttpOperation
 
-_NAME = {"type": "string", "pattern": f"^[.a-zA-Z0-9_-]{{1,{MAX_NAME_LENGTH}}}$"}
+_NAME = {"type": "string", "pattern": "^[.a-zA-Z0-9_-]+$", "maxLength": MAX_NAME_LENGTH}
+# An #ephemeral topic takes messages, as replies to requests; a receive from it is refused.
+_PUBLISHED = _NAME | {"pattern": "^[.a-zA-Z0-9_-]+(#ephemeral)?$"}
 _ERROR = {
     "type": "object",
     "properties": {"message": {"type": "string"}},
@@ -48,12 +50,16 @@ def _security() -> dict[str, str]:
 
 def _described(path: str, operation: HttpOperation) -> dict[str, Any]:
     names = re.findall(r":(\w+)", path)
+    name_schema = _NAME if "channel" in names else _PUBLISHED
     shown: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
         "security": [{}, {"secret": []}] if names else [{}],
         "parameters": [
-            *({"name": name, "in": "path", "required": True, "schema": _NAME} for name in names),
+            *(
+                {"name": name, "in": "path", "required": True, "schema": name_schema}
+                for name in names
+            ),
             *(
                 {"name": name, "in": "query", "schema": schema}
                 for name, schema in operation.query.items()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+
+import pytest
 
 from martlet.server.http.v1.openapi import document
 from martlet.server.http.v1.operations import OPERATIONS
@@ -25,3 +28,27 @@ def test_the_document_has_all_operations_once() -> None:
     for path, operation in OPERATIONS.items():
         assert path.replace(":topic", "{topic}").replace(":channel", "{channel}") in text
         assert f'"operationId": "{operation.name}"' in text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_published_to", "is_received_from"),
+    [
+        ("orders", True, True),
+        # Replies to requests go there; a receive would end it.
+        ("reply.0a#ephemeral", True, False),
+        ("orders#other", False, False),
+        ("n" * 65, False, False),
+        ("n" * 60 + "#ephemeral", False, False),
+    ],
+)
+def test_the_document_allows_the_names_that_the_routes_take(
+    name: str, is_published_to: bool, is_received_from: bool
+) -> None:
+    channel = "/v1/topics/{topic}/channels/{channel}/receive"
+    for path, allowed in (
+        ("/v1/topics/{topic}/messages", is_published_to),
+        (channel, is_received_from),
+    ):
+        schema = document()["paths"][path]["post"]["parameters"][0]["schema"]
+        fits = re.search(schema["pattern"], name) is not None
+        assert (fits and len(name) <= schema["maxLength"]) is allowed
