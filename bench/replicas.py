@@ -1,9 +1,10 @@
 """What replicas cost: the same work at a broker alone and at one with standbys, in turns.
 
-    ./run bench replicas [--seconds 3] [--repeat 5] [--standbys 2] [--pin] [--flush async|sync]
+    ./run bench replicas [--seconds 3] [--repeat 5] [--standbys 2] [--window 16] [--pin]
+                         [--flush async|sync]
 
-The rows are MPUB of 200 messages of 100 bytes from 4 connections with 4 commands under way each, a
-lone PUB from one connection, and the copying of a log to a standby with an empty folder. All
+The rows are MPUB of 200 messages of 100 bytes from 4 connections with `--window` commands in flight
+each, a lone PUB from one connection, and the copying of a log to an empty standby. All
 processes share this machine: with fewer processors than processes, a standby takes its time from
 the primary. `--pin` gives the primary a processor of its own, and the standbys and the load the
 others.
@@ -37,7 +38,6 @@ from martlet.testing.ports import free_port
 BODIES = [b"x" * 100] * 200
 TOPIC = "bench"
 _CONNECTIONS = 4
-_WINDOW = 4
 _OK = b"\0\0\0\6\0\0\0\0OK"
 _START_S = 30
 
@@ -227,11 +227,11 @@ class Measured:
     copies: list[float] = field(default_factory=list)
 
 
-def measure(running: Running, seconds: float, into: Measured) -> None:
+def measure(running: Running, window: int, seconds: float, into: Measured) -> None:
     """Measure all rows once."""
     before = [processor_s(process.pid) for process in running.processes]
     batch = commands.publish_many(TOPIC, BODIES)
-    found = uvloop.run(loaded(running.address, batch, _CONNECTIONS, _WINDOW, seconds))
+    found = uvloop.run(loaded(running.address, batch, _CONNECTIONS, window, seconds))
     into.batches.append(len(found) * len(BODIES) / seconds)
     used = [
         processor_s(process.pid) - was
@@ -254,6 +254,7 @@ def main(arguments: Sequence[str]) -> None:
         seconds=3.0,
         repeat=5,
         standbys=2,
+        window=16,
         flush=("async", "sync"),
         pin=False,
         data_path=None,
@@ -275,7 +276,7 @@ def main(arguments: Sequence[str]) -> None:
                 running = Running(name, folder, [f"--flush={given.flush}", *more], standby_count)
                 undo.callback(running.stop)
                 running.start(pins)
-                measure(running, given.seconds, measured[name])
+                measure(running, given.window, given.seconds, measured[name])
             print(
                 f"turn {turn + 1}, {name}: {measured[name].batches[-1]:,.0f} msg/s", file=sys.stderr
             )

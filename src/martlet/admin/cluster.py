@@ -277,7 +277,7 @@ def _add_topic(view: ClusterView, url: str, stats: TopicStats) -> None:
     for each in stats.channels:
         channel = topic.channels.setdefault(each.channel, ChannelTotals(stats.topic, each.channel))
         channel.nodes[url] = each
-        channel.counts += each.counts
+        channel.counts += each
         channel.is_paused |= each.is_paused
         channel.kind = each.kind
         if each.oldest_message_age_ms:

@@ -69,6 +69,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: value
     if kind is float:
         return lambda value: float(_checked((int, float), value))
+    if kind is int:
+        return _read_int
     return lambda value: _checked(kind, value)
 
 
@@ -79,14 +81,14 @@ def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
     def read_one(value: Any) -> Any:
         fields: Fields = _checked(dict, value)
         values: dict[str, Any] = {"fields": fields} if keeps_fields else {}
-        for each in readers:
-            if each.json_name in fields:
+        for name, json_name, read, is_required in readers:
+            if json_name in fields:
                 try:
-                    values[each.name] = each.read(fields[each.json_name])
+                    values[name] = read(fields[json_name])
                 except ValueError as error:
-                    raise ValueError(f"{each.json_name}: {error}") from None
-            elif each.is_required:
-                raise ValueError(f"{each.json_name} is missing")
+                    raise ValueError(f"{json_name}: {error}") from None
+            elif is_required:
+                raise ValueError(f"{json_name} is missing")
         return kind(**values)
 
     return read_one
@@ -100,6 +102,13 @@ def _field_readers(kind: Any) -> Iterator[_FieldReader]:
         is_required = each.default is MISSING and each.default_factory is MISSING
         json_name = each.metadata.get("name", each.name)
         yield _FieldReader(each.name, json_name, _reader(types[each.name]), is_required)
+
+
+def _read_int(value: Any) -> Any:
+    # Most fields are counts, of which thousands of topics have many.
+    if type(value) is int and -_MAX_NUMBER <= value <= _MAX_NUMBER:
+        return value
+    return _checked(int, value)
 
 
 def _checked(kind: Any, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields, replace
+from operator import add, attrgetter
 from typing import Any
 
 from martlet.client.admin.decode import Described, named
@@ -46,15 +47,16 @@ class ChannelCounts:
     @property
     def counts(self) -> ChannelCounts:
         """The counts alone."""
-        return ChannelCounts(**{each.name: getattr(self, each.name) for each in _COUNTS})
+        return ChannelCounts(**dict(zip(_COUNT_NAMES, _values(self), strict=True)))
 
     def __add__(self, other: ChannelCounts) -> ChannelCounts:
-        return ChannelCounts(
-            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in _COUNTS}
-        )
+        sums = map(add, _values(self), _values(other))
+        return ChannelCounts(**dict(zip(_COUNT_NAMES, sums, strict=True)))
 
 
-_COUNTS = fields(ChannelCounts)
+_COUNT_NAMES = [each.name for each in fields(ChannelCounts)]
+_values = attrgetter(*_COUNT_NAMES)
+"""Return the counts as a tuple."""
 
 
 @dataclass(frozen=True, kw_only=True)

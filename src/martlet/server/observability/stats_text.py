@@ -15,10 +15,8 @@ from martlet.durations import SECOND_NS, format_duration
 from martlet.server.observability.stats import Report
 from martlet.server.time_slice import TimeSlice
 
-
-def _dumps(value: object) -> str:
-    """Return a value as JSON, as compact as nsqd's."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+"""Return a value as JSON, as compact as nsqd's."""
 
 
 def _with_items(report: Report, name: str, items: list[str] | None) -> str:
