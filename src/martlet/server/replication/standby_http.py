@@ -124,7 +124,7 @@ class Forwarder:
 
     Args:
         connect: opens a connection to the primary for a request, and returns it with the primary's
-            epoch; it is told whether the client was checked to be an operator.
+            epoch. Its argument says whether the client was checked to be an operator.
         is_primary: returns whether this replica has become it.
         max_body_bytes: the maximum of a body.
     """
