@@ -1,11 +1,12 @@
 """Measures what the page of benchmarks compares, and writes its tables.
 
-    ./run bench page [--seconds 3] [--repeat 5] [--json FILE] [--again]
+    ./run bench page [--seconds 3] [--repeat 5] [--json FILE] [--again] [--nsqd-only]
 
 Martlet stands beside nsqd (`bench.servers`) and beside other brokers (`bench.peers`), with the
 compiled hot path and without. The tables replace those in ``docs/reference/benchmarks.md``, and
 where Martlet is behind, its ratio is bold. `--json` keeps every run; with `--again` nothing is
-measured, and the tables are written from that file. ``nsqd`` has to be on PATH:
+measured, and the tables are written from that file; with `--nsqd-only` the table of other brokers
+stays as it is. ``nsqd`` has to be on PATH:
 ``PATH=$PATH:$(.ci/nsqd)``.
 """
 
@@ -37,12 +38,21 @@ _BEGIN, _END = "<!-- begin of {} -->", "<!-- end of {} -->"
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, and write the page; the result is the exit code."""
-    given = parse(__doc__, arguments, seconds=3.0, repeat=5, json=None, again=False, page=PAGE)
+    given = parse(
+        __doc__,
+        arguments,
+        seconds=3.0,
+        repeat=5,
+        json=None,
+        again=False,
+        nsqd_only=False,
+        page=PAGE,
+    )
     try:
         if given.again and given.json:
             measured = json.loads(given.json.read_text(encoding="utf-8"))
         else:
-            measured = measure(given.seconds, given.repeat)
+            measured = measure(given.seconds, given.repeat, nsqd_only=given.nsqd_only)
             if given.json:
                 given.json.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     except (LoadFailed, Missing, OSError, TargetFailed) as error:
@@ -52,12 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def measure(seconds: float, repeat: int) -> dict[str, Any]:
+def measure(seconds: float, repeat: int, *, nsqd_only: bool) -> dict[str, Any]:
     """Measure all rows. Raises LoadFailed, Missing, OSError and TargetFailed."""
-    return {
-        "nsqd": _beside_nsqd(seconds, repeat),
-        "peers": peers.measure(list(peers.ROWS), seconds, repeat),
-    }
+    measured = {"nsqd": _beside_nsqd(seconds, repeat)}
+    if not nsqd_only:
+        measured["peers"] = peers.measure(list(peers.ROWS), seconds, repeat)
+    return measured
 
 
 def _beside_nsqd(seconds: float, repeat: int) -> dict[str, Any]:
@@ -95,7 +105,9 @@ def write(page: Path, measured: dict[str, Any]) -> None:
         ValueError: the page has no place for them.
     """
     text = page.read_text(encoding="utf-8")
-    tables = {"nsqd": nsqd_table(measured["nsqd"]), "peers": _peers_table(measured["peers"])}
+    tables = {"nsqd": nsqd_table(measured["nsqd"])}
+    if "peers" in measured:
+        tables["peers"] = _peers_table(measured["peers"])
     for name, table in tables.items():
         begin, end = _BEGIN.format(name), _END.format(name)
         if text.count(begin) != 1 or text.count(end) != 1:
