@@ -19,6 +19,8 @@ PROXIED = ("Forwarded", "X-Forwarded-For")
 """The headers by which a proxy names the client that it has."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Those that change nothing."""
+ADMIN_AGENT = "martlet-admin"
+"""The `User-Agent` of the Admin client, and so of the admin page."""
 _SAME_SITE = frozenset({"same-origin", "none"})
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from martlet import unreachable
+from martlet.browsing import ADMIN_AGENT
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import UNREADABLE, Fields
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable, refusal
@@ -66,7 +67,8 @@ class AdminHttp:
         timeout = aiohttp.ClientTimeout(
             total=settings.request_timeout_s, connect=settings.connect_timeout_s
         )
-        self._session = aiohttp.ClientSession(timeout=timeout)
+        headers = {"User-Agent": ADMIN_AGENT}
+        self._session = aiohttp.ClientSession(timeout=timeout, headers=headers)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from martlet.browsing import SAFE_METHODS
+from martlet.browsing import ADMIN_AGENT, SAFE_METHODS
 from martlet.durations import format_duration
 from martlet.server.http import lone_publish
 from martlet.server.http.access import refuse_foreign_change
@@ -225,9 +225,11 @@ class HttpServer:
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
         is_logged = request.path not in _UNLOGGED and not request.path.startswith(V1)
-        # Tools, monitoring and the admin page look every few seconds.
-        is_look = request.method in SAFE_METHODS and (
-            response.status < 400 or response.status == 404
+        # The admin page looks every few seconds. Other reads are logged as nsqd does.
+        is_look = (
+            request.method in SAFE_METHODS
+            and (response.status < 400 or response.status == 404)
+            and request.headers("User-Agent") == [ADMIN_AGENT]
         )
         level = logging.DEBUG if is_look else logging.INFO
         if is_logged and log.isEnabledFor(level):

@@ -82,13 +82,14 @@ async def test_a_lookup_daemon_changes_nothing_for_pages_of_other_sites() -> Non
                 assert await status(daemon.http_address, route, headers) == 200, (route, headers)
 
 
-async def test_reads_are_logged_at_debug_level_and_changes_and_refusals_above(
+async def test_reads_of_the_admin_page_are_logged_at_debug_level_and_no_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "martlet.server.http.server")
     async with Broker() as broker:
         for route in (("GET", "/stats"), ("GET", "/replica"), ("POST", "/topic/create?topic=t")):
-            await status(broker.http_address, route, {})
+            await status(broker.http_address, route, {"User-Agent": "martlet-admin"})
+        await status(broker.http_address, ("GET", "/stats"), {})
         await status(broker.http_address, ("GET", "/log/topics"), FOREIGN[0])
     found = [
         (each.levelname, each.getMessage().rpartition(" (")[0])
@@ -99,5 +100,6 @@ async def test_reads_are_logged_at_debug_level_and_changes_and_refusals_above(
         ("DEBUG", "200 GET /stats"),
         ("DEBUG", "404 GET /replica"),
         ("INFO", "200 POST /topic/create?topic=t"),
+        ("INFO", "200 GET /stats"),
         ("INFO", "403 GET /log/topics"),
     ]
