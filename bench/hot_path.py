@@ -119,10 +119,10 @@ def measure(
     row: str, seconds: float, repeat: int, trace: bool, profile: cProfile.Profile | None = None
 ) -> float:
     """Return the least processor time of a command of the row, in microseconds."""
-    backlog = int(5000 * seconds) + 10 if row.startswith("consume") else 0
+    backlog = int(10_000 * seconds) + 60 if row.startswith("consume") else 0
     queues, fill = (QUEUES if row.endswith("-queues") else 1), [MPUB_1000]
     if row.startswith(("consume-by", "consume-keyed")):
-        queues, fill, backlog = QUEUES, keyed(), int(400 * seconds)
+        queues, fill, backlog = QUEUES, keyed(), int(600 * seconds) + 20
     order = row.removeprefix("consume-by-")
     policy = ChannelPolicy(order=order) if order in ("key", "queue") else None
     return uvloop.run(

@@ -124,9 +124,10 @@ async def serving(**settings: Any) -> AsyncIterator[Server]:
         finally:
             gc.set_threshold(*threshold)
             gc.unfreeze()
-        for connection in list(server.connections):
-            connection.connection_lost(None)
-        await server.stop()
+            # After an error too: uvloop does not close while a server listens.
+            for connection in list(server.connections):
+                connection.connection_lost(None)
+            await server.stop()
 
 
 async def least_cost_us(
