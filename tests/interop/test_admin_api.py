@@ -7,6 +7,7 @@ must be equal but for times, rates and the order of brokers on one host.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys

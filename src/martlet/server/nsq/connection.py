@@ -101,6 +101,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_fd",
         "_filled",
         "_going_on",
+        "_is_spliced",
         "_output",
         "_own",
         "_publish_lone",
@@ -136,6 +137,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def __init__(self, context: ConnectionContext, remote_address: str = "") -> None:
         self._context = context
         self.remote_address = remote_address
+        self._is_spliced = bool(remote_address)
         self._commands = context.commands
         self._publish_lone = context.lone.publish
         self._ticks = context.commits.ticks
@@ -395,7 +397,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if error is not None:
                 self.refuse(error)
         elif not self.greeted and not self._closing:
-            self._context.events.said_nothing()
+            self._context.events.said_nothing(self.remote_address, is_spliced=self._is_spliced)
         self.close()
         return True
 

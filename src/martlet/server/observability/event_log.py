@@ -195,9 +195,15 @@ class EventLog:
         if magic != wanted:
             self._log.error("client(%s) bad protocol magic '%s'", address, text)
 
-    def said_nothing(self) -> None:
-        """Log that a client left before it named its protocol."""
-        self._log.error("failed to read protocol version - EOF")
+    def said_nothing(self, address: str, *, is_spliced: bool) -> None:
+        """Log that a connection ended before the client named its protocol.
+
+        A standby ends a spliced one at each change of the primary, and keeps its client.
+        """
+        if is_spliced:
+            self._log.info("CLIENT(%s): the standby that it is at no longer splices it", address)
+        else:
+            self._log.error("failed to read protocol version - EOF")
 
     def identified(self, address: str, fields: Mapping[str, object]) -> None:
         """Log a client's IDENTIFY."""

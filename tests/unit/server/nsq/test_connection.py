@@ -18,6 +18,7 @@ from tests.unit.client.scripted_broker import eventually
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.topic.topic import Topic
+from martlet.options import LogLevel
 from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
@@ -250,3 +251,23 @@ async def test_unread_input_takes_a_limited_time(monkeypatch: pytest.MonkeyPatch
         connection.beat()
         await lost.wait()
         assert "t" not in broker.server.broker.topics
+
+
+async def test_a_standby_that_ends_a_silent_splice_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A standby does so at each hand-over, and the primary logged an error."""
+    caplog.set_level("INFO")
+    loop = asyncio.get_running_loop()
+    async with Broker(log_level=LogLevel.INFO) as broker:
+        ours, theirs = socket.socketpair()
+        await loop.connect_accepted_socket(lambda: broker.server.connect("192.0.2.7:80"), theirs)
+        ours.close()
+        await eventually(lambda: not broker.server.connections)
+        direct = await Wire.open(broker.tcp_address, magic=b"")
+        direct.close()
+        await eventually(lambda: "failed to read protocol version - EOF" in caplog.text)
+    spliced, _, later = caplog.text.partition("TCP: new client(127.0.0.1:")
+    assert "CLIENT(192.0.2.7:80): the standby that it is at no longer splices it" in spliced
+    assert "ERROR" not in spliced
+    assert later.count("failed to read protocol version") == 1
