@@ -7,7 +7,6 @@ must be equal but for times, rates and the order of brokers on one host.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -324,6 +324,12 @@ def _post(broker: BrokerProcess, path: str, body: bytes = b"") -> None:
         assert answer.status == 200
 
 
+def _is_stopped(process_id: int) -> bool:
+    """Return whether all threads of a process are in the state T."""
+    stats = Path(f"/proc/{process_id}/task").glob("*/stat")
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+
+
 def test_both_warn_of_a_broker_that_does_not_answer() -> None:
     with ExitStack() as stack:
         cluster = Cluster(stack, "--http-client-request-timeout=1s", has_lookup=True)
@@ -337,6 +343,8 @@ def test_both_warn_of_a_broker_that_does_not_answer() -> None:
             assert process is not None
             process.send_signal(signal.SIGSTOP)
             stack.callback(process.send_signal, signal.SIGCONT)
+            # Until one thread takes the signal, the others go on.
+            cluster.wait(partial(_is_stopped, process.pid), "a stopped broker goes on")
             for path in ("/api/topics/orders", "/api/topics/orders/c", "/api/counter"):
                 theirs, ours = (page.ask("GET", path) for page in (cluster.theirs, cluster.ours))
                 assert ours[0] == theirs[0], path
