@@ -269,15 +269,21 @@ def _keep_lost(view: ClusterView, before: ClusterView) -> None:
 
 
 def _add_topic(view: ClusterView, url: str, stats: TopicStats) -> None:
-    topic = view.topics.setdefault(stats.topic, TopicTotals(stats.topic))
+    topic = view.topics.get(stats.topic)
+    if topic is None:
+        topic = view.topics[stats.topic] = TopicTotals(stats.topic)
     topic.nodes[url] = stats
     topic.depth += stats.depth
     topic.message_count += stats.message_count
     topic.is_paused |= stats.is_paused
     for each in stats.channels:
-        channel = topic.channels.setdefault(each.channel, ChannelTotals(stats.topic, each.channel))
+        channel = topic.channels.get(each.channel)
+        if channel is None:
+            channel = ChannelTotals(stats.topic, each.channel, each)
+            topic.channels[each.channel] = channel
+        else:
+            channel.counts += each
         channel.nodes[url] = each
-        channel.counts += each
         channel.is_paused |= each.is_paused
         channel.kind = each.kind
         if each.oldest_message_age_ms:

@@ -2,8 +2,9 @@
 
 ::
 
-    row of a series    | depth | in | out |  x 360 steps, a ring; float32, 4.3 kB a series
+    step    | depth of all series | in | out |  x 360, a ring; float32, 4.3 kB a series in all
 
+Memory is taken step by step: a page that has just started touches one of them.
 Rates come from counters, broker by broker: a broker that was started again, or that did not answer,
 adds nothing to the rate of that step. Outgoing messages are not counted by nsqd's statistics; they
 are what came in, less what the queue grew by.
@@ -20,7 +21,7 @@ STEP_S = 10.0
 STEPS = 360
 MAX_SERIES = 20_000
 """Of more series, the further ones have no history: 86 MB is the most that it takes."""
-_FIRST_ROWS = 64
+_FIRST_SERIES = 64
 _FIELDS = ("depth", "in", "out")
 Floats = npt.NDArray[np.float32]
 
@@ -29,12 +30,13 @@ class CountHistory:
     """A ring of steps for each key."""
 
     def __init__(self) -> None:
-        self._rows: dict[Hashable, int] = {}
+        self._columns: dict[Hashable, int] = {}
         self._free: list[int] = []
-        self._values: Floats = np.full((_FIRST_ROWS, len(_FIELDS), STEPS), np.nan, np.float32)
+        self._values: Floats = np.empty((STEPS, len(_FIELDS), _FIRST_SERIES), np.float32)
+        """Of steps without a time, anything."""
         self._times_s = np.full(STEPS, np.nan)
         self._at = -1
-        """The column of the newest step."""
+        """The newest step."""
 
     def begin_step(self, now_s: float) -> bool:
         """Begin a step, if the last one is old enough; return whether `add` is to be called.
@@ -46,28 +48,37 @@ class CountHistory:
             return False
         self._at = (self._at + 1) % STEPS
         self._times_s[self._at] = now_s
-        self._values[:, :, self._at] = np.nan
+        self._values[self._at] = np.nan
         return True
 
     def add(self, key: Hashable, depth: float, in_per_s: float, out_per_s: float) -> None:
         """Set the values of a series in the step that has begun."""
-        row = self._rows.get(key)
-        if row is None:
-            if len(self._rows) >= MAX_SERIES:
+        column = self._columns.get(key)
+        if column is None:
+            if len(self._columns) >= MAX_SERIES:
                 return
-            row = self._free.pop() if self._free else len(self._rows)
-            if row >= len(self._values):
-                more = np.full_like(self._values, np.nan)
-                self._values = np.concatenate((self._values, more))
-            self._rows[key] = row
-        self._values[row, :, self._at] = (depth, in_per_s, out_per_s)
+            column = self._free.pop() if self._free else len(self._columns)
+            if column >= self._values.shape[2]:
+                self._grow()
+            self._columns[key] = column
+        self._values[self._at, :, column] = (depth, in_per_s, out_per_s)
+
+    def _grow(self) -> None:
+        """Make room for twice as many series."""
+        count = self._values.shape[2]
+        values = np.empty((STEPS, len(_FIELDS), 2 * count), np.float32)
+        for step in np.flatnonzero(~np.isnan(self._times_s)):
+            values[step, :, :count] = self._values[step]
+            values[step, :, count:] = np.nan
+        self._values = values
 
     def keep(self, keys: set[Hashable]) -> None:
         """Forget all series but some."""
-        for key in self._rows.keys() - keys:
-            row = self._rows.pop(key)
-            self._values[row] = np.nan
-            self._free.append(row)
+        begun = np.flatnonzero(~np.isnan(self._times_s))
+        for key in self._columns.keys() - keys:
+            column = self._columns.pop(key)
+            self._values[begun, :, column] = np.nan
+            self._free.append(column)
 
     def times_s(self, steps: int = STEPS) -> list[float]:
         """Return the times of the newest steps, oldest first."""
@@ -84,10 +95,10 @@ class CountHistory:
         """
         order = self._order(steps)
         order = order[~np.isnan(self._times_s[order])]
-        row = self._rows.get(key)
-        if row is None:
+        column = self._columns.get(key)
+        if column is None:
             return [None] * len(order)
-        found = self._values[row, _FIELDS.index(field), order]
+        found = self._values[order, _FIELDS.index(field), column]
         return [None if np.isnan(each) else round(float(each), 3) for each in found]
 
     def growth(self, key: Hashable, steps: int = 30) -> float:
@@ -96,7 +107,7 @@ class CountHistory:
         return known[-1] - known[0] if known else 0.0
 
     def _order(self, steps: int) -> npt.NDArray[np.intp]:
-        """The columns of the newest steps, oldest first."""
+        """The newest steps, oldest first."""
         steps = min(steps, STEPS)
         return np.arange(self._at - steps + 1, self._at + 1) % STEPS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from martlet.admin import history as module
@@ -76,6 +77,20 @@ def test_the_number_of_series_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     history.add(100, 7.0, 0.0, 0.0)
     assert history.series(100, "depth") == [7.0]
     assert history.series(98, "depth") == [98.0]
+
+
+def test_more_series_leave_earlier_steps_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is not cleared: what it held before must not show."""
+    empty = np.empty
+    monkeypatch.setattr(np, "empty", lambda *given: np.full_like(empty(*given), 42.0))
+    history = CountHistory()
+    step(history, 0.0, 5.0)
+    step(history, STEP_S, 6.0)
+    for number in range(300):
+        history.add(number, 7.0, 0.0, 0.0)
+    assert history.begin_step(2 * STEP_S)
+    assert history.series(KEY, "depth") == [5.0, 6.0, None]
+    assert {tuple(history.series(number, "depth")) for number in range(300)} == {(None, 7.0, None)}
 
 
 def test_a_rate_is_what_a_counter_grew_by() -> None:
