@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.property.native_twins import Twin, TwinClient
 
+from martlet.broker.channel.delivery import Delivery
 from martlet.native import ELSEWHERE, FED, SERVED, native
 
 pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
@@ -87,6 +88,30 @@ async def test_what_is_not_of_the_lane_is_left(twin: Twin) -> None:
     client.leave()
     for sock in stranger:
         sock.close()
+
+
+async def test_a_fin_makes_room_for_a_pub_that_has_come_before_it(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that finishes and publishes had each message delivered by Python."""
+    publisher, consumer = greeted(twin), greeted(twin)
+    consumer.send(b"SUB a c\nRDY 1\n")
+    twin.server.commits.end_tick()
+    message_id = consumer.received()[-17:-1]
+    consumer.send(b"FIN " + message_id + b"\n")  # One more is in the topic.
+    message_id = consumer.received()[-17:-1]
+    monkeypatch.setattr(Delivery, "pump", lambda _self: pytest.fail("Python delivers"))
+    for _ in range(3):
+        publisher.transport.client.send(PUB)
+        consumer.transport.client.send(b"FIN " + message_id + b"\n")
+        assert serve(twin, publisher, consumer) == SERVED
+        assert publisher.received() == b"\0\0\0\6\0\0\0\0OK"
+        message = consumer.received()
+        assert message.endswith(b"x"), "it waits for another turn"
+        message_id = message[-17:-1]
+    monkeypatch.undo()
+    publisher.leave()
+    consumer.leave()
 
 
 async def test_an_error_ends_its_own_connection_only(
