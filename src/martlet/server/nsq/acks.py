@@ -38,7 +38,11 @@ class AckCommands:
         """Finish many messages."""
         channel, consumer = connection.subscription()
         base = np.uint64(channel.queue.id_base)
-        left = channel.finish_run(consumer, (command.ids - base).view(np.int64))
+        connection.cork()
+        try:
+            left = channel.finish_run(consumer, (command.ids - base).view(np.int64))
+        finally:
+            connection.uncork()
         if not len(left):
             return
         errors: list[bytes] = []

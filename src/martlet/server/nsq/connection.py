@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 1 << 18
 _FIRST_OWN_BYTES = 1 << 16
+_MAX_CORKED_BYTES = 1 << 16
 _UNTIMED = 4
 """The number of commands between two checks of the time."""
 
@@ -97,6 +98,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_closing",
         "_commands",
         "_context",
+        "_corked",
+        "_corked_bytes",
         "_error",
         "_fd",
         "_filled",
@@ -147,6 +150,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         """The socket, while the lane serves the connection."""
         self._error: Exception | None = None
         """The error that has ended the connection, unless the loop met it."""
+        self._corked: list[memoryview | bytes | bytearray] | None = None
+        """Messages that are sent together, at the end of a run of FINs."""
+        self._corked_bytes = 0
         self._own: bytearray | None = None
         self._filled = 0
         self.greeted = False
@@ -539,10 +545,30 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
-        if len(frames) == 1:
+        if self._corked is not None:
+            self._corked += frames
+            self._corked_bytes += sum(map(len, frames))
+            if self._corked_bytes > _MAX_CORKED_BYTES:
+                self.uncork()
+                self.cork()
+        elif len(frames) == 1:
             self.transport.write(frames[0])
         else:
             self.transport.writelines(frames)
+
+    def cork(self) -> None:
+        """Collect messages until `uncork`: each queue of a topic delivers by itself, and a write
+        for each costs more than the rest.
+        """
+        assert self._corked is None
+        self._corked, self._corked_bytes = [], 0
+
+    def uncork(self) -> None:
+        """Send what was collected."""
+        corked, self._corked = self._corked, None
+        assert corked is not None
+        if corked:
+            self.transport.writelines(corked)
 
     # as a caller
 

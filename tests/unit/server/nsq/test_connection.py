@@ -10,6 +10,7 @@ import struct
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.crash.wire import Wire, pub
@@ -17,6 +18,7 @@ from tests.interop.certificates import Certificates
 from tests.unit.client.scripted_broker import eventually
 
 from martlet.broker.channel.channel import Channel
+from martlet.broker.policy import ChannelPolicy
 from martlet.broker.topic.topic import Topic
 from martlet.options import LogLevel
 from martlet.protocol.compression.deflate import Deflate
@@ -271,3 +273,45 @@ async def test_a_standby_that_ends_a_silent_splice_is_no_error(
     assert "CLIENT(192.0.2.7:80): the standby that it is at no longer splices it" in spliced
     assert "ERROR" not in spliced
     assert later.count("failed to read protocol version") == 1
+
+
+class CountingTransport:
+    """A transport that counts the writes of several buffers."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def writelines(self, buffers: list[bytes]) -> None:
+        self.written.append(sum(map(len, buffers)))
+        self._transport.writelines(buffers)
+
+
+@pytest.mark.parametrize(("body_bytes", "writes"), [(200, 1), (40_000, 4)])
+async def test_a_run_of_fins_sends_the_messages_of_all_queues_at_once(
+    body_bytes: int, writes: int
+) -> None:
+    """Each queue wrote its own, which took most of the time of an ordered channel."""
+    async with Broker() as broker:
+        topic = broker.server.broker.set_queues("t", 8)
+        topic.channel("c")
+        topic.configure_channel("c", ChannelPolicy(order="queue"))
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        for _ in range(2):
+            for _queue in range(8):
+                wire.send(pub("t", b"x" * body_bytes))
+                await wire.ok()
+        wire.send(b"RDY 8\n")
+        got = [await wire.message() for _ in range(8)]
+        (connection,) = broker.server.connections
+        counting = CountingTransport(connection.transport)
+        connection.transport = cast(asyncio.Transport, counting)
+        wire.send(b"".join(b"FIN %s\n" % message.id for message in got))
+        after = [await wire.message() for _ in range(8)]
+        assert {message.id for message in after}.isdisjoint(message.id for message in got)
+        assert len(counting.written) == writes
+        assert sum(counting.written) == 8 * (body_bytes + 34)
+        wire.close()
