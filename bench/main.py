@@ -27,6 +27,7 @@ BENCHMARKS = {
     "replicas": "bench.replicas",
     "requests": "bench.requests",
     "trace": "bench.trace",
+    "workers": "bench.servers.workers",
     "keys": "bench.keys",
     "admin-page": "bench.admin_page",
     "spark-archive": "bench.spark.archive",

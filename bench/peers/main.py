@@ -21,9 +21,9 @@ from bench.flags import parse
 from bench.peers import load
 from bench.peers.daemons import KINDS, Daemon, Missing, nsqd
 from bench.peers.load import PeerConsuming, PeerPublishing
-from bench.servers.crew import LoadProcesses
 from bench.servers.link import LoadFailed
 from bench.servers.load import CHANNEL, Consuming, Load, PublishLoad
+from bench.servers.load_processes import LoadProcesses
 from bench.servers.main import PureBroker
 from bench.servers.report import machine, times
 from bench.servers.row import Row
@@ -153,7 +153,7 @@ def _peer(daemon: Daemon) -> Contestant:
 def _take_turns(
     contestants: list[Contestant], rows: Sequence[str], seconds: float, repeat: int
 ) -> None:
-    with LoadProcesses() as crew:
+    with LoadProcesses() as processes:
         for row in rows:
             for number in range(repeat):
                 for each in contestants[:: -1 if number % 2 else 1]:
@@ -161,8 +161,8 @@ def _take_turns(
                     each.fresh(queue)
                     try:
                         if row == "consume":
-                            _run(crew, each, "publish-200", queue, seconds)
-                        rate = _run(crew, each, row, queue, seconds)
+                            _run(processes, each, "publish-200", queue, seconds)
+                        rate = _run(processes, each, row, queue, seconds)
                     except (LoadFailed, OSError) as error:
                         raise LoadFailed(f"{each.name}, {ROWS[row]}: {error}") from error
                     finally:
@@ -172,10 +172,10 @@ def _take_turns(
 
 
 def _run(
-    crew: LoadProcesses, contestant: Contestant, row: str, queue: str, seconds: float
+    processes: LoadProcesses, contestant: Contestant, row: str, queue: str, seconds: float
 ) -> float:
     one = contestant.loads(row, queue, seconds)
-    results = crew.run(contestant.host, contestant.port, [one] * CONNECTIONS)
+    results = processes.run(contestant.host, contestant.port, [one] * CONNECTIONS)
     (rate,) = Row(name=row, work=ROWS[row], load=one).evaluate(results)
     return rate
 

@@ -6,7 +6,8 @@ nothing but themselves::
     comparison      rows x servers, in turns
       row             what is measured: a load, and what must be there before
         load            what one connection does
-      crew            processes that do it together, a connection each
+      load_processes  processes that do it together, a connection each
       target          a server: its two ports, its topics
     report          the table, the JSON
+    workers         one broker and several, beside nsqd
 """

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.servers import nsqload
-from bench.servers.crew import LoadProcesses
 from bench.servers.load import CHANNEL, TOPIC
+from bench.servers.load_processes import LoadProcesses
 from bench.servers.row import BACKLOG, Row
 from bench.servers.target import Target
 
@@ -113,7 +113,7 @@ class Comparison:
             TargetFailed: a server cannot be measured.
         """
         lines: list[Measurement] = []
-        with LoadProcesses() as crew:
+        with LoadProcesses() as processes:
             for row in rows:
                 ours, theirs, pure = (side.target(row) for side in self._sides)
                 if ours is None:
@@ -124,7 +124,7 @@ class Comparison:
                     turns = [target for target in (ours, theirs, pure) if target is not None]
                     for target in turns[:: -1 if number % 2 else 1]:
                         on_run(row, target)
-                        values = self._measure(crew, row, target)
+                        values = self._measure(processes, row, target)
                         for line, value in zip(added, values, strict=True):
                             into = line.ours if target is ours else line.theirs
                             (line.pure if target is pure else into).append(value)
@@ -140,21 +140,21 @@ class Comparison:
         served = [row for row in rows if self.ours.target(row) is not None]
         return self.repeat * sum(side.target(row) is not None for row in served for side in sides)
 
-    def _measure(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
+    def _measure(self, processes: LoadProcesses, row: Row, target: Target) -> list[float]:
         target.fresh(TOPIC, CHANNEL)
         try:
             if row.backlog:
-                self._load(crew, BACKLOG, target)
+                self._load(processes, BACKLOG, target)
                 target.wait_for_channels(TOPIC)
             os.sync()  # What the last run left to be written is not this one's to pay.
-            return self._load(crew, row, target)
+            return self._load(processes, row, target)
         finally:
             target.delete(TOPIC)
 
-    def _load(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
+    def _load(self, processes: LoadProcesses, row: Row, target: Target) -> list[float]:
         if self.nsqload_path:
             return nsqload.measure(self.nsqload_path, target, row, self.seconds)
         host, port = target.host, target.port
         if row.http:
             host, port = target.http_host, target.http_port
-        return row.evaluate(crew.run(host, port, row.loads(self.seconds)))
+        return row.evaluate(processes.run(host, port, row.loads(self.seconds)))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.servers.crew import LoadProcesses
 from bench.servers.link import OK_FRAME, BenchConnection, LoadFailed
 from bench.servers.load import Consuming, Load, LoadResult, Pinging, PublishLoad
+from bench.servers.load_processes import LoadProcesses
 from bench.servers.target import Target
 from martlet.testing import BrokerProcess
 
@@ -117,6 +117,20 @@ def test_load_processes_work_together(target: Target, processes: LoadProcesses) 
     assert sum(tally.messages for tally in tallies) == topic_stats(target)["message_count"]
     started_ns = [tally.started_ns for tally in tallies]
     assert max(started_ns) < min(tally.ended_ns for tally in tallies), "one after the other"
+
+
+def test_load_processes_take_turns_at_several_servers(
+    target: Target, processes: LoadProcesses
+) -> None:
+    with BrokerProcess() as second:
+        other = Target.parse(f"{second.tcp_address},{second.http_address}")
+        other.fresh(TOPIC, CHANNEL)
+        tallies = processes.run(
+            target.host, target.port, [publishing()] * 3, (other.host, other.port)
+        )
+        first, second_one, third = (tally.messages for tally in tallies)
+        assert topic_stats(target)["message_count"] == first + third
+        assert topic_stats(other)["message_count"] == second_one > 0
 
 
 def test_load_processes_report_a_refusal_of_the_server(target: Target) -> None:

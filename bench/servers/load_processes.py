@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Sequence
+from itertools import cycle
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -33,18 +34,26 @@ class LoadProcesses:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def run(self, host: str, port: int, loads: Sequence[Load]) -> list[LoadResult]:
+    def run(
+        self, host: str, port: int, loads: Sequence[Load], *more: tuple[str, int]
+    ) -> list[LoadResult]:
         """Run each load in a process of its own, all at the same time.
+
+        Args:
+            host, port: of the server.
+            loads: one a connection.
+            more: further servers: the connections take turns at all of them.
 
         Raises:
             LoadFailed: one of them failed; the others are ended.
         """
         while len(self._members) < len(loads):
-            self._hire()
+            self._start()
+        addresses = cycle([(host, port), *more])
         pipes = [pipe for _, pipe in self._members[: len(loads)]]
         try:
             for pipe, load in zip(pipes, loads, strict=True):
-                pipe.send((host, port, load))
+                pipe.send((*next(addresses), load))
             for pipe in pipes:
                 self._answer(pipe)
             for pipe in pipes:
@@ -54,7 +63,7 @@ class LoadProcesses:
             self.close()  # The others wait at the gate, or work.
             raise
 
-    def _hire(self) -> None:
+    def _start(self) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs,), daemon=True)
         process.start()
