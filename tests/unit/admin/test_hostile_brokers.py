@@ -64,6 +64,21 @@ async def beside(reply: Reply, **options: Any) -> AsyncIterator[tuple[Page, str]
         await runner.cleanup()
 
 
+async def test_a_redirect_is_not_followed() -> None:
+    followed: list[web.Request] = []
+
+    async def reply(request: web.Request) -> web.Response:
+        if request.path == "/elsewhere":
+            followed.append(request)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    async with beside(reply) as (page, address):
+        text = await page.get("/nodes")
+        assert f"{address}" in text
+        assert "it redirects to &#39;/elsewhere&#39;: give the broker&#39;s address" in text
+    assert not followed
+
+
 @pytest.mark.parametrize(
     "answer",
     [

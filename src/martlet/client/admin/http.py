@@ -25,6 +25,7 @@ MAX_ANSWER_BYTES = 1 << 26
 CALL_PATH = "/call/"
 _FIELDS_HEADER = "X-Martlet-Fields"
 """Has the fields of an answer whose body is bytes."""
+_MAX_SHOWN = 200
 _NOT_NSQD = ("/channel/peek", "/channel/replay", "/replica")
 _TEXT_STATUSES = (200, 500)
 """An unhealthy broker answers the reason with status 500."""
@@ -309,9 +310,14 @@ class AdminHttp:
                 params=arguments,
                 **({"data": body} if isinstance(body, bytes) else {"json": body}),
                 headers=[*self._headers(url).items(), *headers],
+                # Another server must not get the token, nor a request that this one thinks up.
+                allow_redirects=False,
                 **self._connection(url, timeout_s),
             ) as response:
                 status = response.status
+                if 300 <= status < 400:
+                    place = response.headers.get("Location", "")[:_MAX_SHOWN]
+                    raise AdminError(url, f"it redirects to {place!r}: give the broker's address")
                 if as_text and status in _TEXT_STATUSES:
                     text = await read_answer(response, MAX_ANSWER_BYTES)
                     return text.decode(errors="replace")

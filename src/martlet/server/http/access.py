@@ -219,11 +219,15 @@ def _refuse_foreign_page(request: Request) -> None:
 
 
 def _foreign_page(request: Request) -> HttpError:
+    way_out = (
+        "sends neither Origin nor Sec-Fetch-Site"
+        if request.is_of_other_site
+        else f"names the broker by its address, not as {request.host[:_MAX_SHOWN]!r}"
+    )
     return _denied(
         403,
         f"FOREIGN_PAGE: {request.path} does not answer pages of other sites in a browser: a program"
-        f" names the broker by its address, not as {request.host[:_MAX_SHOWN]!r}, and sends neither"
-        " Origin nor Sec-Fetch-Site",
+        f" {way_out}",
     )
 
 
