@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from martlet.broker.idempotence import marked
 from martlet.log.batch import LogBatch
 from martlet.properties import bulk as packed
-from martlet.properties.block import Block, entries_of, pack_block
-from martlet.properties.bulk import Packed, join, packed_bytes, read
-from martlet.properties.model import BadProperties, Properties
+from martlet.properties.block import Block, entries_of, pack_block, pack_entries
+from martlet.properties.bulk import Entry, Packed, join, packed_bytes, read, read_at_once
+from martlet.properties.model import BadProperties, Properties, Sent
 
 words = st.text("ab |*~", min_size=1, max_size=6)
 plain = st.text("abc~", min_size=1, max_size=6)
@@ -40,7 +42,7 @@ def block_of(some: Sequence[Properties], gap: int = 2) -> bytes:
 @quick
 def test_a_good_block_is_read_at_once(some: list[Properties]) -> None:
     data = block_of(some)
-    found = read(data, 100)
+    found = read_at_once(data, 100)
     assert found is not None
     assert list(found) == entries_of(data, 100)
     assert found[-1] == found[len(found) - 1]
@@ -60,7 +62,7 @@ def test_an_accepted_block_is_good(
     for place, byte in changes:
         data[place % len(data)] = byte
     try:
-        found = read(bytes(data), count)
+        found = read_at_once(bytes(data), count)
     except BadProperties:
         found = None
     if found is not None:
@@ -68,6 +70,63 @@ def test_an_accepted_block_is_good(
         assert list(found) == expected
         # Its tags can be believed: a filter looks at nothing else.
         assert pack_block(expected) == bytes(data)
+
+
+few = st.lists(carried, min_size=1, max_size=2)
+"""Of which many messages have one each: all the same, or in turns."""
+longer = st.integers(1, 2 * packed._FEW)
+
+
+@given(few, longer, st.booleans())
+@quick
+def test_entries_of_all_messages_are_packed_as_one_by_one(
+    some: list[Properties], count: int, gaps: bool
+) -> None:
+    kinds = [each.pack() for each in some] + [b""] * gaps
+    entries = [kinds[n % len(kinds)] for n in range(count)]
+    assert pack_entries(entries) == pack_block([(n, e) for n, e in enumerate(entries) if e])
+
+
+@given(
+    few,
+    longer,
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=2),
+    st.integers(0, 2),
+)
+@quick
+def test_a_block_is_read_as_one_by_one(
+    some: list[Properties], count: int, changes: list[tuple[int, int]], more: int
+) -> None:
+    data = bytearray(pack_entries([some[n % len(some)].pack() for n in range(count)]))
+    for place, byte in changes:
+        data[place % len(data)] = byte
+    try:
+        expected = entries_of(bytes(data), count + more)
+    except BadProperties:
+        with pytest.raises(BadProperties):
+            read(bytes(data), count + more)
+    else:
+        assert list(read(bytes(data), count + more)) == expected
+
+
+@given(few, longer, st.booleans(), st.binary(min_size=16, max_size=16))
+@quick
+def test_a_marked_send_is_stored_as_one_by_one(
+    some: list[Properties], count: int, is_late: bool, producer: bytes
+) -> None:
+    entries = [(n + is_late, some[n % len(some)].pack()) for n in range(count)]
+    sent = Sent(producer, 7, count + is_late)
+    ways: list[Sequence[Entry]] = [entries, read(pack_block(entries), count + is_late)]
+    records = []
+    for properties in ways:
+        batch = LogBatch()
+        batch.begin(0, 0)
+        batch.add(b"before")
+        for _ in range(2):
+            batch.set_properties(batch.count, marked(properties, sent))
+            batch.add_many([b"x"] * (count + is_late))
+        records.append(bytes(batch.finish()[0]))
+    assert records[0] == records[1]
 
 
 @given(st.lists(st.lists(ascii_carried, max_size=20), min_size=1, max_size=4), st.booleans())

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import BrokerError
 from martlet.broker.queue.queue_log import Receipt
 from martlet.properties.block import Block
+from martlet.properties.bulk import Entry, Packed
 from martlet.properties.model import SENT_BYTES, Field, Sent, fields
 
 if TYPE_CHECKING:
@@ -296,12 +297,14 @@ class ProducerState:
             at = end
 
 
-def marked(properties: Sequence[tuple[int, bytes]], sent: Sent) -> list[tuple[int, bytes]]:
+def marked(properties: Sequence[Entry], sent: Sent) -> Sequence[Entry]:
     """Return properties of a send's messages with the send's mark appended to the first
     message's.
     """
     mark = _SENT_HEAD + sent.pack()
     if properties and not properties[0][0]:
+        if isinstance(properties, Packed):
+            return properties.with_tail(mark)
         return [(0, properties[0][1] + mark), *properties[1:]]
     return [(0, mark), *properties]
 

@@ -23,8 +23,7 @@ from martlet.log.record import (
     RecordFlag,
 )
 from martlet.native.raw_bodies import Bodies, RawBodies
-from martlet.properties.block import pack_block
-from martlet.properties.bulk import Packed, join
+from martlet.properties.bulk import Entry, join
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -93,7 +92,6 @@ class LogBatch:
 
     __slots__ = (
         "_ends",
-        "_packed",
         "_properties",
         "_rows",
         "_size",
@@ -138,11 +136,7 @@ class LogBatch:
         self.end = HEADER_BYTES
         self._size: int | None = None
         self._ends: list[int | npt.NDArray[np.uint32]] = []
-        self._properties: list[tuple[int, bytes]] = []
-        self._packed: list[tuple[int, Packed]] = []
-        """Properties set for many messages at once, by the number of the first; empty if set one by
-        one.
-        """
+        self._properties: list[tuple[int, Sequence[Entry]]] = []
         self.properties_length = 0
         self.flags = 0
         """Record flags in addition to those that `finish` determines."""
@@ -211,19 +205,14 @@ class LogBatch:
         else:
             self.add_matrix(cast("Bytes", bodies))
 
-    def set_properties(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
+    def set_properties(self, first: int, entries: Sequence[Entry]) -> None:
         """Set packed properties (see `martlet.properties.model`) of messages.
 
         `entries` are (number, properties) with rising numbers, counted from message `first` of the
-        batch, and all behind any message that has properties already.
+        batch, and all behind any message that has properties already. They must not be changed
+        before the batch is finished.
         """
-        if isinstance(entries, Packed) and not self._properties:
-            self._packed.append((first, entries))
-            return
-        for start, packed in self._packed:
-            self._properties += [(start + number, entry) for number, entry in packed]
-        self._packed.clear()
-        self._properties += [(first + number, entry) for number, entry in entries]
+        self._properties.append((first, entries))
 
     def add_matrix(self, bodies: Bytes) -> None:
         """Add messages of one size: ``uint8[count, size]``, each body in one piece."""
@@ -379,8 +368,8 @@ class LogBatch:
         ends_at = (self.end + 7) & ~7
         trailer_end = ends_at + 4 * self.count
         length = (trailer_end + 7) & ~7
-        if self._properties or self._packed:
-            block = join(self._packed) if self._packed else pack_block(self._properties)
+        if self._properties:
+            block = join(self._properties)
             self.properties_length = len(block)
             block_at, block_end = length, length + len(block)
             length = (block_end + 7) & ~7

@@ -74,6 +74,23 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
     return b"".join([*head, *packed])
 
 
+def pack_entries(entries: Sequence[bytes]) -> bytes:
+    """Pack the block of a batch from the entry of each message; empty for one that has none."""
+    count = len(entries)
+    if count > 1 and entries[0] and entries.count(entries[0]) == count:
+        return pack_equal(entries[0], count)
+    return pack_block([(number, entry) for number, entry in enumerate(entries) if entry])
+
+
+def pack_equal(entry: bytes, count: int) -> bytes:
+    """Pack the block of a batch in which all messages have one entry."""
+    size = len(entry)
+    numbers = np.arange(count, dtype="<u4")
+    ends = (numbers + np.uint32(1)) * np.uint32(size)
+    tags = hash_of(entry).to_bytes(4, "little") * count
+    return b"".join([_COUNT.pack(count), numbers.tobytes(), ends.tobytes(), tags, entry * count])
+
+
 def block_bytes(entries: Sequence[tuple[int, bytes]]) -> int:
     """Return the size of the block of some entries."""
     if not entries:
@@ -168,6 +185,11 @@ class Block:
     def entries(self) -> memoryview:
         """All entries, back to back."""
         return self._data[self._entries_at :]
+
+    @property
+    def data(self) -> memoryview:
+        """The entire block."""
+        return self._data
 
     @property
     def entries_length(self) -> int:

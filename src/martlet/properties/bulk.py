@@ -1,11 +1,11 @@
 """The properties of many messages in one packed block, checked without a loop over the messages.
 
-A client that sends columns, as Spark does, has laid out the block of a batch itself (see
-`martlet.properties.block`). Here it is checked for all messages at once, field by field: the first
-field of each entry, then the second of those that have one, and so on. So the check costs a few
-steps of numpy for each field of the longest entry, instead of a loop over all messages. Entries
-that it cannot accept by itself, such as text that is not ASCII, are left to the check of single
-entries.
+A client has laid out the block of a batch itself (see `martlet.properties.block`), so it is kept
+as it came once it is checked. If all entries are equal, one is checked. Otherwise all are checked
+at once, field by field: the first field of each entry, then the second of those that have one, and
+so on. So the check costs a few steps of numpy for each field of the longest entry, instead of a
+loop over all messages. Entries that it cannot accept by itself, such as text that is not ASCII, are
+left to the check of single entries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from martlet.properties.block import BLOCK_HEAD_BYTES, Block, block_bytes, pack_block
+from martlet.properties.block import (
+    BLOCK_HEAD_BYTES,
+    Block,
+    block_bytes,
+    entries_of,
+    pack_block,
+    pack_equal,
+)
 from martlet.properties.model import (
     MAX_BYTES,
     MAX_KEY_BYTES,
@@ -24,6 +31,7 @@ from martlet.properties.model import (
     MAX_TAG_BYTES,
     Bytes,
     Field,
+    check,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -68,6 +76,18 @@ class Packed(Sequence[Entry]):
         """Return the messages from one number up to another, counted from the first."""
         return Packed(Block(self.block.cut(first - self.shift, stop - self.shift)))
 
+    def with_tail(self, tail: bytes) -> Packed:
+        """Return them with bytes, not of a tag, appended to the first entry."""
+        block = self.block
+        size = len(block.entry(0))
+        ends = block.ends + np.uint32(len(tail))
+        columns = (block.numbers.tobytes(), ends.tobytes(), block.tags.tobytes())
+        entries = block.entries
+        data = b"".join(
+            [len(block).to_bytes(4, "little"), *columns, entries[:size], tail, entries[size:]]
+        )
+        return Packed(Block(data), self.shift)
+
 
 def packed_bytes(some: Sequence[Sequence[Entry]]) -> int:
     """Return the size of one block of all these entries."""
@@ -83,17 +103,27 @@ def packed_bytes(some: Sequence[Sequence[Entry]]) -> int:
 _ROW_BYTES = block_bytes([(0, b"")]) - BLOCK_HEAD_BYTES
 
 
-def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> bytes:
+def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> Bytes:
     """Join entries whose numbers count from a first one each, all rising, into one block."""
-    blocks = [(first, entries) for first, entries in some if isinstance(entries, Packed)]
-    if len(blocks) < len(some):
-        return pack_block(
-            [(first + number, entry) for first, entries in some for number, entry in entries]
-        )
+    blocks: list[tuple[int, Block]] = []
+    listed: list[Entry] = []
+    for first, entries in some:
+        if isinstance(entries, Packed):
+            if listed:
+                blocks.append((0, Block(pack_block(listed))))
+                listed = []
+            blocks.append((first + entries.shift, entries.block))
+        else:
+            listed += [(first + number, entry) for number, entry in entries]
+    if not blocks:
+        return pack_block(listed)
+    if listed:
+        blocks.append((0, Block(pack_block(listed))))
+    if len(blocks) == 1 and not blocks[0][0]:
+        return blocks[0][1].data
     numbers, ends, tags, tails, end = [], [], [], [], 0
-    for first, entries in blocks:
-        block = entries.block
-        numbers.append(block.numbers.astype(np.int64) + (first + entries.shift))
+    for shift, block in blocks:
+        numbers.append(block.numbers.astype(np.int64) + shift)
         ends.append(block.ends + np.uint32(end))
         tags.append(block.tags)
         tails.append(block.entries)
@@ -103,17 +133,27 @@ def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> bytes:
     return b"".join([count.to_bytes(4, "little"), *columns, *tails])
 
 
-def read(data: Bytes, count: int) -> Packed | None:
+def read(data: bytes, count: int) -> Sequence[Entry]:
+    """Read a client's block of the properties of `count` messages. Raises BadProperties."""
+    return read_at_once(data, count) or entries_of(data, count)
+
+
+def read_at_once(data: bytes, count: int) -> Packed | None:
     """Read a client's block of the properties of `count` messages; None where it has to be checked
     entry by entry.
 
     Raises BadProperties where it is no block.
     """
     block = Block(data)
-    ends = block.ends.astype(np.int64)
-    numbers = block.numbers.astype(np.int64)
-    if len(ends) <= _FEW or int(numbers[-1]) >= count or (np.diff(numbers) <= 0).any():
+    numbers = block.numbers
+    if len(block) <= _FEW or int(numbers[-1]) >= count or (numbers[1:] <= numbers[:-1]).any():
         return None
+    entry = bytes(block.entry(0))
+    if len(block) == count and block.entries == entry * count:
+        check(entry)
+        if data == pack_equal(entry, count):
+            return Packed(block)
+    ends = block.ends.astype(np.int64)
     starts = np.zeros_like(ends)
     starts[1:] = ends[:-1]
     sizes = ends - starts

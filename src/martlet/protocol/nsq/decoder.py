@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from martlet.properties.block import entries_of
 from martlet.properties.bulk import read
 from martlet.properties.model import MAX_BYTES, BadProperties
 from martlet.protocol.nsq.bulk import (
@@ -291,12 +290,8 @@ class Decoder:
         if bodies is None:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
         fields = _object("SEND", options)
-        properties: Sequence[tuple[int, bytes]] | None = None
         try:
-            if block and "transaction" in fields:
-                properties = read(block, count)
-            if properties is None:
-                properties = entries_of(block, count) if block else []
+            properties = read(block, count) if block else ()
         except BadProperties as error:
             raise ProtocolError("E_BAD_MESSAGE", f"SEND {error}") from None
         return SendCommand(topic, fields, bodies, properties), stop
