@@ -64,7 +64,7 @@ class Field(IntEnum):
     """A digit; left out where it is `NORMAL_PRIORITY`."""
 
 
-_KEY = int(Field.KEY)
+_TAG, _KEY, _HEADER = int(Field.TAG), int(Field.KEY), int(Field.HEADER)
 _OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY, Field.PRIORITY})
 
 
@@ -208,7 +208,13 @@ def pack_entry(
     if priority != NORMAL_PRIORITY:
         packed.append(_named(Field.PRIORITY, "", str(check_priority(priority)).encode()))
     for name, value in headers.items():
-        packed.append(_named(Field.HEADER, name, _utf8(f"header {name!r}", value)))
+        if type(value) is not str or not value.isascii():
+            packed.append(_named(Field.HEADER, name, _utf8(f"header {name!r}", value)))
+            continue
+        encoded = _header_name(name)
+        if len(value) > MAX_BYTES:
+            raise _too_long(name, len(value))
+        packed.append(_FIELD.pack(_HEADER, len(encoded), len(value)) + encoded + value.encode())
     packed += more
     entry = b"".join(packed)
     if len(entry) > MAX_BYTES:
@@ -311,18 +317,28 @@ def check(entry: Bytes) -> None:
 
 
 def _named(kind: Field, name: str, value: bytes) -> bytes:
+    encoded = _header_name(name) if kind in (Field.HEADER, Field.SYSTEM) else name.encode()
+    if len(value) > MAX_BYTES:
+        raise _too_long(name, len(value))
+    return _FIELD.pack(kind, len(encoded), len(value)) + encoded + value
+
+
+@lru_cache(maxsize=1024)
+def _header_name(name: str) -> bytes:
     encoded = _utf8(f"the name {name!r}", name)
-    if len(encoded) > MAX_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not encoded):
+    if not 0 < len(encoded) <= MAX_NAME_BYTES:
         raise BadProperties(
             f"the header name {name[:80]!r} takes {len(encoded)} bytes, between 1 and"
             f" {MAX_NAME_BYTES} are allowed"
         )
-    if len(value) > MAX_BYTES:
-        raise BadProperties(
-            f"the header {name!r} takes {len(value)} bytes, the properties of one message may take"
-            f" {MAX_BYTES}"
-        )
-    return _FIELD.pack(kind, len(encoded), len(value)) + encoded + value
+    return encoded
+
+
+def _too_long(name: str, size_bytes: int) -> BadProperties:
+    return BadProperties(
+        f"the header {name!r} takes {size_bytes} bytes, the properties of one message may take"
+        f" {MAX_BYTES}"
+    )
 
 
 def _utf8(what: str, text: str) -> bytes:
@@ -403,7 +419,7 @@ def hash_of(entry: bytes) -> int:
     while at < len(entry):
         kind, name_length, length = _FIELD.unpack_from(entry, at)
         at += _FIELD.size + name_length
-        if kind == Field.TAG:
+        if kind == _TAG:
             return tag_hash(entry[at : at + length].decode())
         at += length
     return 0

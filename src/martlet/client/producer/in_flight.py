@@ -27,7 +27,7 @@ from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.result import SendResult
-from martlet.properties.block import pack_block
+from martlet.properties.block import pack_entries
 from martlet.properties.model import PRODUCER_BYTES
 from martlet.protocol.nsq import commands
 from martlet.put_status import PutStatus
@@ -196,15 +196,13 @@ def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> byte
     """Encode a SEND of messages with their extras."""
     topic = pendings[0].topic
     if len(pendings) == 1 and (extras := pendings[0].extras) is not None:
-        return commands.send(topic, pendings[0].bodies, fields, pack_block(extras.entries))
+        return commands.send(topic, pendings[0].bodies, fields, pack_entries(extras.entries))
     bodies = list(chain.from_iterable([each.bodies for each in pendings]))
-    entries: list[tuple[int, bytes]] = []
-    start = 0
+    entries: list[bytes] = []
     for each in pendings:
-        if each.extras is not None and each.extras.entries:
-            entries += [(start + number, entry) for number, entry in each.extras.entries]
-        start += len(each.bodies)
-    return commands.send(topic, bodies, fields, pack_block(entries))
+        found = () if each.extras is None else each.extras.entries
+        entries += found or [b""] * len(each.bodies)
+    return commands.send(topic, bodies, fields, pack_entries(entries))
 
 
 def _result(fields: dict[str, Any], broker: str) -> SendResult:

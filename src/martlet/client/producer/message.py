@@ -102,7 +102,8 @@ def split(
         BadBody, TypeError: one of them cannot be sent.
     """
     if set(map(type, messages)) == {Outgoing}:
-        bodies, properties = zip(*cast("Sequence[Outgoing]", messages), strict=True)
+        bodies: list[Any] = list(map(itemgetter(0), cast("Sequence[Outgoing]", messages)))
+        properties: list[Any] = list(map(itemgetter(1), cast("Sequence[Outgoing]", messages)))
         if are_fit(bodies, max_bytes) and set(map(type, properties)) == {Properties}:
             return bodies, properties
     pairs = [check_message(message, max_bytes) for message in messages]
@@ -132,9 +133,9 @@ def checked(messages: Sequence[Sendable], max_bytes: int) -> Sequence[Sendable]:
     return [body if id(each) in bare else message for message, body, each in some]
 
 
-def _distinct(properties: Iterable[Properties]) -> Iterable[Properties]:
+def _distinct(properties: Sequence[Properties]) -> Iterable[Properties]:
     """Return each of the objects once: many messages may share one."""
-    return {id(each): each for each in properties}.values()
+    return dict(zip(map(id, properties), properties, strict=True)).values()
 
 
 async def check_all(messages: Sequence[Sendable], max_bytes: int) -> list[Sendable]:
@@ -151,12 +152,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         bodies: their bodies.
-        entries: the packed properties of those that have any, by their numbers.
+        entries: the packed properties of each, empty for one without; nothing if none has any.
         size_bytes: their size in a command.
     """
 
     bodies: Sequence[bytes]
-    entries: Sequence[tuple[int, bytes]]
+    entries: Sequence[bytes]
     size_bytes: int
 
 
@@ -174,13 +175,13 @@ def prepare(
     if are_fit(messages, max_bytes):
         bodies = cast("Sequence[bytes]", messages)
         packed = options.pack_with(NONE, more_headers)
-        entries = [(number, packed) for number in range(len(bodies))] if packed else []
+        entries = [packed] * len(bodies) if packed else []
         return Prepared(bodies, entries, bodies_bytes(bodies) + len(bodies) * len(packed))
     bodies, properties = split(messages, max_bytes)
     known = {id(each): options.pack_with(each, more_headers) for each in _distinct(properties)}
-    every = [known[id(each)] for each in properties]
-    entries = [(number, packed) for number, packed in enumerate(every) if packed]
-    return Prepared(bodies, entries, bodies_bytes(bodies) + sum(map(len, every)))
+    entries = list(map(known.__getitem__, map(id, properties)))
+    entries_bytes = sum(map(len, entries))
+    return Prepared(bodies, entries if entries_bytes else (), bodies_bytes(bodies) + entries_bytes)
 
 
 def bodies_bytes(bodies: Sequence[bytes]) -> int:

@@ -165,14 +165,10 @@ class SendOptions:
         Raises:
             BadProperties: they are invalid.
         """
-        priority = self.message_priority
-        if priority == NORMAL_PRIORITY and not (
-            self.tag or self.keys or self.headers or self.order_key or properties
-        ):
-            return Properties(headers=more_headers).pack() if more_headers else b""
         tag, keys = self.tag or properties.tag, tuple(self.keys) or properties.keys
         headers = self.headers if self.headers is not None else properties.headers
-        order_key = self.text_key or properties.order_key
+        order_key = (self.order_key and self.text_key) or properties.order_key
+        priority = self.message_priority
         packed = pack_entry(tag, keys, order_key, priority, headers)
         if not more_headers or len(packed) + _size_bytes(more_headers) > MAX_BYTES:
             return packed

@@ -55,13 +55,13 @@ class Extras(NamedTuple):
         timeout_s: the time limit of publishing.
         defer_ms: the delay of a DPUB.
         fields: the options of a SEND; None for PUB, MPUB or DPUB.
-        entries: the packed properties of those that have any, by their numbers.
+        entries: the packed properties of each, empty for one without; nothing if none has any.
     """
 
     timeout_s: float
     defer_ms: int | None = None
     fields: SendFields | None = None
-    entries: Sequence[tuple[int, bytes]] = ()
+    entries: Sequence[bytes] = ()
 
 
 class Trouble:

@@ -24,7 +24,7 @@ from martlet.client.requests.headers import (
     ReplyAddress,
     check_headers,
 )
-from martlet.properties.block import pack_block
+from martlet.properties.block import pack_entries
 from martlet.properties.model import NONE
 from martlet.protocol.nsq import commands
 from martlet.put_status import PutStatus
@@ -120,7 +120,7 @@ class ReplyBatch:
         self._topic = topic
         self._answers = answers
         self._bodies: list[bytes] = []
-        self._entries: list[tuple[int, bytes]] = []
+        self._entries: list[bytes] = []
         self._ids: list[bytes] = []
         self._on_done: list[Callable[[BaseException | None], object]] = []
         self.size_bytes = 0
@@ -132,7 +132,7 @@ class ReplyBatch:
             more_headers, on_done = hooks(reply.topic, reply.body)
             self._on_done.append(on_done)
         packed = reply.packed(more_headers)
-        self._entries.append((len(self._bodies), packed))
+        self._entries.append(packed)
         self._bodies.append(reply.body)
         if message_id is not None:
             self._ids.append(message_id)
@@ -141,7 +141,7 @@ class ReplyBatch:
     def command(self, extensions: int) -> bytes:
         """Encode the SEND to a broker with that version of the extensions."""
         fields: dict[str, Any] = {"claim_ms": CLAIM_MS} if extensions >= CLAIM_EXTENSIONS else {}
-        return commands.send(self._topic, self._bodies, fields, pack_block(self._entries))
+        return commands.send(self._topic, self._bodies, fields, pack_entries(self._entries))
 
     def _done(self, error: BaseException | None) -> None:
         for on_done in self._on_done:

@@ -20,7 +20,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice, repeat
+from itertools import groupby, islice
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
@@ -40,7 +40,7 @@ from martlet.client.producer.options import (
     SendOptions,
     options_of,
 )
-from martlet.properties.block import pack_block
+from martlet.properties.block import pack_entries
 from martlet.properties.model import NONE, NORMAL_PRIORITY, Properties
 from martlet.protocol.nsq import commands
 
@@ -328,14 +328,12 @@ class Transaction:
         ]
         if any(at_ms for at_ms, _ in times):
             options["deliver_at_ms"] = times
-        entries: list[tuple[int, bytes]] = []
+        entries: list[bytes] = []
         bodies: list[bytes] = []
         for adding in some:
-            if adding.entry:
-                numbers = range(len(bodies), len(bodies) + len(adding.bodies))
-                entries += zip(numbers, repeat(adding.entry))
+            entries += [adding.entry] * len(adding.bodies)
             bodies += adding.bodies
-        command = commands.send(topic, bodies, options, pack_block(entries))
+        command = commands.send(topic, bodies, options, pack_entries(entries))
         await self._pinned.send(self.id, command)
         self._number += 1
         self._message_count += len(bodies)
