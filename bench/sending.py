@@ -8,7 +8,9 @@ numbered ones (a producer's id and a sequence, so that a repetition is recognise
 messages have a tag and a key each.
 
 Then client and broker together, over a socket: messages a second one after the other, a thousand
-tasks at once, and in bulk, in turns. The rates mean something on a quiet machine alone, the
+tasks at once, in bulk, and in calls of 200 messages, eight at once, in turns. Of the messages with
+a tag and a header, all of a call have equal ones as its options, or each has a header of its own.
+The rates mean something on a quiet machine alone, the
 client's processor a message is steadier.
 """
 
@@ -34,6 +36,7 @@ from martlet.testing import BrokerProcess
 
 TAGGED = Properties(tag="red", keys=("order-1234567",))
 AT_ONCE = 1000
+A_CALL, CALLS_AT_ONCE = 200, 8
 
 
 def sending(together: int, *, numbered: bool, tagged: bool) -> Callable[[Server], Step]:
@@ -87,6 +90,30 @@ BULKS: dict[str, Work] = {
 }
 
 
+OWN = [Outgoing(BODY, Properties("red", headers={"trace": f"{n:032x}"})) for n in range(A_CALL)]
+CALLS: dict[str, Callable[[Producer], Awaitable[object]]] = {
+    "publish_many": lambda p: p.publish_many(TOPIC, [BODY] * A_CALL),
+    "send_many": lambda p: p.send_many(TOPIC, [BODY] * A_CALL),
+    "send_many with a tag and a header": lambda p: p.send_many(
+        TOPIC, [BODY] * A_CALL, tag="red", headers={"source": "shop-1"}
+    ),
+    "send_many with a tag and own headers": lambda p: p.send_many(TOPIC, OWN),
+}
+
+
+def in_calls(call: Callable[[Producer], Awaitable[object]]) -> Work:
+    """Make calls of `A_CALL` messages, from `CALLS_AT_ONCE` tasks."""
+
+    async def work(producer: Producer, messages: int) -> None:
+        async def task() -> None:
+            for _ in range(messages // (A_CALL * CALLS_AT_ONCE)):
+                await call(producer)
+
+        await asyncio.gather(*(task() for _ in range(CALLS_AT_ONCE)))
+
+    return work
+
+
 def in_groups(send: Callable[[Producer], Awaitable[object]], together: int) -> Work:
     """Send `together` messages at once, then the next ones."""
 
@@ -121,6 +148,10 @@ async def rates(address: str, messages: int, repeat: int) -> None:
             for name, send in SENDS.items()
         ),
         *((name, work, messages) for name, work in BULKS.items()),
+        *(
+            (f"{name}, {A_CALL} a call", in_calls(call), 10 * messages)
+            for name, call in CALLS.items()
+        ),
     ]
     runs: dict[str, list[Run]] = {}
     for _ in range(repeat):
