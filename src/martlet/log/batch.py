@@ -320,11 +320,9 @@ class LogBatch:
         self._reserve(length)
         at = self.end
         self._view[at : at + length] = frames
-        starts = np.empty(count, np.int64)
-        starts[0] = at
-        starts[1:] = ends[:-1]
-        starts[1:] += at
-        sizes = np.diff(starts, append=at + length)
+        sizes = ends.astype(np.int64)
+        sizes[1:] -= ends[:-1]
+        starts = ends - sizes + at
         heads: npt.NDArray[np.void] = np.ndarray(
             (len(self.scratch) - _MIDDLE.itemsize + 1,), _MIDDLE, self.scratch, strides=(1,)
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from martlet.log.atomic_batches import BatchSlot, begin_bundle, bundle_length, write_batches
@@ -220,13 +220,19 @@ class CommitLog(SegmentedLog):
         self.make_room(length, journal=False)
         position = self.position
         top = begin_bundle(entry, lengths, position, self.epoch, stored_at_ns)
-        positions = write_batches(top, parts, position, self.epoch, self._write_at)
+        positions = write_batches(top, self._noted(parts), position, self.epoch, self._write_at)
         self._write(top)  # Last: only the header makes the bundle valid.
         self.position = position + length
-        self.has_properties = True
         assert not positions or position < positions[0] <= positions[-1] < self.position
         assert self.position <= self._end
         return positions
+
+    def _noted(self, parts: Iterable[BatchSlot]) -> Iterator[BatchSlot]:
+        """Yield the batches, and note whether any has properties."""
+        for part in parts:
+            if part.contents.properties_length:
+                self.has_properties = True
+            yield part
 
     def append_again(self, record: bytearray) -> int:
         """Write a copy of an older record, offsets included. Returns its position.

@@ -37,6 +37,7 @@ MPUB_EXTRA_BYTES = 4
 """The size of each body's header in an MPUB, and of the MPUB's own header."""
 
 _u32 = Struct(">I").pack
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def identify(fields: Mapping[str, Any]) -> bytes:
@@ -128,7 +129,7 @@ def call(number: int, method: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return _encode_json(fields).encode()
 
 
 def finish(ids: Sequence[bytes]) -> bytes:

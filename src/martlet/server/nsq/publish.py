@@ -96,6 +96,7 @@ _TRANSACTION_OPTIONS = (
     "queue",
     "transaction",
 )
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 _MAX_TIMES = 10_000
 _MAX_CLAIM_MS = 3_600_000
 CODES: dict[type[Exception], str] = {
@@ -285,7 +286,7 @@ class Added(DeferredReply):
 
 def encode_reply(**fields: object) -> bytes:
     """Return the frame of an answer to SEND."""
-    return v2.frame(v2.FrameType.RESPONSE, json.dumps(fields, separators=(",", ":")).encode())
+    return v2.frame(v2.FrameType.RESPONSE, _encode_json(fields).encode())
 
 
 def refusal(error: Exception) -> bytes:

@@ -82,6 +82,7 @@ class Caller(Protocol):
 Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
 Methods = Mapping[str, Method]
 
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 CODES: dict[type[Exception], str] = {
     NameRefused: "BAD_NAME",
     NotFound: "NOT_FOUND",
@@ -152,4 +153,4 @@ def reply_of(answer: Answer) -> Reply:
 
 def encoded(fields: Mapping[str, object]) -> bytes:
     """Return an answer's fields as JSON."""
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return _encode_json(fields).encode()
