@@ -4,8 +4,10 @@
 
 For each size of a transaction, and as many tasks as are told: so many messages published one by
 one and awaited together, the same by ``publish_many``, and the same in a transaction that is
-committed, and in one that is prepared before.  Then how long one commit of many messages holds the
-broker up.  Client and broker share the machine; the rates mean something on a quiet one alone.
+committed, in one that is prepared before, and in one whose messages are added without waiting, so
+that they and the commit are one request.  ``--tasks 1`` sends one after the other.  Then how long
+one commit of many messages holds the broker up.  Client and broker share the machine; the rates
+mean something on a quiet one alone.
 """
 
 from __future__ import annotations
@@ -53,11 +55,18 @@ async def prepares(producer: Producer, size: int, number: int) -> None:
         await transaction.prepare()
 
 
+async def adds(producer: Producer, size: int, number: int) -> None:
+    """A transaction in one request."""
+    async with producer.transaction() as transaction:
+        transaction.add(("orders", "mails")[number % 2], [BODY] * size)
+
+
 WORKS: dict[str, Work] = {
     "publish": publishes,
     "publish_many": publishes_many,
     "transaction": commits,
     "prepared transaction": prepares,
+    "transaction at once": adds,
 }
 
 

@@ -38,6 +38,8 @@ class Ledger:
 
     added: dict[str, Counter[tuple[str, bytes]]] = field(default_factory=dict)
     decided: dict[str, Outcome] = field(default_factory=dict)
+    unanswered: set[str] = field(default_factory=set)
+    """Those that are committed in one request, which the broker has done, or not."""
     numbers: count[int] = field(default_factory=count)
 
     async def grown(self, count: int) -> None:
@@ -59,6 +61,16 @@ async def produce(ledger: Ledger, address: str, chance: random.Random) -> None:
         while True:
             transaction = producer.transaction()
             added = ledger.added[transaction.id] = Counter()
+            if chance.random() < 0.3:
+                topic = chance.choice(TOPICS)
+                bodies = [b"%08d" % next(ledger.numbers) for _ in range(chance.randint(1, 3))]
+                added.update((topic, body) for body in bodies)
+                transaction.add(topic, bodies)
+                ledger.unanswered.add(transaction.id)
+                await transaction.commit()
+                ledger.unanswered.remove(transaction.id)
+                ledger.decided[transaction.id] = Outcome.COMMIT
+                continue
             try:
                 for _ in range(chance.randint(1, 5)):
                     topic = chance.choice(TOPICS)
@@ -131,6 +143,9 @@ async def torture(folder: Path, kills: int, seed: int, *arguments: str) -> None:
         for topic in TOPICS:
             got = await drain(broker.tcp_address, broker.http_address, topic, "plain")
             seen.update((topic, message.body) for message in got)
+        for id in ledger.unanswered:
+            if ledger.added[id] <= seen:
+                ledger.decided[id] = Outcome.COMMIT
         wanted: Counter[tuple[str, bytes]] = Counter()
         for id, outcome in ledger.decided.items():
             if outcome is Outcome.COMMIT:

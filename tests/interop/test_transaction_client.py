@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.interop.cutting_proxy import CuttingProxy
 
+from martlet.broker.transactions.state import TransactionLimits
 from martlet.client import (
     Backoff,
     BadBody,
@@ -29,6 +30,7 @@ from martlet.client import (
 )
 from martlet.client import sync as blocking
 from martlet.durations import MILLISECOND_NS
+from martlet.protocol.nsq import negotiation
 from martlet.testing import Broker
 from martlet.testing.ports import free_port
 
@@ -90,6 +92,88 @@ async def test_a_block_commits_the_messages_added_in_it(broker: Broker) -> None:
     # What was added in one turn of the loop has gone together.
     assert broker.server.broker.transactions.half is not None
     assert broker.server.broker.transactions.half.queue.index.end_row < 10
+
+
+async def test_messages_added_without_waiting_and_their_commit_are_one_request(
+    broker: Broker,
+) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        async with producer.transaction() as transaction:
+            transaction.add("orders", [b"one", b"two"], tag="red")
+            transaction.add("orders", [b"three"])
+        assert transaction.contribution.message_count == 3
+        with pytest.raises(TransactionEnded, match="is committed"):
+            transaction.add("orders", [b"late"])
+        with suppress(LookupError):
+            async with producer.transaction() as failed:
+                failed.add("orders", [b"never"])
+                raise LookupError
+    assert await bodies(broker, "orders", 3) == [b"one", b"two", b"three"]
+    assert broker.server.broker.transactions.half is None
+
+
+async def test_messages_added_without_waiting_are_sent_with_the_next_step(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        async with producer.transaction() as transaction:
+            transaction.add("orders", [b"one"])
+            transaction.add("mails", [b"a"])
+        async with producer.transaction() as transaction:
+            transaction.add("orders", [b"two"])
+            await transaction.publish("orders", b"three")
+            transaction.add("orders", [b"four"])
+        async with producer.transaction("named") as transaction:
+            transaction.add("orders", [b"five"])
+            await transaction.prepare()
+        async with producer.transaction() as driver:
+            await driver.begin()
+            async with producer.join_transaction(driver.id) as joined:
+                joined.add("orders", [b"six"])
+            await driver.commit(joined.contribution)
+    numbers = [b"one", b"two", b"three", b"four", b"five", b"six"]
+    assert await bodies(broker, "orders", 6) == numbers
+    assert await bodies(broker, "mails", 1) == [b"a"]
+
+
+async def test_an_older_broker_gets_the_commit_apart(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(negotiation, "EXTENSION_VERSION", 3)
+    async with Producer(broker.tcp_address) as producer, producer.transaction() as transaction:
+        transaction.add("orders", [b"one"])
+    assert await bodies(broker, "orders", 1) == [b"one"]
+    assert broker.server.broker.transactions.half is not None
+
+
+async def test_an_unclear_commit_of_one_request_is_called_again(broker: Broker) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        Producer(proxy.address, backoff=Backoff(first_s=0.01, max_s=0.02)) as producer,
+    ):
+        transaction = producer.transaction()
+        transaction.add("orders", [b"one"])
+        proxy.swallow()
+        committing = asyncio.create_task(transaction.commit())
+        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        committing.cancel()
+        await asyncio.wait([committing])
+        with pytest.raises(TransactionUnclear, match="may be committed"):
+            await transaction.rollback()
+        with pytest.raises(TransactionUnclear, match="may be committed"):
+            transaction.add("orders", [b"two"])
+        proxy.go_on()
+        await transaction.commit()
+    assert stored_count(broker, "orders") == 1
+
+
+async def test_a_refused_commit_of_one_request_stores_nothing(broker: Broker) -> None:
+    broker.server.broker.transactions.limits = TransactionLimits(max_bytes=10)
+    async with Producer(broker.tcp_address) as producer:
+        transaction = producer.transaction()
+        transaction.add("orders", [b"x" * 20])
+        with pytest.raises(TransactionRefused, match="--max-transaction-bytes"):
+            await transaction.commit()
+        await transaction.rollback()
+    assert stored_count(broker, "orders") == 0
 
 
 async def test_a_block_that_fails_rolls_back(broker: Broker) -> None:
@@ -179,11 +263,14 @@ async def test_lost_answers_are_asked_for_again(broker: Broker) -> None:
         await transaction.publish("orders", b"4")
         await lost_answer(proxy, transaction.prepare())
         await lost_answer(proxy, transaction.commit())
+        whole = producer.transaction()
+        whole.add("orders", [b"5"])
+        await lost_answer(proxy, whole.commit())
         other = producer.transaction()
         await other.publish("orders", b"x")
         await lost_answer(proxy, other.rollback())
-    assert await bodies(broker, "orders", 5) == [b"0", b"1", b"2", b"3", b"4"]
-    assert stored_count(broker, "orders") == 5
+    assert await bodies(broker, "orders", 6) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert stored_count(broker, "orders") == 6
 
 
 async def test_a_broker_that_does_not_answer_leaves_it_unclear() -> None:
@@ -283,6 +370,8 @@ async def test_without_await() -> None:
             with producer.transaction() as transaction:
                 transaction.publish("orders", b"one")
                 assert transaction.publish_many("orders", (b"%d" % n for n in range(3))) == 3
+            with producer.transaction() as transaction:
+                transaction.add("mails", (b"%d" % n for n in range(2)))
             with suppress(LookupError), producer.transaction() as failed:
                 failed.publish("orders", b"never")
                 raise LookupError
@@ -300,6 +389,7 @@ async def test_without_await() -> None:
         assert await bodies(broker, "orders", 6) == [b"one", b"0", b"1", b"2", b"joined", b"left"]
         seen.set()
         await running
+        assert await bodies(broker, "mails", 2) == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("at_first", [0, 1])

@@ -152,6 +152,12 @@ async def test_refusals_say_why(broker: Broker) -> None:
     assert (await add(connection, "t", 1, "orders", b"one", begin={}))["status"] == "CONFLICT"
     with pytest.raises(CallRefused, match="BAD_ARGUMENT"):
         await connection.call("transaction.checks", group="")
+    both = await add(connection, "u", 0, "orders", b"one", commit=True)
+    assert both["status"] == "BAD_ARGUMENT"
+    assert "'branch'" in both["text"]
+    assert (await add(connection, "u", 0, "orders", b"one", begin={}))["status"] == "OK"
+    whole = commands.send("orders", [b"one"], {"transaction": "u", "commit": True})
+    assert json.loads(await connection.ask(whole))["status"] == "CONFLICT"
     connection.close()
 
 

@@ -345,7 +345,7 @@ class LogBatch:
         """
         assert len(times_ns) == self.count
         starts = np.zeros(self.count + 1, np.int64)
-        starts[1:] = np.concatenate([np.atleast_1d(ends) for ends in self._ends])
+        starts[1:] = self.frames()[1]
         starts += HEADER_BYTES + _TIME_AT
         times: npt.NDArray[np.int64] = np.ndarray(
             (len(self.scratch) - 7,), ">i8", self.scratch, strides=(1,)
@@ -357,6 +357,11 @@ class LogBatch:
             self._size = size
         elif self._size != size:
             self._size = -1
+
+    def frames(self) -> tuple[memoryview, npt.NDArray[np.uint32]]:
+        """Return all frames, and where each ends, from the first one's start."""
+        ends = np.concatenate([np.atleast_1d(each) for each in self._ends])
+        return self._view[HEADER_BYTES : self.end], ends.astype(np.uint32, copy=False)
 
     def finish(self) -> tuple[memoryview, int]:
         """Write the trailer. Returns the record's bytes, with the header not sealed yet, and its

@@ -45,9 +45,11 @@ def parse(frames: bytes) -> list[Got]:
     return got
 
 
-def bodies_of(broker: BrokerCore, topic: Topic) -> list[bytes]:
-    """The bodies that are stored of a topic at a queue, in order."""
-    cursor = Cursor(broker.log, topic.queue, topic.queue.start_offset)
+def bodies_of(broker: BrokerCore, topic: Topic, start: int | None = None) -> list[bytes]:
+    """The bodies that are stored of a topic at a queue, in order; from an offset, or from behind
+    all gaps.
+    """
+    cursor = Cursor(broker.log, topic.queue, topic.queue.start_offset if start is None else start)
     got: list[Got] = []
     while cursor.next < topic.queue.end_offset:
         for frames in cursor.take(0, 1 << 30, topic.queue.end_offset)[0]:

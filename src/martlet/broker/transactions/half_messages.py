@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from martlet.broker.delayed.delayed_messages import DelayedMessages
     from martlet.broker.topic.retained import Retained
     from martlet.broker.topic.topic import Topic
+    from martlet.native.raw_bodies import Bodies
 
 
 class TransactionContext(TopicRegistry, Protocol):
@@ -89,10 +90,7 @@ class HalfMessageStore:
                 assert half is not None
                 stored = half.get(batch.first_offset, transaction.id)
                 part = _part(context.topic(to or batch.topic), batch.queue)
-                if to or not stored.times:
-                    wanted.append(PendingCopy(part, stored))
-                else:
-                    wanted += self._timed(part, stored)
+                wanted += [PendingCopy(part, stored)] if to else self._timed(part, stored)
             self._check_delayed(wanted)
             return forward(context, wanted, entry)
         except BadRecord as error:
@@ -104,10 +102,38 @@ class HalfMessageStore:
                 is_incomplete=True,
             ) from error
 
+    def publish(
+        self,
+        topic: str,
+        queue: int,
+        bodies: Bodies,
+        entries: Sequence[tuple[int, bytes]],
+        times: Sequence[tuple[int, int]],
+        entry: Callable[[Sequence[Retained]], bytes],
+    ) -> int:
+        """Publish messages that were not stored as half messages. Returns the position behind them.
+
+        Raises as `forward`.
+        """
+        context = self._context
+        batch = context.lend_scratch()
+        try:
+            batch.begin(0, 0)
+            batch.add_bodies(bodies)
+            stored = StoredHalf(*batch.frames(), entries, times)
+            wanted = list(self._timed(_part(context.topic(topic), queue), stored))
+            self._check_delayed(wanted)
+            return forward(context, wanted, entry)
+        finally:
+            context.take_scratch(batch)
+
     def _timed(self, part: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
         """Yield messages by their delivery times, each with its target; due ones go to the topic
         itself.
         """
+        if not stored.times:
+            yield PendingCopy(part, stored)
+            return
         now_ns = self._context.clock()
         first = 0
         for at_ns, count in stored.times:

@@ -359,6 +359,41 @@ class Transactions:
             self._clear_away([t for t in self.open.values() if t.is_up_to(place)])
         return outcome
 
+    def commit_at_once(
+        self,
+        id: str,
+        topic: str,
+        bodies: Bodies,
+        entries: Sequence[tuple[int, bytes]] = (),
+        queue: int = -1,
+        times: Sequence[tuple[int, int]] = (),
+    ) -> EndedTransaction:
+        """Commit a transaction that has these messages and no others: they are stored once, in
+        their topic.
+
+        A committed one stays so. Arguments and errors are those of `begin`, `add` and `commit`.
+        """
+        if id in self.open:
+            state = self.open[id].state
+            raise TransitionRefused(f"transaction {id!r} was begun before, and is {state}", state)
+        known = self.outcomes.get(id)
+        if known is not None and known.state is TransactionState.COMMITTED:
+            return known
+        at_ns = self._context.clock()
+        transaction = OpenTransaction(id, "", at_ns, 0)
+        check_begun(transaction)
+        more_bytes = total_bytes(bodies) + packed_bytes([entries])
+        self.limits.check_size(transaction, more_bytes, max(1, len(times)))
+
+        def entry(topics: Sequence[Retained]) -> bytes:
+            return encode(CommittedEntry(id, at_ns, self.messages.news_of(topics)))
+
+        position = self.messages.publish(topic, queue, bodies, entries, times, entry)
+        self.committed_count += 1
+        outcome = EndedTransaction(TransactionState.COMMITTED, at_ns, position)
+        self.outcomes.add(id, outcome)
+        return outcome
+
     def _clear_away(self, transactions: Iterable[OpenTransaction]) -> None:
         """Roll back leftover transactions of a series; one that cannot be now expires later."""
         with suppress(WritesRefused):

@@ -55,6 +55,21 @@ class Transaction:
             messages = list(messages)
         return self._thread.call(self._transaction.publish_many(topic, messages, **options))
 
+    def add(
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
+    ) -> None:
+        """Add messages without waiting: they are sent with the next step, which raises their
+        errors.
+        """
+        if not isinstance(messages, (list, tuple)):
+            messages = list(messages)
+        self._thread.call(self._add(topic, messages, options))
+
+    async def _add(
+        self, topic: str, messages: Iterable[Sendable], options: MessageKeywords
+    ) -> None:
+        self._transaction.add(topic, messages, **options)
+
     def begin(self) -> str:
         """Begin it, as the block does, and return its state."""
         return self._thread.call(self._transaction.begin())

@@ -8,6 +8,12 @@
         ...                                            # the work that they describe
     # both are seen from here on; after an exception in the block neither ever is
 
+Messages that nobody waits for go with the next step. If that is the commit, and they fit one SEND,
+the SEND commits too: one request is the entire transaction::
+
+    async with producer.transaction() as transaction:
+        transaction.add("orders", [b"one", b"two"])
+
 All of it is stored at one broker. Messages go there one numbered SEND at a time, so that a repeat
 after a lost connection is stored once, and the order stays; messages added meanwhile go together in
 the next SEND. Every other step is repeated too, until it is answered or timed out.
@@ -30,6 +36,7 @@ from martlet.client.errors import (
     Closed,
     TransactionEnded,
     TransactionRefused,
+    TransactionUnclear,
 )
 from martlet.client.hooks import Hooks, Publishing
 from martlet.client.names import check_name
@@ -54,6 +61,8 @@ _MAX_BYTES = 1 << 20
 """The maximum size of one SEND, unless a single message is larger."""
 _MAX_FUTURES = 2000
 """The maximum number of pieces that wait for their answers."""
+_COMMIT_EXTENSIONS = 4
+"""The first version of the extensions in which a SEND may commit its transaction."""
 _ROLLBACK_S = 5.0
 """The time limit of the rollback after an exception in the block."""
 _Destination = tuple[str, str, int | None, int]
@@ -85,7 +94,7 @@ class _Adding(NamedTuple):
     size_bytes: int
     entry: bytes
     deliver_at_ms: int
-    future: asyncio.Future[None]
+    future: asyncio.Future[None] | None
 
 
 _DELIVER_AT_MS = attrgetter("deliver_at_ms")
@@ -133,6 +142,8 @@ class Transaction:
         self._message_count = 0
         self._error: ClientError | None = None
         self._ended = ""
+        self._is_committing = False
+        """Whether a SEND that commits was sent, and not answered."""
 
     @property
     def contribution(self) -> Contribution:
@@ -177,6 +188,25 @@ class Transaction:
             return await self._add_all(topic, messages, given, None)
         with self._hooks.observed(Publishing(topic)) as call:
             return await self._add_all(topic, messages, given, call)
+
+    def add(
+        self, topic: str, messages: Iterable[Sendable], **options: Unpack[MessageKeywords]
+    ) -> None:
+        """Add messages without waiting: the next step sends them, and raises their errors.
+
+        If nothing was sent before, and all go to one topic, `commit` sends them and commits in one
+        request: up to 1,000 messages and 1 MiB.
+
+        Raises InvalidName, BadBody, BadProperties, TransactionEnded and WrongBroker as `publish`.
+        """
+        given = _checked(options)
+        if self._hooks is None:
+            for bodies, properties in self._pieces(messages, None):
+                self._put(topic, bodies, properties, given, NO_HEADERS, None)
+            return
+        with self._hooks.observed(Publishing(topic)) as call:
+            for bodies, properties in self._pieces(messages, call):
+                self._put(topic, bodies, properties, given, call.headers, None)
 
     async def _add_all(
         self,
@@ -253,6 +283,20 @@ class Transaction:
         options: SendOptions,
         more_headers: Mapping[str, str],
     ) -> asyncio.Future[None]:
+        future = asyncio.get_running_loop().create_future()
+        self._put(topic, bodies, properties, options, more_headers, future)
+        self._start()
+        return future
+
+    def _put(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        properties: Properties,
+        options: SendOptions,
+        more_headers: Mapping[str, str],
+        future: asyncio.Future[None] | None,
+    ) -> None:
         self._check_open()
         check_name(topic, "topic")
         if options.order_key:
@@ -264,18 +308,28 @@ class Transaction:
             sum(map(len, bodies)) + len(bodies) * len(entry),
             entry,
             options.deliver_at_ms,
-            asyncio.get_running_loop().create_future(),
+            future,
         )
         self._waiting.append(adding)
-        if self._pump is None or self._pump.done():
+
+    def _start(self) -> None:
+        """Send all messages that wait."""
+        if self._waiting and (self._pump is None or self._pump.done()):
             self._pump = asyncio.create_task(self._send_all(), name=f"transaction {self.id}")
-        return adding.future
 
     def _check_open(self) -> None:
         if self._error is not None:
             raise self._error
         if self._ended:
             raise TransactionEnded(self.id, self._ended)
+        self._check_not_committing()
+
+    def _check_not_committing(self) -> None:
+        if self._is_committing:
+            raise TransactionUnclear(
+                self.id,
+                f"transaction {self.id!r} may be committed: call commit() again to learn it",
+            )
 
     async def _send_all(self) -> None:
         while self._waiting:
@@ -291,7 +345,7 @@ class Transaction:
                     raise
                 return
             for adding in some:
-                if not adding.future.done():
+                if adding.future is not None and not adding.future.done():
                     adding.future.set_result(None)
 
     def _next(self) -> list[_Adding]:
@@ -307,15 +361,15 @@ class Transaction:
             some.append(waiting.popleft())
         return some
 
-    async def _send(self, some: list[_Adding]) -> None:
+    async def _send(self, some: list[_Adding], *, commits: bool = False) -> None:
         topic, order_key, queue, priority = some[0].destination
-        options: dict[str, Any] = {
-            "transaction": self.id,
-            "branch": self.branch,
-            "number": self._number,
-        }
-        if not self._joined and not self._number:
-            options["begin"] = self._begin
+        options: dict[str, Any] = {"transaction": self.id}
+        if commits:
+            options["commit"] = True
+        else:
+            options |= {"branch": self.branch, "number": self._number}
+            if not self._joined and not self._number:
+                options["begin"] = self._begin
         if queue is not None:
             options["queue"] = queue
         elif order_key:
@@ -342,12 +396,13 @@ class Transaction:
         """Fail all waiting messages: after one that failed they would be stored without it."""
         self._error = error
         for adding in (*some, *self._waiting):
-            if not adding.future.done():
+            if adding.future is not None and not adding.future.done():
                 adding.future.set_exception(error)
         self._waiting.clear()
 
     async def _drained(self) -> None:
         """Wait until all added messages are stored. Raises the error of adding them."""
+        self._start()
         if self._pump is not None:
             await asyncio.wait([self._pump])
         if self._error is not None:
@@ -400,10 +455,36 @@ class Transaction:
             return
         if self._ended:
             raise TransactionEnded(self.id, self._ended)
+        if not others and await self._committed_at_once():
+            self._ended = "committed"
+            return
         await self._drained()
         if self._number or self._joined or others or self._pinned.is_bound:
             await self._pinned.call(self.id, "transaction.commit", **self._branches(others))
         self._ended = "committed"
+
+    async def _committed_at_once(self) -> bool:
+        """Send all messages and the commit in one request, if that can be. Raises as `commit`."""
+        if not self._waiting or self._pump is not None or self._joined or self._is_named:
+            return False
+        some = self._next()
+        is_all = not self._waiting
+        # They stay until they are answered: after an unclear commit the next one sends them again.
+        self._waiting.extendleft(reversed(some))
+        if not is_all:
+            return False
+        if not self._is_committing:
+            features = await self._pinned.features(self.id)
+            if features.extensions < _COMMIT_EXTENSIONS:
+                return False
+        self._is_committing = True
+        try:
+            await self._send(some, commits=True)
+        except TransactionRefused:
+            self._is_committing = False
+            raise
+        self._waiting.clear()
+        return True
 
     async def rollback(self) -> None:
         """Discard the messages: no consumer ever sees them.
@@ -416,6 +497,7 @@ class Transaction:
             return
         if self._ended:
             raise TransactionEnded(self.id, self._ended)
+        self._check_not_committing()
         self._fail([], TransactionEnded(self.id, "rolled-back"))
         if self._pump is not None and not self._pump.done():
             await asyncio.wait([self._pump])

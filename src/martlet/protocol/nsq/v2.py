@@ -116,8 +116,8 @@ ALLOWED: dict[bytes, frozenset[ParserState]] = {
 }
 EXTENSIONS = frozenset({b"SEND", b"CALL", b"STARTED"})
 """Commands of Martlet's own clients."""
-EXTENSION_VERSION = 3
-"""2: STARTED. 3: ``claim_ms`` of SEND."""
+EXTENSION_VERSION = 4
+"""2: STARTED. 3: ``claim_ms`` of SEND. 4: ``commit`` of SEND."""
 
 
 class ProtocolError(Exception):

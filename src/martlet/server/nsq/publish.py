@@ -29,8 +29,9 @@ The options of SEND into a transaction are ``transaction``, its id; ``branch``, 
 sender; ``number``, of the send in its branch, from 0, so that a repeated one is stored once;
 ``queue``, ``order_key`` and ``priority``, as above; ``deliver_at_ms`` or ``delay_ms``, a list of
 ``[time, count]`` with the delivery times of all messages in order: since 1970, or from now on; and
-``begin``, with the arguments of the call `transaction.begin`, to begin the transaction too.  The
-answer is
+``begin``, with the arguments of the call `transaction.begin`, to begin the transaction too.  With
+``"commit": true`` the messages are an entire transaction, and are committed: such a SEND has none
+of ``branch``, ``number`` and ``begin``, and may be repeated.  The answer is
 ``{"status": "OK", "count": 3}``, once they are as safe as a PUB that is answered OK.
 
 Answers keep the order of the commands: one that need not wait comes after one that must.
@@ -91,6 +92,15 @@ _TRANSACTION_OPTIONS = (
     "delay_ms",
     "deliver_at_ms",
     "number",
+    "order_key",
+    "priority",
+    "queue",
+    "transaction",
+)
+_COMMIT_OPTIONS = (
+    "commit",
+    "delay_ms",
+    "deliver_at_ms",
     "order_key",
     "priority",
     "queue",
@@ -461,13 +471,22 @@ class PublishCommands:
     ) -> tuple[Receipt, Added]:
         from martlet.server.rpc.transactions import begin_open
 
-        arguments.only(*_TRANSACTION_OPTIONS)
+        is_all = arguments.flag("commit")
+        arguments.only(*(_COMMIT_OPTIONS if is_all else _TRANSACTION_OPTIONS))
         transactions = self._broker.transactions
         transaction_id = arguments.text("transaction", max_value=255)
-        branch, number = arguments.text("branch", max_value=64), arguments.number("number")
+        branch, number = "", 0
+        if not is_all:
+            branch, number = arguments.text("branch", max_value=64), arguments.number("number")
         topic = self._broker.topic(command.topic)
         queue = queue_of(self._broker, topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
+        receipt = Receipt()
+        if is_all:
+            receipt.position = transactions.commit_at_once(
+                transaction_id, topic.name, command.bodies, command.properties, queue, times
+            ).position
+            return receipt, Added(len(command.bodies))
         is_new = "begin" in arguments and transaction_id not in transactions.open
         if is_new:
             begin_open(
@@ -488,7 +507,6 @@ class PublishCommands:
             if is_new:
                 transactions.record(transaction_id)
             raise
-        receipt = Receipt()
         receipt.position = position
         return receipt, Added(batch.message_count)
 

@@ -440,6 +440,50 @@ def test_a_full_disk_refuses_and_leaves_all_as_it_was(core: Core) -> None:
     assert stored(core.broker, "orders") == [b"x" * 3000]
 
 
+def test_one_that_is_committed_at_once_is_stored_once(core: Core) -> None:
+    transactions = core.broker.transactions
+    orders = core.client("orders", "c").ready(10)
+    some = Properties(tag="red").pack()
+    transactions.commit_at_once("t", "orders", [b"one", b"two"], [(1, some)])
+    assert orders.bodies == [b"one", b"two"]
+    assert transactions.half is None
+    assert transactions.state("t") is S.COMMITTED
+    with pytest.raises(TransitionRefused, match="cannot be rolled back"):
+        transactions.rollback("t")
+    core.kill(power=False)
+    transactions = core.broker.transactions
+    transactions.commit_at_once("t", "orders", [b"one", b"two"])
+    assert stored(core.broker, "orders") == [b"one", b"two"]
+    channel = core.broker.topic("orders").channel("c")
+    assert [channel.cursor.properties(offset) for offset in (0, 1)] == [b"", some]
+
+
+def test_what_cannot_be_committed_at_once(core: Core) -> None:
+    transactions = core.broker.transactions
+    transactions.begin("t")
+    with pytest.raises(TransitionRefused, match="was begun before, and is open"):
+        transactions.commit_at_once("t", "orders", [b"one"])
+    transactions.rollback("t")
+    with pytest.raises(BadTransaction, match="printable"):
+        transactions.commit_at_once("", "orders", [b"one"])
+    core.storage.capacity_bytes = core.storage.used_bytes + 100
+    with pytest.raises(WritesRefused, match="disk is full"):
+        transactions.commit_at_once("t", "orders", [b"x" * 3000])
+    core.storage.capacity_bytes = None
+    assert transactions.state("t") is S.ROLLED_BACK
+    transactions.commit_at_once("t", "orders", [b"x" * 3000])
+    assert stored(core.broker, "orders") == [b"x" * 3000]
+
+
+def test_delayed_messages_of_one_committed_at_once_wait(core: Core) -> None:
+    at_ns = core.clock() + SECOND_NS
+    bodies = [b"now", b"later"]
+    core.broker.transactions.commit_at_once("t", "orders", bodies, times=[(0, 1), (at_ns, 1)])
+    assert stored(core.broker, "orders") == [b"now"]
+    core.wait(2 * SECOND_NS)
+    assert stored(core.broker, "orders") == [b"now", b"later"]
+
+
 def test_a_topic_that_was_deleted_is_made_again(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t")
