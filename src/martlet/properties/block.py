@@ -77,8 +77,8 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
 def pack_entries(entries: Sequence[bytes]) -> bytes:
     """Pack the block of a batch from the entry of each message; empty for one that has none."""
     count = len(entries)
-    if count > 1 and entries[0] and entries.count(entries[0]) == count:
-        return pack_equal(entries[0], count)
+    if count > 1 and entries.count(entries[0]) == count:
+        return pack_equal(entries[0], count) if entries[0] else b""
     return pack_block([(number, entry) for number, entry in enumerate(entries) if entry])
 
 
