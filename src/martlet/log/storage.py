@@ -257,10 +257,8 @@ class DiskStorage:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise FolderInUse(
-                errno.EBUSY,
-                f"the folder is in use by another broker (process {holder});"
-                " stop it, or give this one another --data-path",
-                str(self.folder),
+                f"the folder {self.folder} is in use by another broker (process {holder}): stop it,"
+                " or give this one another --data-path"
             ) from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

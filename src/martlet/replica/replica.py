@@ -35,10 +35,10 @@ from martlet.replica.note import NAME, ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
-    NO_REPLICA_SET,
     Presence,
     ReplicaSet,
     Seen,
+    no_replica_set,
 )
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
@@ -164,7 +164,9 @@ class Replica:
         try:
             new.save(self._storage)
         except OSError as error:
-            raise ReplicaFailed(f"the replica's note could not be written: {error}") from error
+            raise ReplicaFailed(
+                f"the replica's note could not be written: {_said(error)}"
+            ) from error
 
     def _note_epochs(self, epochs: Iterable[EpochRange]) -> None:
         """Write down the epochs of the log, before the segments of one can be retired."""
@@ -175,7 +177,7 @@ class Replica:
         try:
             copy = self.host.open_copy([EpochRange(*each) for each in self.note.epochs])
         except (OSError, CopyRefused) as error:
-            raise ReplicaFailed(f"the log could not be opened: {error}") from error
+            raise ReplicaFailed(f"the log could not be opened: {_said(error)}") from error
         known_end = max((end for _, _, end in self.note.epochs), default=0)
         if copy.damaged or copy.end_position < known_end:
             # Written down: a cut may make the end of the log of what is damaged.
@@ -321,7 +323,7 @@ class Replica:
                 self._connect_at_ns = now_ns
                 self.look_soon(now_ns)
         except (LogsDiverged, CopyRefused, OSError) as error:
-            self._link_problem = str(error)
+            self._link_problem = _said(error)
 
     def received(self, link: Link, frame: Frame, now_ns: int) -> None:
         """A frame arrived."""
@@ -349,7 +351,7 @@ class Replica:
         except (ConnectAgain, SegmentRemoved):
             self._close(link, now_ns)
         except (FrameRefused, LogsDiverged, CopyRefused, OSError) as error:
-            self._link_problem = str(error)
+            self._link_problem = _said(error)
             self._close(link, now_ns, wait_ns=self.settings.look_ns)
 
     def _read_hello(self, link: Link, frame: Frame) -> ReplicaGreeting | None:
@@ -430,7 +432,7 @@ class Replica:
                 role.end_turn()
                 self._floor = max(self._floor, role.floor)
             except (ConnectAgain, OSError) as error:
-                self._link_problem = str(error)
+                self._link_problem = _said(error)
                 if role.link is not None:
                     self._close(role.link, now_ns)
 
@@ -477,7 +479,8 @@ class Replica:
         found = seen.replica_set
         self._set_problem = ""
         if found is None:
-            self._set_problem = LOST_REPLICA_SET if self.note.pledged else NO_REPLICA_SET
+            is_lost = self.note.pledged > 0
+            self._set_problem = LOST_REPLICA_SET if is_lost else no_replica_set(seen.presences)
         elif self.name not in found.replicas:
             self._set_problem = (
                 f"the replica set has {', '.join(sorted(found.replicas))}, and not this replica:"
@@ -540,7 +543,7 @@ class Replica:
                 self.role.decide()
                 self._begin_epoch_if_elected(now_ns)
             except (LogsDiverged, CopyRefused, OSError) as error:
-                self._link_problem = str(error)
+                self._link_problem = _said(error)
         else:
             self.role = self._standby(role.copy, now_ns, role.recovery)
 
@@ -574,7 +577,7 @@ class Replica:
         try:
             log = self.host.promote(copy, recovery, role.epoch, self._floor)
         except (OSError, CopyRefused, WritesRefused) as error:
-            self._link_problem = f"epoch {role.epoch} could not begin: {error}"
+            self._link_problem = f"epoch {role.epoch} could not begin: {_said(error)}"
             self._rest_until_ns = now_ns + self.settings.election_timeout_ns
             self._step_down(now_ns)
             return
@@ -656,3 +659,10 @@ class Replica:
         if asked is self._candidacy:
             self._candidacy = None
         self.look_soon(now_ns)
+
+
+def _said(error: Exception) -> str:
+    """Return the text of an error, without the number that an OSError has."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror

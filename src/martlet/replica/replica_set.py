@@ -27,9 +27,6 @@ FORMAT = 1
 MAX_REPLICAS = 15
 MAX_EPOCH = (1 << 32) - 1
 """The maximum that a record of the log holds."""
-NO_REPLICA_SET = (
-    "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`"
-)
 LOST_REPLICA_SET = (
     "the metadata store has lost the replica set: bring it back with `martlet replicas recreate"
     " NAME NAME ...`"
@@ -273,6 +270,8 @@ class Presence:
         began_s: when its epoch began, in seconds since 1970, where it is primary.
         instance: a random name of its process.
         modes: those that all replicas should share: of ``--flush`` and ``--replication``.
+        initial_primary: ``NAME=HOST:PORT`` of the replica that ``--initial-replicas`` names first;
+            empty without that flag.
     """
 
     epoch: int = 0
@@ -290,6 +289,7 @@ class Presence:
     began_s: int = 0
     instance: str = ""
     modes: str = ""
+    initial_primary: str = ""
 
     def pack(self) -> bytes:
         """Return it as stored."""
@@ -323,3 +323,31 @@ class Seen(NamedTuple):
     replica_set: ReplicaSet | None
     version: int
     presences: Mapping[str, Presence]
+
+
+def no_replica_set(presences: Mapping[str, Presence]) -> str:
+    """Return the text for a store without a replica set, with what makes one.
+
+    Args:
+        presences: those of the replicas that are alive, by name.
+    """
+    text = "there is no replica set yet: "
+    initial = min(
+        (each.initial_primary for each in presences.values() if each.initial_primary), default=""
+    )
+    if not initial:
+        return f"{text}create one with `martlet replicas create NAME NAME ...`"
+    name, _, address = initial.partition("=")
+    text += f"{name}, which --initial-replicas names first, makes it"
+    if name not in presences:
+        text += (
+            f", and it is not running: start it with `martlet broker --replica-name={name}"
+            f" --replica-address={address}`, and with --initial-replicas and the further flags of"
+            " the others"
+        )
+    elif not presences[name].initial_primary:
+        text += (
+            ", but it runs without that flag: start it again with the --initial-replicas of the"
+            f" others, or give `martlet replicas create {name} NAME ...`"
+        )
+    return text

@@ -131,15 +131,16 @@ async def serve(
 
 def shown(sock: socket.socket) -> str:
     """Return the address as a user writes it: ``127.0.0.1:4150``, ``[::1]:4150`` or a path."""
-    return _written(sock.getsockname())
+    return shown_name(sock.getsockname())
 
 
 def shown_peer(transport: asyncio.BaseTransport | None) -> str:
     """Return a client's address as ``host:port``; ``@`` for a client at a Unix socket."""
-    return _written(transport and transport.get_extra_info("peername"))
+    return shown_name(transport and transport.get_extra_info("peername"))
 
 
-def _written(name: object) -> str:
+def shown_name(name: object) -> str:
+    """Return the name of a socket as `shown` and `shown_peer` do."""
     if isinstance(name, bytes):
         name = name.replace(b"\0", b"@", 1).decode(errors="replace")
     if isinstance(name, str):

@@ -18,7 +18,8 @@ def names(folder: Path) -> list[str]:
 
 def test_a_second_broker_is_refused_with_the_process_that_has_the_folder(tmp_path: Path) -> None:
     first = DiskStorage(tmp_path)
-    with pytest.raises(FolderInUse, match=rf"in use by another broker \(process {os.getpid()}\)"):
+    said = rf"^the folder {tmp_path} is in use by another broker \(process {os.getpid()}\): stop"
+    with pytest.raises(FolderInUse, match=said):
         DiskStorage(tmp_path)
     first.close()
     DiskStorage(tmp_path).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -14,6 +15,7 @@ from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
+from martlet.log.storage import Segment, StorageFull
 from martlet.replica.candidate import Candidate
 from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
 from martlet.replica.note import ReplicaNote
@@ -316,6 +318,28 @@ def test_a_replica_whose_disk_fails_ends() -> None:
     host.standby.copy.flush_failed(OSError("Input/output error"))
     with pytest.raises(ReplicaFailed, match="flushing the log failed"):
         host.wait(1)
+
+
+def test_the_full_disk_of_a_standby_is_named_without_the_number_of_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def create(base: int, capacity: int) -> Segment:
+        raise StorageFull(errno.ENOSPC, "no room for a segment")
+
+    host = FakeHost("b")
+    host.sees(ALL)
+    host.wait(0)
+    link = FakeLink()
+    host.replica.connected(host.connects[0][0], link, 0)
+    first = primary().replica.primary
+    assert first is not None
+    body = greeting("id", "a", first.log, first.epochs, is_whole=True).pack()
+    host.replica.received(link, Frame(FrameKind.WELCOME, 1, first.log.position, 0, body), 0)
+    sent = FakeLink()
+    LogSender(first.log, 0, NO_SEGMENT).pump(sent, 1, 0, 1 << 20)
+    monkeypatch.setattr(host.storage, "create", create)
+    host.replica.received(link, sent.sent[0], 0)
+    assert host.replica.problem == "no room for a segment"
 
 
 def test_a_standby_writes_down_the_end_of_an_epoch_before_its_segments_go() -> None:

@@ -17,10 +17,11 @@ from martlet.options.flag import OptionError, option
 from martlet.options.replication import MetadataOptions
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
-    NO_REPLICA_SET,
     BadReplicaSet,
+    Presence,
     ReplicaSet,
     Seen,
+    no_replica_set,
 )
 from martlet.server.metadata.address import BadStoreAddress, open_store
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable
@@ -29,6 +30,7 @@ from martlet.unreachable import reason
 
 _CONNECT_S = 1.0
 """How long `show` waits for a replica to take a connection, in seconds."""
+_ABSENT = "it is not running, still reads its log, or does not reach the metadata store"
 _COUNTS = {
     "show": (0, 0),
     "create": (1, 15),
@@ -246,7 +248,11 @@ async def unreachable(seen: Seen) -> dict[str, str]:
     """Connect to each replica that says that it runs. Returns why that failed, by name: what one
     that was just killed said lasts for 3 s.
     """
-    addresses = {name: each.address for name, each in seen.presences.items() if each.address}
+    addresses = {
+        name: each.address
+        for name, each in seen.presences.items()
+        if each.address and each.broker  # It does not listen before it knows its broker.
+    }
     found = await asyncio.gather(*map(_why_unreachable, addresses.values()))
     return {name: why for name, why in zip(addresses, found, strict=True) if why}
 
@@ -257,9 +263,11 @@ async def _why_unreachable(address: str) -> str:
         async with asyncio.timeout(_CONNECT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except TimeoutError:
-        return f"it does not answer from here within {_CONNECT_S:g} s"
+        return f"{address} does not answer this machine within {_CONNECT_S:g} s"
+    except ConnectionRefusedError:
+        return f"nothing listens at {address}: it is just starting, or has just ended"
     except OSError as error:
-        return f"it is not reachable: {reason(error, 'replica')}"
+        return f"{address} is not reachable from this machine: {reason(error)}"
     writer.close()
     return ""
 
@@ -313,7 +321,7 @@ def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]
         now_s: the time, in seconds since 1970.
     """
     found = seen.replica_set
-    lines = [_head(found, seen, silent, now_s)]
+    head = _head(found, seen, silent, now_s)
     rows: list[tuple[str, ...]] = [
         ("REPLICA", "ROLE", "IN SYNC", "EPOCH", "LAG", "ADDRESS", "PROBLEM")
     ]
@@ -326,35 +334,44 @@ def show_lines(seen: Seen, silent: Mapping[str, str], now_s: float) -> list[str]
         if is_in_sync == "yes" and (presence is None or name in silent):
             is_in_sync = "not reachable"
         if presence is None:
-            rows.append((name, "-", is_in_sync, "-", "-", address, "it is not running"))
+            rows.append((name, "-", is_in_sync, "-", "-", address, _ABSENT))
             continue
         lag = "-"
         if primary is not None and presence.role == "standby":
             lag = f"{max(0, primary.end_position - presence.end_position)} B"
-        problem = silent.get(name) or presence.problem
-        if not problem and found is not None and not is_member:
-            problem = "it is not in the replica set"
-        elif not problem and found is not None and name in found.leaving:
-            problem = (
-                f"its removal was begun: finish it with `martlet replicas remove {name}`, or keep"
-                f" it with `martlet replicas add {name}`"
-            )
-        elif not problem and not presence.is_whole:
-            problem = "it catches up"
+        problem = silent.get(name) or presence.problem or _hindrance(found, name, presence)
         rows.append(
             (
                 *(name, presence.role, is_in_sync, str(presence.epoch), lag),
-                *(address or presence.address, printable(problem)),
+                *(address or presence.address, "" if problem == head else printable(problem)),
             )
         )
-    return [*lines, "", *laid_out(rows, (3, 4))]
+    return [head, "", *laid_out(rows, (3, 4))]
+
+
+def _hindrance(found: ReplicaSet | None, name: str, presence: Presence) -> str:
+    """Say why a replica that sees no problem does not count; empty where it counts."""
+    if found is None:
+        return ""
+    if name not in found.replicas:
+        return "it is not in the replica set"
+    if name in found.leaving:
+        return (
+            f"its removal was begun: finish it with `martlet replicas remove {name}`, or keep it"
+            f" with `martlet replicas add {name}`"
+        )
+    if not presence.is_whole:
+        return "it catches up"
+    if name in found.in_sync:
+        return ""
+    return "the primary does not hear from it, or waits until it has the whole log"
 
 
 def _head(found: ReplicaSet | None, seen: Seen, silent: Mapping[str, str], now_s: float) -> str:
     if found is None:
         if any(presence.epoch for presence in seen.presences.values()):
             return LOST_REPLICA_SET
-        return NO_REPLICA_SET
+        return no_replica_set(seen.presences)
     primary = seen.presences.get(found.primary or "")
     running = found.in_sync & seen.presences.keys() - silent.keys()
     if primary is None or primary.role != "primary" or found.primary in silent:

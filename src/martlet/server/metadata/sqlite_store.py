@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear, readable
+from martlet.unreachable import loss
 
 _T = TypeVar("_T")
 _BUSY_S = 1.0
@@ -110,7 +111,7 @@ class SqliteStore:
         try:
             return await asyncio.to_thread(self._transact, write)
         except (sqlite3.Error, OSError) as error:
-            raise SwapUnclear(f"the metadata store {self._path}: {error}") from error
+            raise SwapUnclear(self._failure(error)) from error
 
     async def announce(self, name: str, presence: Presence) -> None:
         """As `MetadataStore.announce`."""
@@ -161,7 +162,10 @@ class SqliteStore:
         await asyncio.to_thread(self._close)
 
     def _unreachable(self, error: Exception) -> StoreUnreachable:
-        return StoreUnreachable(f"the metadata store {self._path}: {error}")
+        return StoreUnreachable(self._failure(error))
+
+    def _failure(self, error: Exception) -> str:
+        return f"the metadata store {self._path}: {loss(error)}"
 
     def _transact(self, step: Callable[[sqlite3.Connection], _T], is_read: bool = False) -> _T:
         """Run a step in a transaction of its own, durably."""

@@ -8,7 +8,6 @@ accepted, and no more frames once SPLICED has answered.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
@@ -315,7 +314,7 @@ async def connect(address: str, trust: LinkTrust, make: Callable[[], ReplicaLink
     try:
         host, port = Address.parse(address)
     except ValueError as error:
-        raise OSError(errno.EINVAL, str(error)) from error
+        raise OSError(str(error)) from error
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_S):
@@ -327,7 +326,6 @@ async def connect(address: str, trust: LinkTrust, make: Callable[[], ReplicaLink
                 raise
     except TimeoutError as error:
         raise OSError(
-            errno.ETIMEDOUT,
             f"no answer within {_CONNECT_S:g} s; if it runs, do both have the same"
             " --replica-secret-file and --replica-tls-cert, or none?",
         ) from error

@@ -22,11 +22,11 @@ from martlet.outage import Outage
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
 from martlet.replica.replica_set import (
-    NO_REPLICA_SET,
     BadReplicaSet,
     Presence,
     ReplicaSet,
     Seen,
+    no_replica_set,
 )
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 from martlet.server.replication.repeated_lines import RepeatedLines
@@ -154,9 +154,11 @@ class SetMembership:
         waiting = ""
         while not self._ended.done():
             try:
-                found = (await self._store.look()).replica_set
+                seen = await self._store.look()
+                found = seen.replica_set
+                presence = self._completed(Presence(is_whole=False, role="waiting"), {})
                 waiting = (
-                    NO_REPLICA_SET
+                    no_replica_set({**seen.presences, self._name: presence})
                     if found is None
                     else f"the replica set does not have this replica: add it with `martlet"
                     f" replicas add {self._name}`"
@@ -170,8 +172,7 @@ class SetMembership:
                 self.waits_for = str(error)
                 self._reads.failed(str(error))
             else:
-                presence = Presence(is_whole=False, role="waiting", problem=waiting)
-                await self._announce(self._completed(presence, {}))
+                await self._announce(replace(presence, problem=waiting))
             if waiting:
                 self.waits_for = waiting
                 self.say(f"waiting: {waiting}")
@@ -277,10 +278,12 @@ class SetMembership:
         for name, other in others.items():
             if not problem and other.modes not in ("", modes):
                 problem = f"it runs with {modes}, and {name} with {other.modes}"
+        initial = "=".join(next(iter(options.initial_addresses.items()), ()))
         return replace(
             presence,
             address=options.replica_address,
             instance=self._instance,
             modes=modes,
             problem=problem,
+            initial_primary=initial,
         )

@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
+from martlet import unreachable
 from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.restore import BrokerRecovery, promote
 from martlet.log.commit_log import CommitLog
@@ -447,10 +448,13 @@ class ReplicaNode:
                 link = await connect(address, self._ports.trust, self._own_link)
             except OSError as error:
                 refused = isinstance(error, ConnectionRefusedError)
-                reason = "" if refused else f"not connected to {name} at {address}: {error}"
+                reason = f"not connected to {name} at {address}: {unreachable.reason(error)}"
                 self._do(
                     lambda: self.replica.connect_failed(
-                        attempt, is_refused=refused, now_ns=self.now_ns(), reason=reason
+                        attempt,
+                        is_refused=refused,
+                        now_ns=self.now_ns(),
+                        reason="" if refused else reason,
                     )
                 )
                 return

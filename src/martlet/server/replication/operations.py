@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from martlet.replica.replica_set import (
-    NO_REPLICA_SET,
     BadReplicaSet,
     Presence,
     ReplicaSet,
     Seen,
+    no_replica_set,
 )
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 
@@ -287,7 +287,7 @@ class Operations:
     @staticmethod
     def _require(seen: Seen) -> ReplicaSet:
         if seen.replica_set is None:
-            raise OperationRefused(NO_REPLICA_SET)
+            raise OperationRefused(no_replica_set(seen.presences))
         return seen.replica_set
 
     @staticmethod

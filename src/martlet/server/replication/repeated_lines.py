@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from martlet.server.listening_socket import shown_name
+
 INTERVAL_S = 60.0
 """A line follows a like one after this time at the earliest, in seconds."""
 MAX_LINES = 256
@@ -17,7 +19,8 @@ _Key = tuple[object, ...]
 
 
 class RepeatedLines(logging.Filter):
-    """Drops a line that is like another one but for the port of an address, and counts it.
+    """Drops a line that is like another one but for the port of an address, and counts it. An
+    address is an argument as sockets have it, a tuple, and is logged as ``HOST:PORT``.
 
     Args:
         clock: in seconds.
@@ -43,6 +46,7 @@ class RepeatedLines(logging.Filter):
         """Called by the logger for each line."""
         args = record.args if isinstance(record.args, tuple) else ()
         key = (record.msg, *(_without_port(each) for each in args))
+        args = tuple(shown_name(each) if isinstance(each, tuple) else each for each in args)
         now_s = self._clock()
         logged_s = self._logged_s.get(key)
         if logged_s is not None and now_s < logged_s + INTERVAL_S:
@@ -54,6 +58,8 @@ class RepeatedLines(logging.Filter):
         if dropped and logged_s is not None:
             record.msg = f"{record.msg} (and %d more times in the last %.0f s)"
             record.args = (*args, dropped, now_s - logged_s)
+        else:
+            record.args = args
         if len(self._logged_s) > MAX_LINES:
             oldest = next(iter(self._logged_s))
             del self._logged_s[oldest]

@@ -16,6 +16,7 @@ from martlet.cli.admin.replicas import ReplicasOptions, show_lines
 from martlet.options.flag import OptionError
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.sqlite_store import SqliteStore
+from martlet.testing.ports import free_port
 
 ADDRESSES = {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153", "c": "10.0.0.3:4153"}
 FOUND = ReplicaSet.first("a", ADDRESSES, broker="id").elected("a").with_in_sync(frozenset("ab"))
@@ -54,9 +55,78 @@ def test_a_replica_set_is_shown() -> None:
         "REPLICA  ROLE     IN SYNC  EPOCH     LAG  ADDRESS        PROBLEM",
         "a        primary  yes          3       -  10.0.0.1:4153",
         "b        standby  yes          3  1000 B  10.0.0.2:4153",
-        "c        -        no           -       -  10.0.0.3:4153  it is not running",
+        "c        -        no           -       -  10.0.0.3:4153  it is not running, still reads"
+        " its log, or does not reach the metadata store",
         "d        waiting  no           0       -  10.0.0.4:4153  it is not in the replica set",
     ]
+
+
+MADE_BY_A = "there is no replica set yet: a, which --initial-replicas names first, makes it"
+
+
+@pytest.mark.parametrize(
+    ("presences", "head"),
+    [
+        (
+            {name: Presence(role="waiting", initial_primary="a=10.0.0.1:4153") for name in "bc"},
+            f"{MADE_BY_A}, and it is not running: start it with `martlet broker --replica-name=a"
+            " --replica-address=10.0.0.1:4153`, and with --initial-replicas and the further flags"
+            " of the others",
+        ),
+        (
+            {
+                "a": Presence(role="waiting"),
+                "b": Presence(role="waiting", initial_primary="a=10.0.0.1:4153"),
+            },
+            f"{MADE_BY_A}, but it runs without that flag: start it again with the"
+            " --initial-replicas of the others, or give `martlet replicas create a NAME ...`",
+        ),
+        (
+            {name: Presence(role="waiting", initial_primary="a=10.0.0.1:4153") for name in "ab"},
+            MADE_BY_A,
+        ),
+        (
+            {"b": Presence(role="waiting")},
+            "there is no replica set yet: create one with `martlet replicas create NAME NAME ...`",
+        ),
+    ],
+)
+def test_the_replica_that_is_to_make_the_set_is_named(
+    presences: dict[str, Presence], head: str
+) -> None:
+    """`martlet replicas create` would leave it out."""
+    said = {name: replace(each, problem=head) for name, each in presences.items()}
+    first, *_, last = show_lines(Seen(None, 0, said), {}, 1300)
+    assert first == head
+    assert "waiting" in last
+    assert "there is no replica set" not in last, "it is said once"
+
+
+def test_a_replica_that_is_out_of_sync_says_why() -> None:
+    lines = show_lines(Seen(FOUND, 3, {"c": Presence(3, 4000, role="standby")}), {}, 1300)
+    assert lines[-1].endswith(
+        "the primary does not hear from it, or waits until it has the whole log"
+    )
+
+
+def test_a_replica_that_waits_for_its_set_does_not_listen_yet_and_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "replicas.db"
+    path.touch()
+    waiting = Presence(role="waiting", address=f"127.0.0.1:{free_port()}", is_whole=False)
+
+    async def write() -> None:
+        store = SqliteStore(path, "martlet")
+        await store.announce("b", waiting)
+        await store.close()
+
+    asyncio.run(write())
+    assert replicas.main(["show", f"--metadata=sqlite:{path}"]) == 0
+    shown = capfd.readouterr().out
+    assert "b        waiting" in shown
+    assert waiting.address in shown
+    assert "listens" not in shown
 
 
 def test_a_removal_that_was_begun_and_not_finished_is_shown() -> None:
@@ -175,14 +245,17 @@ def test_a_replica_that_was_just_killed_is_not_shown_as_in_sync(
             found = ReplicaSet.first("a", addresses, broker="id").elected("a")
             assert await store.swap(found.with_in_sync(frozenset("ab")), 0)
             for name, role in (("a", "primary"), ("b", "standby")):
-                await store.announce(name, Presence(1, role=role, address=addresses[name]))
+                await store.announce(
+                    name, Presence(1, role=role, address=addresses[name], broker="id")
+                )
             await store.close()
 
         asyncio.run(write())
         assert replicas.main(["show", f"--metadata=sqlite:{path}"]) == 0
     shown = capfd.readouterr().out
     assert "2 of 2 in sync (b not reachable), 2 copies of each message" in shown
-    assert re.search("b +standby +not reachable .* it is not reachable: connection refused", shown)
+    why = f"nothing listens at {addresses['b']}: it is just starting, or has just ended"
+    assert re.search(f"b +standby +not reachable .* {why}", shown)
     assert re.search("a +primary +yes ", shown)
 
 

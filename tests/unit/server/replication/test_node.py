@@ -231,6 +231,7 @@ async def test_a_wrong_secret_does_not_flood_the_log(
                 )
     said = [each for each in caplog.messages if "closing the connection to" in each]
     assert 1 <= len(said) <= 2, said
+    assert "closing the connection to 127.0.0.1:" in said[0], "as its address is written"
 
 
 async def test_clients_that_wait_for_a_primary_do_not_flood_the_log(

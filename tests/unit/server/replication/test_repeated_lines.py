@@ -34,11 +34,11 @@ def test_a_wrong_secret_is_a_line_a_minute_with_a_count(
     log.info(LINE, ("10.0.0.3", 1), OSError("another secret"))
     log.info(LINE, ("10.0.0.2", 1), OSError("no frame"))
     assert [record.getMessage() for record in caplog.records] == [
-        "closing the connection to ('10.0.0.2', 0): another secret",
-        "closing the connection to ('10.0.0.2', 600): another secret (and 599 more times in the"
+        "closing the connection to 10.0.0.2:0: another secret",
+        "closing the connection to 10.0.0.2:600: another secret (and 599 more times in the"
         " last 60 s)",
-        "closing the connection to ('10.0.0.3', 1): another secret",
-        "closing the connection to ('10.0.0.2', 1): no frame",
+        "closing the connection to 10.0.0.3:1: another secret",
+        "closing the connection to 10.0.0.2:1: no frame",
     ]
 
 
