@@ -15,6 +15,7 @@ from martlet.options import LogOptions
 from martlet.options.checks import require_action, require_names
 from martlet.options.flag import OptionError, option
 from martlet.options.replication import MetadataOptions
+from martlet.plural import counted
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
     BadReplicaSet,
@@ -194,10 +195,12 @@ async def _do(options: ReplicasOptions, operations: Operations) -> list[str]:
         done = f"{found.primary} is the primary"
     elif options.action == "force":
         found = await operations.force(names[0])
-        done = (
-            f"{names[0]} becomes the primary, and messages are taken with one replica in sync:"
-            " raise that with `martlet replicas set --min-in-sync` once others are back"
-        )
+        done = f"{names[0]} becomes the primary"
+        if before is not None and before.min_in_sync > found.min_in_sync:
+            done += (
+                ", and takes messages alone: once others are in sync, give `martlet replicas set"
+                f" --min-in-sync={before.min_in_sync}`"
+            )
     elif options.action == "recreate":
         found = await operations.recreate(names, min_in_sync=options.min_in_sync)
         await operations.until_primary(found)
@@ -219,11 +222,13 @@ def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> li
 
     count = len(after.replicas)
     replicas = "replica" if count == 1 else "replicas"
+    copies = "copy" if after.wanted_copies == 1 else "copies"
     lines = [
         f"{done}; {moved(len(was.replicas), count)} {replicas},"
-        f" {moved(was.wanted_copies, after.wanted_copies)} copies,"
+        f" {moved(was.wanted_copies, after.wanted_copies)} {copies},"
         f" at least {moved(was.min_in_sync, after.min_in_sync)} in sync"
     ]
+    (alone,) = after.in_sync if len(after.in_sync) == 1 else ("",)
     spare = len(after.in_sync) - after.min_in_sync
     if spare < 0:
         lines.append(
@@ -235,11 +240,20 @@ def changed_lines(done: str, before: ReplicaSet | None, after: ReplicaSet) -> li
             "warning: the loss of any one replica makes the broker refuse messages: add one, or"
             f" `martlet replicas set --min-in-sync={count - 1}`"
         )
-    elif spare == 0 and count > 1:
-        which = "one of them" if len(after.in_sync) > 1 else "this one"
+    elif count == 1:
+        lines.append(
+            f"warning: {alone} is the only replica: its loss stops the broker, and may lose"
+            " messages; add another one with `martlet replicas add`"
+        )
+    elif alone:
+        lines.append(
+            f"warning: {alone} alone is in sync: until another one is, its loss stops the broker,"
+            " and may lose messages"
+        )
+    elif spare == 0:
         lines.append(
             f"warning: until another replica than {', '.join(sorted(after.in_sync))} is in sync,"
-            f" the loss of {which} makes the broker refuse messages"
+            " the loss of one of them makes the broker refuse messages"
         )
     return lines
 
@@ -386,5 +400,6 @@ def _head(found: ReplicaSet | None, seen: Seen, silent: Mapping[str, str], now_s
     return (
         f"broker {found.broker}: {found.primary or 'no replica'} is primary of epoch"
         f" {found.epoch}{since}; {len(found.in_sync)} of {len(found.replicas)} in sync{but},"
-        f" {found.wanted_copies} copies of each message, at least {found.min_in_sync} in sync"
+        f" {counted(found.wanted_copies, 'copy', 'copies')} of each message, at least"
+        f" {found.min_in_sync} in sync"
     )

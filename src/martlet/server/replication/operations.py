@@ -197,6 +197,7 @@ class Operations:
 
     async def force(self, name: str) -> ReplicaSet:
         """Make a replica the primary, whatever its log lacks. Raises OperationRefused."""
+        _require_member(self._require(await self.look()), name)
         presence = (await self._present([name])).presences[name]
         if not presence.epoch:
             raise OperationRefused(f"{name} has an empty data folder: force another replica")
@@ -356,7 +357,8 @@ class Operations:
 def _require_member(found: ReplicaSet, name: str) -> None:
     if name not in found.replicas:
         raise OperationRefused(
-            f"there is no replica {name}; there are {', '.join(sorted(found.replicas))}"
+            f"{name} is no member of the replica set: its members are"
+            f" {', '.join(sorted(found.replicas))}"
         )
 
 

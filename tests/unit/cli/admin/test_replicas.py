@@ -171,8 +171,8 @@ REFUSES = "warning: the loss of any one replica makes the broker refuse messages
             "a",
             [
                 "set; 3 replicas, 2 copies, at least 2 -> 1 in sync",
-                "warning: until another replica than a is in sync, the loss of this one makes the"
-                " broker refuse messages",
+                "warning: a alone is in sync: until another one is, its loss stops the broker, and"
+                " may lose messages",
             ],
         ),
         (
@@ -192,6 +192,47 @@ def test_a_change_says_what_changes_and_when_messages_are_refused(
     after = replace(FOUND, wanted_copies=copies, min_in_sync=least)
     after = after.with_in_sync(frozenset(in_sync))
     assert replicas.changed_lines("set", FOUND, after) == said
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            "a",
+            [
+                "a becomes the primary; 1 replica, 1 copy, at least 1 in sync",
+                "warning: a is the only replica: its loss stops the broker, and may lose messages;"
+                " add another one with `martlet replicas add`",
+            ],
+        ),
+        (
+            "abc",
+            [
+                "a becomes the primary, and takes messages alone: once others are in sync, give"
+                " `martlet replicas set --min-in-sync=2`; 3 replicas, 2 copies, at least 2 -> 1 in"
+                " sync",
+                "warning: a alone is in sync: until another one is, its loss stops the broker, and"
+                " may lose messages",
+            ],
+        ),
+    ],
+)
+def test_a_forced_primary_says_what_is_left_to_do(
+    names: str, said: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "replicas.db"
+    before = ReplicaSet.first("a", {name: ADDRESSES[name] for name in names}, broker="id")
+    before = before.elected("a").with_in_sync(frozenset(names))
+
+    async def write() -> None:
+        store = SqliteStore(path, "martlet")
+        assert await store.swap(before, 0)
+        await store.announce("a", Presence(1, role="standby", broker="id"))
+        await store.close()
+
+    asyncio.run(write())
+    assert replicas.main(["force", "a", "--accept-loss", f"--metadata=sqlite:{path}"]) == 0
+    assert capfd.readouterr().out.splitlines() == said
 
 
 def test_a_replica_more_changes_what_a_majority_is() -> None:

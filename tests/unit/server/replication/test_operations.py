@@ -143,7 +143,7 @@ async def test_a_replica_that_the_primary_keeps_is_not_removed(operator: Operato
     assert (await operator.store.look()).replica_set == before
     with pytest.raises(OperationRefused, match="a is the primary: first make another"):
         await operator.do.remove("a")
-    with pytest.raises(OperationRefused, match="there is no replica x; there are a, b, c"):
+    with pytest.raises(OperationRefused, match="x is no member of the replica set"):
         await operator.do.remove("x")
 
 
@@ -199,12 +199,27 @@ async def test_a_hand_over_of_a_dead_primary_is_taken_back(operator: Operator) -
 
 async def test_a_replica_is_forced(operator: Operator) -> None:
     await operator.set_of("abc", "ab")
-    await operator.announce("d", epoch=0)
-    with pytest.raises(OperationRefused, match="d has an empty data folder"):
-        await operator.do.force("d")
+    await operator.announce("c", epoch=0)
+    with pytest.raises(OperationRefused, match="c has an empty data folder"):
+        await operator.do.force("c")
+    await operator.announce("c", epoch=1)
     found = await operator.do.force("c")
     assert (found.primary, found.epoch, found.is_forced) == ("c", 2, True)
     assert (found.in_sync, found.copies, found.min_in_sync) == (frozenset("c"), 1, 1)
+
+
+async def test_who_is_no_member_is_not_waited_for_and_the_members_are_named(
+    operator: Operator,
+) -> None:
+    await operator.set_of("abc", "ab")
+    await operator.announce("d", epoch=1)
+    for name in "dz":
+        for action in (operator.do.force, operator.do.remove, operator.do.hand_over):
+            with pytest.raises(
+                OperationRefused,
+                match=f"^{name} is no member of the replica set: its members are a, b, c$",
+            ):
+                await action(name)
 
 
 async def test_a_lost_document_is_made_anew_above_all_pledges(operator: Operator) -> None:
