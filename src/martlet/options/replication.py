@@ -110,8 +110,13 @@ class ReplicationOptions(MetadataOptions):
 
     def _check_alone(self) -> None:
         """Start no broker without replicas where they were configured."""
-        flags = (("metadata", self.metadata), ("initial-replicas", self.initial_replicas))
-        for flag, value in flags:
+        flags: dict[str, object] = {
+            "metadata": self.metadata,
+            "initial-replicas": self.initial_replicas,
+            "copies": self.copies,
+            "min-in-sync": self.min_in_sync,
+        }
+        for flag, value in flags.items():
             if value:
                 raise OptionError(
                     f"--{flag}={value} needs --replica-name: the name of this replica, such as a"

@@ -488,8 +488,10 @@ class Replica:
             )
         elif found.broker != self.broker:
             self._set_problem = (
-                f"the replica set is of broker {found.broker}, and this data folder of broker"
-                f" {self.broker}"
+                f"the data folder is of another broker, {self.broker}, than the replica set, which"
+                f" is of {found.broker}: give this replica an empty --data-path, into which it"
+                " copies the set's log, or, if the folder is of another replica set, the --metadata"
+                " and --replica-set of that one"
             )
         elif found.epoch < self.note.pledged:
             self._set_problem = (

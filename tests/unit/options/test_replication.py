@@ -20,6 +20,14 @@ GIVEN: dict[str, Any] = {"replica_name": "a", "metadata": "sqlite:replicas.db"}
             {"replica_name": "", "metadata": "", "initial_replicas": "a=127.0.0.1:4153"},
             "--initial-replicas=a=127.0.0.1:4153 needs --replica-name",
         ),
+        (
+            {"replica_name": "", "metadata": "", "copies": 2},
+            "--copies=2 needs --replica-name",
+        ),
+        (
+            {"replica_name": "", "metadata": "", "min_in_sync": 1},
+            "--min-in-sync=1 needs --replica-name",
+        ),
         ({"metadata": ""}, "--replica-name needs --metadata: etcd:HOST:2379"),
         ({"replica_set": "x/y"}, "--replica-set=x/y is not valid"),
         ({"replica_address": "4153"}, "--replica-address: '4153' is no address"),

@@ -156,7 +156,7 @@ def test_an_operator_forces_a_replica_that_lacks_something() -> None:
     [
         (None, "create one"),
         (ReplicaSet.first("b", {"b": "10.0.0.1:4153"}, broker="id"), "replicas add a"),
-        (replace(FIRST, broker="other"), "of broker other"),
+        (replace(FIRST, broker="other"), "give this replica an empty --data-path"),
     ],
 )
 def test_a_replica_that_is_no_member_says_why(found: ReplicaSet | None, problem: str) -> None:

@@ -99,6 +99,7 @@ class SetMembership:
         self._log = log
         self._said_log = RepeatedLines.above(log)
         self._said = ""
+        self._has_warned = False
         # An etcd without space still answers who reads.
         self._reads = _StoreUse("read", log)
         self._writes = _StoreUse("write to", log)
@@ -167,6 +168,7 @@ class SetMembership:
                     return found.broker
                 if found is None and initial == self._name:
                     return uuid.uuid4().hex
+                self._warn_of_flags(found)
                 self._reads.answered()
             except (StoreUnreachable, BadReplicaSet) as error:
                 self.waits_for = str(error)
@@ -194,7 +196,30 @@ class SetMembership:
             self._reads.failed(str(error))
             return None
         self._reads.answered()
+        self._warn_of_flags(seen.replica_set)
         return seen
+
+    def _warn_of_flags(self, found: ReplicaSet | None) -> None:
+        """Say once which flags have no effect: they are for a set that is made."""
+        options = self._options
+        if self._has_warned or (found is None and options.initial_replicas):
+            return
+        self._has_warned = True
+        for flag, given, made in (
+            ("copies", options.copies, found and found.wanted_copies),
+            ("min-in-sync", options.min_in_sync, found and found.min_in_sync),
+        ):
+            if not given or given == made:
+                continue
+            self._log.warning(
+                "REPLICA: --%s=%d has no effect %s",
+                flag,
+                given,
+                f"on a replica set that is there, with {made}: change it with `martlet replicas set"
+                f" --{flag}={given}`"
+                if found is not None
+                else "without --initial-replicas: give it to `martlet replicas create`",
+            )
 
     async def _keep_document(self, replica: Replica, seen: Seen) -> bool:
         """Make the document, or change this replica's address in it. Returns whether it may have

@@ -141,7 +141,11 @@ async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> 
         while not hasattr(process.node, "replica") or not process.node.replica.problem:  # noqa: ASYNC110, looks tell nobody
             await asyncio.sleep(0.01)
     report = process.node.status.report()
-    assert "is of broker broker-2, and this data folder of broker broker-1" in report["problem"]
+    assert report["problem"] == (
+        "the data folder is of another broker, broker-1, than the replica set, which is of"
+        " broker-2: give this replica an empty --data-path, into which it copies the set's log, or,"
+        " if the folder is of another replica set, the --metadata and --replica-set of that one"
+    )
     assert report["role"] == "waiting"
     process.stop()
     await running_again
@@ -554,3 +558,58 @@ async def test_the_primary_opens_the_routes_of_operators_where_a_standby_vouches
         async with asyncio.timeout(10):
             await answer.ended.wait()
         assert answer.received.split()[1] == status
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"copies": 2, "min_in_sync": 1},
+            [
+                "REPLICA: --copies=2 has no effect on a replica set that is there, with 1: change"
+                " it with `martlet replicas set --copies=2`"
+            ],
+        ),
+        (
+            {"min_in_sync": 2},
+            [
+                "REPLICA: --min-in-sync=2 has no effect on a replica set that is there, with 1:"
+                " change it with `martlet replicas set --min-in-sync=2`"
+            ],
+        ),
+        ({"copies": 1, "min_in_sync": 1}, []),
+        ({}, []),
+    ],
+)
+async def test_flags_of_the_first_replica_set_warn_where_the_set_has_others(
+    given: dict[str, int], said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were ignored without a word; one flag file per replica stays valid."""
+    async with running(tmp_path, **given):
+        pass
+    assert [each for each in caplog.messages if "no effect" in each] == said
+
+
+async def test_flags_of_the_first_replica_set_warn_without_initial_replicas(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0",
+        http_address="",
+        data_path=str(tmp_path / "a"),
+        replica_name="a",
+        replica_address=f"127.0.0.1:{free_port()}",
+        metadata=f"sqlite:{tmp_path / 'replicas.db'}",
+        copies=2,
+    )
+    process = ReplicaProcess(options, log)
+    going = asyncio.create_task(process.run())
+    async with asyncio.timeout(10):
+        while "create one" not in process.node.membership.waits_for:  # noqa: ASYNC110, looks tell nobody
+            await asyncio.sleep(0.01)
+    process.stop()
+    await going
+    assert [each for each in caplog.messages if "no effect" in each] == [
+        "REPLICA: --copies=2 has no effect without --initial-replicas: give it to `martlet replicas"
+        " create`"
+    ]
