@@ -95,7 +95,7 @@ class Listeners:
         Args:
             connection: makes the protocol of a TCP connection.
             routes: returns the endpoints of HTTP; called only if there is HTTP.
-            ends_requests: whether to close the connections over HTTP that are open already.
+            ends_requests: whether to close the connections over HTTP with a request under way.
         """
         self._connection = connection
         if self._listeners:

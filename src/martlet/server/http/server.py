@@ -145,11 +145,10 @@ class HttpServer:
         self._routes = routes
         self._operators = operators
         self._https_port_instead = https_port_instead
-        self._web = self._make()
         self._listener: asyncio.Server | None = None
-
-    def _make(self) -> _WebServer:
-        return _WebServer(
+        self._busy: set[web.RequestHandler] = set()
+        """The connections with a request under way."""
+        self._web = _WebServer(
             self._handle,
             access_log=None,
             lingering_time=_LINGER_S,
@@ -187,12 +186,12 @@ class HttpServer:
 
         Args:
             routes: the endpoints.
-            ends_requests: whether to close the open connections, after a moment.
+            ends_requests: whether to close the connections with a request under way, after a
+                moment. The others go on: what is asked there is for the new endpoints.
         """
         self._routes = routes
         if ends_requests:
-            before, self._web = self._web, self._make()
-            await before.shutdown(_STOP_S)
+            await asyncio.gather(*(each.shutdown(_STOP_S) for each in self._busy))
 
     async def stop(self) -> None:
         """Stop accepting, and close open connections after a moment."""
@@ -201,6 +200,13 @@ class HttpServer:
         await self._web.shutdown(_STOP_S)
 
     async def _handle(self, base: web.BaseRequest) -> web.StreamResponse:
+        self._busy.add(base.protocol)
+        try:
+            return await self._respond(base)
+        finally:
+            self._busy.discard(base.protocol)
+
+    async def _respond(self, base: web.BaseRequest) -> web.StreamResponse:
         if self._https_port_instead is not None:
             fields: dict[str, object] = {"https_port": self._https_port_instead}
             refusal = refuse(HttpError(403, "TLS_REQUIRED", fields))

@@ -267,9 +267,9 @@ class ReplicaNode:
         self._disk.shutdown()
         self.is_serving.clear()
         if server is not None:
-            await self._ports.answer_as_standby()
-            if self._spliced_http is not None:
-                await self._spliced_http.stop()
+            # At once: requests under way get a moment, for which no other client is to wait.
+            spliced = [] if self._spliced_http is None else [self._spliced_http.stop()]
+            await asyncio.gather(self._ports.answer_as_standby(), server.clients.stop(), *spliced)
             await server.abandon()
         if hasattr(self, "replica") and self._ended.done() and self._ended.exception() is None:
             await self._loop.run_in_executor(None, self._note_clean_stop)

@@ -95,6 +95,8 @@ class ReplicaProcess:
                         return
                     self.log.warning("REPLICA: %s is no primary any more: %s",
                                      self.options.replica_name, error)  # fmt: skip
+                # The next node reads its log first, and looks for the primary then.
+                self._keep_primary()
                 self.node = ReplicaNode(self.options, self._store, self, self.log)
                 # The broker that is dropped keeps files open, and was excluded from collections.
                 gc.unfreeze()
@@ -150,15 +152,20 @@ class ReplicaProcess:
 
     def primary_address(self) -> str | None:
         """Return where the primary takes connections of replicas; None where there is none."""
+        self._keep_primary()
+        name, address = self._last_primary
+        return address if name not in ("", self.options.replica_name) else None
+
+    def _keep_primary(self) -> None:
+        """Keep who is primary by the newest look, for when there is none: the metadata store loses
+        the document, or has an old one, or a new node has not looked yet.
+        """
         replica: Replica | None = getattr(self.node, "replica", None)
         seen = replica.seen if replica is not None else None
         found = seen.replica_set if seen is not None else None
         pledged = replica.note.pledged if replica is not None else 0
         if found is not None and found.primary is not None and found.epoch >= pledged:
-            # Kept for when the metadata store loses the document, or has an old one.
             self._last_primary = (found.primary, found.replicas[found.primary])
-        name, address = self._last_primary
-        return address if name not in ("", self.options.replica_name) else None
 
     def _is_primary(self) -> bool:
         return self.node.is_serving.is_set()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 
 import aiohttp
 import pytest
 from tests.admin_page import lookup_daemon
 
+from martlet.server.http import server as http_server
+from martlet.server.http.request import Request
+from martlet.server.http.server import HttpServer
 from martlet.testing import Broker
 
 FOREIGN = (
@@ -103,3 +108,50 @@ async def test_reads_of_the_admin_page_are_logged_at_debug_level_and_no_others(
         ("INFO", "200 GET /stats"),
         ("INFO", "403 GET /log/topics"),
     ]
+
+
+async def test_a_connection_without_a_request_outlasts_a_change_of_role(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was closed after 0.3 s, and what its client sent meanwhile was dropped."""
+    hangs = asyncio.Event()
+
+    async def one(request: Request) -> object:
+        return "one"
+
+    async def hang(request: Request) -> object:
+        hangs.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async def two(request: Request) -> object:
+        return "two"
+
+    monkeypatch.setattr(http_server, "_STOP_S", 0.05)
+    server = HttpServer({"/role": {"GET": one}, "/hang": {"GET": hang}})
+    sock = socket.create_server(("127.0.0.1", 0))
+    host, port = sock.getsockname()
+    await server.start(sock)
+    idle, idle_writer = await asyncio.open_connection(host, port)
+    busy, busy_writer = await asyncio.open_connection(host, port)
+
+    async def ask() -> bytes:
+        idle_writer.write(b"GET /role HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await idle.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        return await idle.readexactly(3)
+
+    async with asyncio.timeout(10):
+        assert await ask() == b"one"
+        busy_writer.write(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
+        await hangs.wait()
+        changing = asyncio.create_task(
+            server.answer_by({"/role": {"GET": two}}, ends_requests=True)
+        )
+        await asyncio.sleep(0)
+        assert await ask() == b"two"
+        await changing
+        assert await ask() == b"two"
+        assert await busy.read() == b"", "its request was of the role before"
+    for writer in (idle_writer, busy_writer):
+        writer.close()
+    await server.stop()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import pytest
@@ -20,13 +20,15 @@ from tests.interop.certificates import Certificates
 
 from martlet.options import BrokerOptions
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
-from martlet.replica.replica_set import Presence, ReplicaSet
+from martlet.replica.note import ReplicaNote
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.build import build_server
+from martlet.server.http import server as http_server
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
 from martlet.server.metadata.store import StoreUnreachable, SwapUnclear
 from martlet.server.replication import splice
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
-from martlet.server.replication.node import ReplicaNode
+from martlet.server.replication.node import ReplicaNode, SteppedDown
 from martlet.server.replication.process import ReplicaProcess
 from martlet.server.replication.repeated_lines import RepeatedLines
 from martlet.server.replication.splice import SplicedConnection, open_splice
@@ -44,12 +46,11 @@ async def running(folder: Path, **others: Any) -> AsyncIterator[ReplicaNode]:
     await store.swap(ReplicaSet.first("a", {"a": address}, broker="broker-1"), 0)
     options = BrokerOptions(
         tcp_address=f"127.0.0.1:{free_port()}",
-        http_address="",
         data_path=str(folder / "a"),
         replica_name="a",
         replica_address=address,
         metadata=f"sqlite:{folder / 'replicas.db'}",
-        **others,
+        **({"http_address": ""} | others),
     )
     process = ReplicaProcess(options, log)
     running = asyncio.create_task(process.run())
@@ -613,3 +614,60 @@ async def test_flags_of_the_first_replica_set_warn_without_initial_replicas(
         "REPLICA: --copies=2 has no effect without --initial-replicas: give it to `martlet replicas"
         " create`"
     ]
+
+
+async def test_clients_over_tcp_do_not_wait_for_requests_over_http_when_a_primary_steps_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those under way get a moment, at the primary's own port and then at its standbys'."""
+    monkeypatch.setattr(http_server, "_STOP_S", 60)
+    async with running(tmp_path, http_address="127.0.0.1:0") as node:
+        server = node.server
+        assert server is not None
+        wire = await Wire.open(server.tcp_address)
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{server.http_address}/v1/topics/t/channels/c/receive?wait=60"
+            asking = asyncio.create_task(session.post(url))
+            async with asyncio.timeout(10):
+                while not server.leases.poll_count:  # noqa: ASYNC110, it is counted
+                    await asyncio.sleep(0.01)
+                node._ended.set_exception(SteppedDown("another replica is primary"))
+                with pytest.raises(GONE):
+                    await wire.ok()
+            assert not asking.done()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        wire.writer.close()
+
+
+async def test_a_process_that_steps_down_knows_the_next_primary_until_it_has_looked_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held its clients until it had read its log."""
+    addresses = {name: f"10.0.0.1:{port}" for port, name in enumerate("ab", 4153)}
+    found = ReplicaSet.first("a", addresses, broker="id").with_in_sync(frozenset("ab"))
+    options = BrokerOptions(
+        tcp_address="127.0.0.1:0",
+        http_address="",
+        data_path=str(tmp_path / "a"),
+        replica_name="a",
+        metadata=f"sqlite:{tmp_path / 'replicas.db'}",
+    )
+    process = ReplicaProcess(options, log)
+    steps_down = process.node
+    monkeypatch.setattr(steps_down, "run", AsyncMock(side_effect=SteppedDown("b is primary")))
+    replica = Mock(seen=Seen(found.elected("b"), 2, {}), note=ReplicaNote(pledged=1))
+    monkeypatch.setattr(steps_down, "replica", replica, raising=False)
+    reading = asyncio.Event()
+
+    async def read_log(node: ReplicaNode) -> None:
+        reading.set()
+        await node._ended
+
+    monkeypatch.setattr(ReplicaNode, "run", read_log)
+    going = asyncio.create_task(process.run())
+    await reading.wait()
+    assert process.node is not steps_down
+    assert process.primary_address() == addresses["b"]
+    process.stop()
+    await going
