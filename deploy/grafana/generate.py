@@ -271,8 +271,12 @@ def dashboard() -> Json:
         "templating": {"list": variables()},
         "annotations": {
             "list": [
+                # Epoch 0 is before the first election.
                 _annotation(
-                    "Failovers", f"changes(martlet_replica_epoch{{{_BROKERS}}}[2m]) > 0", "purple"
+                    "Failovers",
+                    f"martlet_replica_epoch{{{_BROKERS}}}"
+                    f" > min_over_time((martlet_replica_epoch{{{_BROKERS}}} > 0)[2m:])",
+                    "purple",
                 ),
                 _annotation(
                     "Restarts",
