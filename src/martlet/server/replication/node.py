@@ -611,6 +611,8 @@ class ReplicaNode:
 
     def _log_moved(self) -> None:
         """The log of the primary has grown, or has become durable."""
+        if self.server is None:
+            return  # A flush has ended after the primary stepped down.
         role = self.replica.role
         if isinstance(role, Primary):
             role.flushed()

@@ -671,3 +671,18 @@ async def test_a_process_that_steps_down_knows_the_next_primary_until_it_has_loo
     assert process.primary_address() == addresses["b"]
     process.stop()
     await going
+
+
+async def test_a_flush_that_ends_once_its_primary_has_stepped_down_confirms_nothing(
+    tmp_path: Path,
+) -> None:
+    """It was an AssertionError in the log of the only replica of a set."""
+    async with running(tmp_path) as node:
+        await publish(node, b"one")
+        primary, server = node.replica.primary, node.server
+        assert primary is not None
+        before, primary.confirmation.position = primary.confirmation.position, 0
+        node.server = None
+        node._log_moved()
+        assert primary.confirmation.position == 0
+        node.server, primary.confirmation.position = server, before
