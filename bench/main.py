@@ -26,6 +26,7 @@ BENCHMARKS = {
     "filters": "bench.filters",
     "replicas": "bench.replicas",
     "requests": "bench.requests",
+    "start": "bench.servers.start",
     "trace": "bench.trace",
     "workers": "bench.servers.workers",
     "keys": "bench.keys",

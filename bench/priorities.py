@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from bench.contest import Contest, Run, by_handler
 from bench.flags import parse
+from bench.stopwatch import anonymous_bytes
 from martlet.client import Consumer, Producer
 from martlet.testing import BrokerProcess
 
@@ -45,13 +45,6 @@ async def store(address: str, given: argparse.Namespace) -> None:
         for number in range(given.messages // TOGETHER):
             await producer.send_many("one", bodies)
             await producer.send_many("mixed", bodies, priority=number % given.priorities)
-
-
-def anonymous_bytes(process_id: int) -> int:
-    """The memory of a process that is no part of a file: the log's pages are the system's cache."""
-    status = Path(f"/proc/{process_id}/status").read_text(encoding="ascii")
-    (found,) = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.M)
-    return int(found) << 10
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,5 +9,6 @@ nothing but themselves::
       load_processes  processes that do it together, a connection each
       target          a server: its two ports, its topics
     report          the table, the JSON
+    start           what a broker costs that does nothing
     workers         one broker and several, beside nsqd
 """
