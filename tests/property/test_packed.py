@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from martlet.log.batch import LogBatch
 from martlet.properties import bulk as packed
 from martlet.properties.block import Block, entries_of, pack_block, pack_entries
 from martlet.properties.bulk import Entry, Packed, join, packed_bytes, read, read_at_once
-from martlet.properties.model import BadProperties, Properties, Sent
+from martlet.properties.model import BadProperties, Properties, Sent, hash_of
 
 words = st.text("ab |*~", min_size=1, max_size=6)
 plain = st.text("abc~", min_size=1, max_size=6)
@@ -70,6 +71,21 @@ def test_an_accepted_block_is_good(
         assert list(found) == expected
         # Its tags can be believed: a filter looks at nothing else.
         assert pack_block(expected) == bytes(data)
+
+
+def test_a_tag_behind_other_fields_is_refused_as_one_by_one() -> None:
+    tag, key = Properties(tag="red").pack(), Properties(keys=("k",)).pack()
+    entries = [tag + key, key + tag] * packed._FEW
+    columns = np.frombuffer(pack_block(list(enumerate(entries))), "<u4", 3 * len(entries), 4)
+    hashes = columns.copy()
+    # Those of the tags that are there.
+    hashes[-len(entries) :] = hash_of(tag)
+    head = len(entries).to_bytes(4, "little")
+    for tags in (columns, hashes):
+        data = b"".join([head, tags.tobytes(), *entries])
+        for how in (read, entries_of):
+            with pytest.raises(BadProperties, match="stands behind other fields"):
+                how(data, len(entries))
 
 
 few = st.lists(carried, min_size=1, max_size=2)

@@ -194,7 +194,7 @@ def _checked(
             | is_header & (names > 0)
         ) & (stops <= ends[live])
         good &= ~((is_key | is_order_key) & (values > MAX_KEY_BYTES))
-        good &= ~(is_tag & ((values > MAX_TAG_BYTES) | (tag_sizes[live] > 0)))
+        good &= ~(is_tag & ((values > MAX_TAG_BYTES) | (heads != starts[live])))
         if not good.all():
             return None
         key_counts[live] += is_key
