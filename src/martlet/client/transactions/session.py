@@ -22,6 +22,7 @@ from martlet.client.errors import (
     WrongBroker,
 )
 from martlet.client.producer.routing import broker_of_key, rank
+from martlet.put_status import PUBLISH_AGAIN
 
 if TYPE_CHECKING:
     from martlet.client.producer.broker_link import BrokerLink
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from martlet.client.transport.identity import Features
 
 T = TypeVar("T")
+_AGAIN_S = 0.1
+"""The pause in seconds before a step is repeated that a primary has refused while it hands over."""
 
 
 def broker_of_transaction(links: Sequence[BrokerLink], transaction_id: str) -> InFlightQueue | None:
@@ -166,6 +169,12 @@ class PinnedSession:
                         return await ask(connection)
                     except ConnectionLost as error:
                         trouble = error
+                    except TransactionRefused as error:
+                        if error.code != "REFUSED" or not str(error).endswith(PUBLISH_AGAIN):
+                            raise
+                        trouble = error
+                        # The connection ends with the hand-over, unless that is given up.
+                        await asyncio.wait([connection.lost], timeout=_AGAIN_S)
         except TimeoutError as error:
             chosen = self._chosen(transaction_id)
             where = chosen.name if chosen is not None else "no broker"
