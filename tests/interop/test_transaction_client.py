@@ -31,6 +31,7 @@ from martlet.client import (
 from martlet.client import sync as blocking
 from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq import negotiation
+from martlet.put_status import PUBLISH_AGAIN
 from martlet.testing import Broker
 from martlet.testing.ports import free_port
 
@@ -134,6 +135,36 @@ async def test_messages_added_without_waiting_are_sent_with_the_next_step(broker
     assert await bodies(broker, "mails", 1) == [b"a"]
 
 
+async def test_one_that_was_begun_by_itself_is_committed_apart(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        transaction = producer.transaction()
+        assert await transaction.begin() == "open"
+        transaction.add("orders", [b"one"])
+        await transaction.commit()
+    assert stored_count(broker, "orders") == 1
+    assert not broker.server.broker.transactions.open
+
+
+async def test_messages_added_while_a_commit_waits_for_its_broker_go_with_it() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with Broker(tcp_address=address) as broker:
+        soon = Backoff(first_s=0.01, max_s=0.02)
+        producer = await Producer(address, backoff=soon, timeout_s=20).__aenter__()
+    added, published = both = [producer.transaction() for _ in range(2)]
+    for transaction in both:
+        transaction.add("orders", [b"one"])
+    steps = [asyncio.create_task(each.commit()) for each in (*both, *both)]
+    await asyncio.sleep(0)
+    added.add("orders", [b"two"])
+    steps.append(asyncio.create_task(published.publish("orders", b"two")))
+    async with Broker(tcp_address=address) as broker, asyncio.timeout(20):
+        await asyncio.gather(*steps)
+        assert [each.contribution.message_count for each in both] == [2, 2]
+        assert stored_count(broker, "orders") == 4
+        assert not broker.server.broker.transactions.open
+        await producer.close()
+
+
 async def test_an_older_broker_gets_the_commit_apart(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +194,25 @@ async def test_an_unclear_commit_of_one_request_is_called_again(broker: Broker) 
         proxy.go_on()
         await transaction.commit()
     assert stored_count(broker, "orders") == 1
+
+
+async def test_steps_wait_for_the_next_primary(broker: Broker) -> None:
+    log = broker.server.broker.log
+    async with Producer(broker.tcp_address, timeout_s=20) as producer:
+        whole, other = producer.transaction(), producer.transaction()
+        await other.publish("orders", b"one")
+        whole.add("orders", [b"two"])
+        refused = asyncio.Event()
+        log.on_refused = lambda reason: refused.set()
+        log.refuse_writes(f"replica b becomes primary: {PUBLISH_AGAIN}")
+        steps = []
+        for step in (other.publish("orders", b"three"), other.commit(), whole.commit()):
+            refused.clear()
+            steps.append(asyncio.create_task(step))
+            await asyncio.wait_for(refused.wait(), 20)
+        log.accept_writes()
+        await asyncio.wait_for(asyncio.gather(*steps), 20)
+    assert sorted(await bodies(broker, "orders", 3)) == [b"one", b"three", b"two"]
 
 
 async def test_a_refused_commit_of_one_request_stores_nothing(broker: Broker) -> None:

@@ -142,6 +142,8 @@ class Transaction:
         self._message_count = 0
         self._error: ClientError | None = None
         self._ended = ""
+        self._is_begun = False
+        """Whether it was begun by itself, or that was tried."""
         self._is_committing = False
         """Whether a SEND that commits was sent, and not answered."""
 
@@ -388,9 +390,10 @@ class Transaction:
             entries += [adding.entry] * len(adding.bodies)
             bodies += adding.bodies
         command = commands.send(topic, bodies, options, pack_entries(entries))
+        # Set, not raised: two calls of commit() may send the same.
+        counts = self._number + 1, self._message_count + len(bodies)
         await self._pinned.send(self.id, command)
-        self._number += 1
-        self._message_count += len(bodies)
+        self._number, self._message_count = counts
 
     def _fail(self, some: list[_Adding], error: ClientError) -> None:
         """Fail all waiting messages: after one that failed they would be stored without it."""
@@ -420,6 +423,8 @@ class Transaction:
 
         Raises TransactionRefused, TransactionUnclear and NotSupported.
         """
+        self._check_not_committing()
+        self._is_begun = True
         fields = await self._pinned.call(self.id, "transaction.begin", **self._begin)
         state = str(fields["state"])
         if state == "committed":
@@ -465,18 +470,19 @@ class Transaction:
 
     async def _committed_at_once(self) -> bool:
         """Send all messages and the commit in one request, if that can be. Raises as `commit`."""
-        if not self._waiting or self._pump is not None or self._joined or self._is_named:
+        if not self._may_commit_at_once():
             return False
+        if not self._is_committing:
+            features = await self._pinned.features(self.id)
+            # Meanwhile another task may have added messages, or sent or committed them.
+            if features.extensions < _COMMIT_EXTENSIONS or not self._may_commit_at_once():
+                return False
         some = self._next()
         is_all = not self._waiting
         # They stay until they are answered: after an unclear commit the next one sends them again.
         self._waiting.extendleft(reversed(some))
         if not is_all:
             return False
-        if not self._is_committing:
-            features = await self._pinned.features(self.id)
-            if features.extensions < _COMMIT_EXTENSIONS:
-                return False
         self._is_committing = True
         try:
             await self._send(some, commits=True)
@@ -485,6 +491,13 @@ class Transaction:
             raise
         self._waiting.clear()
         return True
+
+    def _may_commit_at_once(self) -> bool:
+        return (
+            bool(self._waiting)
+            and self._pump is None
+            and not (self._joined or self._is_named or self._is_begun)
+        )
 
     async def rollback(self) -> None:
         """Discard the messages: no consumer ever sees them.
