@@ -161,6 +161,43 @@ async def test_refusals_say_why(broker: Broker) -> None:
     connection.close()
 
 
+async def test_a_repeated_commit_of_one_request_is_answered_whatever_became_of_its_topic(
+    broker: Broker,
+) -> None:
+    connection, core = await connect(broker), broker.server.broker
+    whole = commands.send("orders", [b"one"], {"transaction": "t", "commit": True, "queue": 0})
+    again = commands.send("orders", [b"one"], {"transaction": "t", "commit": True, "queue": 7})
+    answers = [json.loads(await connection.ask(whole))]
+    core.delete_topic("orders")
+    core.log.refuse_writes("for a test")
+    answers += [json.loads(await connection.ask(each)) for each in (whole, again)]
+    assert answers == [{"status": "OK", "count": 1}] * 3
+    assert "orders" not in core.topics
+    core.log.accept_writes()
+    connection.close()
+
+
+async def test_one_request_commits_after_a_rollback_and_never_what_is_undecided(
+    broker: Broker,
+) -> None:
+    connection, core = await connect(broker), broker.server.broker
+    whole = commands.send("orders", [b"whole"], {"transaction": "t", "commit": True})
+    assert (await add(connection, "t", 0, "orders", b"half", begin={}))["status"] == "OK"
+    for step in ("prepare", "rollback"):
+        answer = json.loads(await connection.ask(whole))
+        assert (answer["status"], answer["state"]) == ("CONFLICT", core.transactions.state("t"))
+        await connection.call(f"transaction.{step}", id="t")
+    for _ in range(2):
+        assert json.loads(await connection.ask(whole)) == {"status": "OK", "count": 1}
+    with pytest.raises(CallRefused, match="cannot be rolled back"):
+        await connection.call("transaction.rollback", id="t")
+    plain = await Plain.of(broker, "orders")
+    assert await plain.next() == b"whole"
+    assert core.topics["orders"].queue.end_offset == 1
+    plain.close()
+    connection.close()
+
+
 async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> None:
     async with asking_often(checks=10_000) as broker:
         first, second = await connect(broker), await connect(broker)

@@ -118,6 +118,12 @@ class Transactions:
             )
         return outcome.state
 
+    def committed(self, id: str) -> EndedTransaction | None:
+        """Return the outcome of a committed transaction."""
+        outcome = self.outcomes.get(id)
+        is_committed = outcome is not None and outcome.state is TransactionState.COMMITTED
+        return outcome if is_committed else None
+
     def find(self, id: str) -> OpenTransaction:
         """Return an open transaction. Raises UnknownTransaction and TransitionRefused."""
         transaction = self.open.get(id)
@@ -376,8 +382,8 @@ class Transactions:
         if id in self.open:
             state = self.open[id].state
             raise TransitionRefused(f"transaction {id!r} was begun before, and is {state}", state)
-        known = self.outcomes.get(id)
-        if known is not None and known.state is TransactionState.COMMITTED:
+        known = self.committed(id)
+        if known is not None:
             return known
         at_ns = self._context.clock()
         transaction = OpenTransaction(id, "", at_ns, 0)

@@ -458,35 +458,31 @@ class PublishCommands:
         from martlet.server.rpc.transactions import refused
 
         try:
-            receipt, added = self._add_half_messages(command, CallArguments(command.options))
+            position, added = self._add_half_messages(command, CallArguments(command.options))
         except (BrokerError, WritesRefused) as error:
             connection.reply(refusal(refused(error)))
         except CallError as error:
             connection.reply(refusal(error))
         else:
+            receipt = Receipt()
+            receipt.position = position
             connection.promise(receipt, "SEND", added)
 
     def _add_half_messages(
         self, command: v2.SendCommand, arguments: CallArguments
-    ) -> tuple[Receipt, Added]:
+    ) -> tuple[int, Added]:
         from martlet.server.rpc.transactions import begin_open
 
         is_all = arguments.flag("commit")
         arguments.only(*(_COMMIT_OPTIONS if is_all else _TRANSACTION_OPTIONS))
         transactions = self._broker.transactions
         transaction_id = arguments.text("transaction", max_value=255)
-        branch, number = "", 0
-        if not is_all:
-            branch, number = arguments.text("branch", max_value=64), arguments.number("number")
+        if is_all:
+            return self._commit_at_once(command, arguments, transaction_id)
+        branch, number = arguments.text("branch", max_value=64), arguments.number("number")
         topic = self._broker.topic(command.topic)
         queue = queue_of(self._broker, topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
-        receipt = Receipt()
-        if is_all:
-            receipt.position = transactions.commit_at_once(
-                transaction_id, topic.name, command.bodies, command.properties, queue, times
-            ).position
-            return receipt, Added(len(command.bodies))
         is_new = "begin" in arguments and transaction_id not in transactions.open
         if is_new:
             begin_open(
@@ -507,8 +503,22 @@ class PublishCommands:
             if is_new:
                 transactions.record(transaction_id)
             raise
-        receipt.position = position
-        return receipt, Added(batch.message_count)
+        return position, Added(batch.message_count)
+
+    def _commit_at_once(
+        self, command: v2.SendCommand, arguments: CallArguments, transaction_id: str
+    ) -> tuple[int, Added]:
+        transactions = self._broker.transactions
+        # A repeated one stays committed, whatever has become of its topic.
+        outcome = transactions.committed(transaction_id)
+        if outcome is None:
+            topic = self._broker.topic(command.topic)
+            queue = queue_of(self._broker, topic, arguments)
+            times = self._delivery_times(arguments, len(command.bodies))
+            outcome = transactions.commit_at_once(
+                transaction_id, topic.name, command.bodies, command.properties, queue, times
+            )
+        return outcome.position, Added(len(command.bodies))
 
     def _delivery_times(self, arguments: CallArguments, count: int) -> Sequence[tuple[int, int]]:
         """Return delivery times in nanoseconds with their numbers of messages. Raises CallError."""
