@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -86,6 +87,23 @@ def test_a_tag_behind_other_fields_is_refused_as_one_by_one() -> None:
         for how in (read, entries_of):
             with pytest.raises(BadProperties, match="stands behind other fields"):
                 how(data, len(entries))
+
+
+@pytest.mark.parametrize("kind", ["all as large as the first", "one over the other"])
+def test_a_bad_block_takes_no_more_memory_than_it_has_bytes(kind: str) -> None:
+    count, size = 2000, 50_000
+    ends = np.full(count, size, "<u4")
+    if kind == "one over the other":
+        ends[::2] = 0
+    head = count.to_bytes(4, "little") + np.arange(count, dtype="<u4").tobytes()
+    data = b"".join([head, ends.tobytes(), bytes(4 * count), bytes(size)])
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadProperties):
+            read(data, count)
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 few = st.lists(carried, min_size=1, max_size=2)

@@ -48,9 +48,9 @@ def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
         raise BadProperties("properties whose message numbers do not rise")
     if numbers and numbers[-1] >= count:
         raise BadProperties(f"properties of message {numbers[-1]}, but there are {count} messages")
-    entries = [(number, bytes(block.entry(at))) for at, number in enumerate(numbers)]
-    if sum(len(entry) for _, entry in entries) != block.entries_length:
+    if any(later < earlier for earlier, later in pairwise(block.ends.tolist())):
         raise BadProperties("properties whose entries do not fill their block")
+    entries = [(number, bytes(block.entry(at))) for at, number in enumerate(numbers)]
     for entry in dict.fromkeys(entry for _, entry in entries):  # Many messages may share one.
         check(entry)
     return entries
