@@ -140,7 +140,12 @@ Change = Callable[[Cluster, list[WholeTransactions]], Coroutine[Any, Any, None]]
 
 @pytest.mark.parametrize(
     ("change", "flush"),
-    [(kill, "async"), (kill, "sync"), (kill_one_that_hangs, "async"), (hand_over, "async")],
+    [
+        (kill, "async"),
+        (hand_over, "async"),
+        pytest.param(kill, "sync", marks=pytest.mark.slow),
+        pytest.param(kill_one_that_hangs, "async", marks=pytest.mark.slow),
+    ],
 )
 async def test_each_transaction_of_one_request_is_there_once_and_whole(
     clusters: Clusters, change: Change, flush: str
