@@ -330,6 +330,14 @@ def test_tls_and_auth(tmp_path: Path) -> None:
             writer = StreamWriter(WriteOptions.parse(https, "stream"))
             writer.commit([task(writer._options, "b", BatchId("q", 1), batch("two"))], 1)
             assert values_of(broker.http_address, "secret") == ["one", "two"]
-            wrong = WriteOptions.parse(given | {"authSecret": "bad"}, "stream")
+
+
+def test_a_wrong_secret_is_refused_at_once(tmp_path: Path) -> None:
+    """It was tried again without a pause until the timeout was over."""
+    with AuthServer({"good": Answer(allowed(EVERYTHING))}) as auth:
+        flag = f"--auth-http-address={auth.address}"
+        with BrokerProcess(tmp_path / "data", flag) as broker:
+            wrong = options(broker, topic="secret", authSecret="bad")
             with pytest.raises(WriteFailed, match="AUTH"):
                 task(wrong, "c", BatchId("q", 2), batch("three"))
+        assert auth.count("bad") == 1

@@ -22,7 +22,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from martlet.client import ClientError, Producer, TransactionError, TransactionUnclear
-from martlet.client.errors import ConnectFailed, TransactionRefused
+from martlet.client.errors import ConnectFailed, ConnectRefused, TransactionRefused
 from martlet.client.sync.loop_thread import loop_thread
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.client.transport.identity import Features
@@ -74,6 +74,8 @@ class BrokerTransaction:
             try:
                 self._thread.call(_connect(self._producer, min(left_s, _FIND_AGAIN_S)))
                 break
+            except ConnectRefused as error:
+                raise WriteFailed(f"{self.address}: {error}") from error
             except (ConnectFailed, TimeoutError) as error:
                 # A replica that has just started may know one other, which is the one that died.
                 if left_s <= _FIND_AGAIN_S:
