@@ -15,6 +15,7 @@ from tests.crash.wire import Wire
 from martlet.replica.replica_set import ReplicaSet
 from martlet.server.metadata.address import open_store
 from martlet.server.metadata.store import StoreUnreachable
+from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -72,14 +73,14 @@ class Cluster:
             "--max-bytes-per-file=1MiB",
             *self.arguments,
         )
+        command = [sys.executable, "-m", "martlet", "broker", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "martlet", "broker", *arguments],
-                cwd=ROOT,
-                env=None if self.source is None else running_from(self.source),
-                stdout=log,
-                stderr=log,
-            )
+            if self.source is None:
+                self.processes[name] = BrokerProcess._spawn(command, log)
+            else:
+                self.processes[name] = subprocess.Popen(
+                    command, cwd=ROOT, env=running_from(self.source), stdout=log, stderr=log
+                )
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
