@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from martlet.spark.java import prepare_environment
+from martlet.spark.java import _CHECKPOINTS_BY_RENAME, prepare_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,8 +29,11 @@ def spark() -> Iterator[SparkSession]:
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.shuffle.partitions", 2)
             .config("spark.ui.enabled", False)
-            # Nothing here runs for so long that the thorough compiler is worth its work.
-            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+            # Nothing here runs for so long that the thorough compiler is worth its work,
+            # nor a garbage collector with threads of its own.
+            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+            # Without it, each micro-batch starts processes; `spark_session` sets it too.
+            .config("spark.sql.streaming.checkpointFileManagerClass", _CHECKPOINTS_BY_RENAME)
             .getOrCreate()
         )
         yield session
