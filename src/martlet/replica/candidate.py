@@ -140,8 +140,7 @@ class Candidate:
             self._ask_for_repairs()
             return
         link, hello = self.answers[self._best]
-        fetch = join(self.copy, hello, self.epoch, self.floor)
-        self.joined(self.copy.epochs.ranges)
+        fetch = join(self.copy, hello, self.epoch, self.floor, self.joined)
         self.state = CandidateState.FETCHING
         link.send(fetch)
         self._end_fetching()

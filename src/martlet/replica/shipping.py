@@ -14,7 +14,7 @@ whose log is shorter. The receiver first cuts off what the sender's log does not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from martlet.log.copy import CopiedLog
@@ -140,7 +140,13 @@ class LogSender:
         return sent
 
 
-def join(copy: CopiedLog, theirs: ReplicaGreeting, epoch: int, floor: int) -> Frame:
+def join(
+    copy: CopiedLog,
+    theirs: ReplicaGreeting,
+    epoch: int,
+    floor: int,
+    joined: Callable[[Sequence[EpochRange]], object],
+) -> Frame:
     """Cut off, durably, what another replica's log does not have. Returns the FETCH to send it.
 
     Args:
@@ -148,6 +154,8 @@ def join(copy: CopiedLog, theirs: ReplicaGreeting, epoch: int, floor: int) -> Fr
         theirs: the sender's.
         epoch: that of the connection.
         floor: what is confirmed, as far as the receiver knows.
+        joined: makes the epochs of the receiver's log durable. It is called before segments are
+            removed: with them goes what shows how far the log had come.
 
     Raises:
         LogsDiverged: the sender lacks what is confirmed.
@@ -163,6 +171,7 @@ def join(copy: CopiedLog, theirs: ReplicaGreeting, epoch: int, floor: int) -> Fr
         )
     if common < copy.position:
         copy.cut(common, epoch)
+    joined(copy.epochs.ranges)
     bases = {base for base, _ in theirs.segments}
     for segment in [segment for segment in copy.segments if segment.base not in bases]:
         copy.retire(segment)

@@ -163,10 +163,9 @@ class Standby:
             self._set_whole(False)
         self._sender = None
         before = self.copy.end_position
-        fetch = join(self.copy, theirs, self.epoch, self.floor)
+        fetch = join(self.copy, theirs, self.epoch, self.floor, self.joined)
         if self.recovery is not None and self.copy.end_position < before:
             self.recovery = None  # Its indexes may know what was cut off.
-        self.joined(self.copy.epochs.ranges)
         self._complete_at = self.primary_end = frame.position
         self._epochs_there = theirs.epochs
         self._has_learned = False

@@ -79,7 +79,7 @@ class Log:
         assert copy.end_position == self.log.position
         away = self.away
         theirs = greeting("id", "a", copy, copy.epochs.ranges, is_whole=True)
-        fetch = join(away, theirs, EPOCH, away.end_position)
+        fetch = join(away, theirs, EPOCH, away.end_position, list)
         ship(LogSender(copy, fetch.position, fetch.second), away)
         assert away.end_position == self.log.position
         assert [each.base for each in away.segments] == [each.base for each in copy.segments]

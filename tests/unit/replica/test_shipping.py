@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -126,7 +127,7 @@ def test_a_segment_that_is_removed_while_it_is_sent() -> None:
         piece(log, Frame(FrameKind.REPAIR, 1, 0, 160))
     # It is skipped once the two have greeted anew.
     theirs = greeting("id", "a", log, [EpochRange(1, 0, log.position)], is_whole=True)
-    fetch = join(copy, theirs, 1, 0)
+    fetch = join(copy, theirs, 1, 0, list)
     assert copy.segments == []
     ship(LogSender(log, fetch.position, fetch.second), copy)
     assert copy.position == log.position
@@ -196,7 +197,33 @@ def test_a_log_without_what_is_confirmed_is_not_followed() -> None:
     ship(LogSender(log, 0, NO_SEGMENT), copy)
     theirs = greeting("id", "b", log_of(3), [EpochRange(1, 0, 480)], is_whole=True)
     with pytest.raises(LogsDiverged, match="b has this log only up to position 480, and 800 was"):
-        join(copy, theirs, 2, 800)
+        join(copy, theirs, 2, 800, list)
     assert copy.position == 800
-    join(copy, theirs, 2, 480)
+    join(copy, theirs, 2, 480, list)
     assert copy.position == 480
+
+
+def test_the_end_of_the_log_is_noted_before_segments_are_removed() -> None:
+    """A replica whose disk failed in between took itself for whole, and ended before what it had
+    acknowledged.
+    """
+    log, copy = flushed(log_of(20)), empty()
+    ship(LogSender(log, 0, NO_SEGMENT), copy, 1900)
+    last = log.segments[1]
+    assert copy.segments[-1].base == last.base
+    log.retire(last)
+    log.remove(last)
+    theirs = greeting("id", "a", log, [EpochRange(1, 0, log.position)], is_whole=True)
+    noted: list[int] = []
+
+    def note(ranges: Sequence[EpochRange]) -> None:
+        noted.append(ranges[-1].end)
+        raise OSError("the disk failed")
+
+    bases = [segment.base for segment in copy.segments]
+    with pytest.raises(OSError, match="the disk failed"):
+        join(copy, theirs, 1, 0, note)
+    assert [segment.base for segment in copy.segments] == bases
+    assert noted == [copy.position] > [last.base]
+    join(copy, theirs, 1, 0, list)
+    assert [segment.base for segment in copy.segments] == bases[:-1]
