@@ -15,6 +15,7 @@ from tests.crash.wire import Wire
 from martlet.replica.replica_set import ReplicaSet
 from martlet.server.metadata.address import open_store
 from martlet.server.metadata.store import StoreUnreachable
+from martlet.server.replication.operations import OperationRefused, Operations
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 
@@ -100,6 +101,16 @@ class Cluster:
         async with asyncio.timeout(LIMIT_S):
             while await self.primary() == before:  # noqa: ASYNC110, the store calls nobody
                 await asyncio.sleep(0.02)
+
+    async def hand_over(self) -> None:
+        """Let another one be primary."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    await Operations(self.store, LIMIT_S).hand_over()
+                    return
+                except OperationRefused:
+                    await asyncio.sleep(0.05)  # No other one has said yet that it has all.
 
     async def in_sync(self, count: int) -> ReplicaSet:
         """Wait until so many replicas are in sync."""

@@ -9,10 +9,8 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from tests.crash.replica_cluster import LIMIT_S, Cluster, Clusters
+from tests.crash.replica_cluster import LIMIT_S, Clusters
 from tests.crash.wire import drain
-
-from martlet.server.replication.operations import OperationRefused, Operations
 
 pytestmark = pytest.mark.crash
 
@@ -84,16 +82,6 @@ class KeptConnection:
             self.answered.update(bodies)
 
 
-async def hand_over(cluster: Cluster) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                await Operations(cluster.store, LIMIT_S).hand_over()
-                break
-            except OperationRefused:
-                await asyncio.sleep(0.05)  # No other one has said yet that it has all.
-
-
 async def test_nothing_answered_over_open_connections_is_lost(clusters: Clusters) -> None:
     cluster = await clusters.start()
     numbers = itertools.count()
@@ -114,7 +102,7 @@ async def test_nothing_answered_over_open_connections_is_lost(clusters: Clusters
 
     for _ in range(3):
         await going_on()
-        await hand_over(cluster)
+        await cluster.hand_over()
     await going_on()
     for task in tasks:
         task.cancel()

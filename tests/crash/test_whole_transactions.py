@@ -14,7 +14,6 @@ from tests.crash.replica_cluster import LIMIT_S, Cluster, Clusters
 from tests.crash.wire import drain
 
 from martlet.client import Backoff, Producer
-from martlet.server.replication.operations import OperationRefused, Operations
 
 pytestmark = pytest.mark.crash
 
@@ -126,13 +125,7 @@ async def kill_one_that_hangs(cluster: Cluster, works: list[WholeTransactions]) 
 
 async def hand_over(cluster: Cluster, works: list[WholeTransactions]) -> None:
     """Let another one be primary."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                await Operations(cluster.store, LIMIT_S).hand_over()
-                break
-            except OperationRefused:
-                await asyncio.sleep(0.05)  # No other one has said yet that it has all.
+    await cluster.hand_over()
 
 
 Change = Callable[[Cluster, list[WholeTransactions]], Coroutine[Any, Any, None]]

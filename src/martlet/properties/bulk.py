@@ -149,7 +149,7 @@ def read_at_once(data: bytes, count: int) -> Packed | None:
     if len(block) <= _FEW or int(numbers[-1]) >= count or (numbers[1:] <= numbers[:-1]).any():
         return None
     entry = bytes(block.entry(0))
-    # The size first: so many of a large one may take far more than the block.
+    # Compare sizes first: `count` copies of a large entry may be far larger than the block.
     is_of_one_size = len(block) == count and block.entries_length == len(entry) * count
     if is_of_one_size and block.entries == entry * count:
         check(entry)

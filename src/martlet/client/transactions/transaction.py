@@ -8,8 +8,8 @@
         ...                                            # the work that they describe
     # both are seen from here on; after an exception in the block neither ever is
 
-Messages that nobody waits for go with the next step. If that is the commit, and they fit one SEND,
-the SEND commits too: one request is the entire transaction::
+`Transaction.add` keeps messages in the client until the next step sends them. If that step is the
+commit and one SEND holds them all, the SEND commits too: one request is the entire transaction::
 
     async with producer.transaction() as transaction:
         transaction.add("orders", [b"one", b"two"])
