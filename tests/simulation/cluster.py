@@ -248,6 +248,8 @@ class Cluster:
         """
         if self.settings.flush_sync:
             return True
+        if self.oracle.set_changes == 0:  # The first primary is the only copy.
+            return False
         for other in self.nodes.values():
             is_whole = other.life is not None and other.replica.note.is_whole
             if other is not node and not is_whole:

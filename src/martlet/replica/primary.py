@@ -340,7 +340,13 @@ class Primary:
         leaving = current.leaving - {self.name}
         others = sorted(set(current.replicas) - current.in_sync - leaving)
         caught_up = [name for name in others if self._has_caught_up(name, now_ns)]
-        for name in sorted(current.in_sync & leaving) + missing + caught_up:
+        going = sorted(current.in_sync & leaving)
+        # What is confirmed must not come to be in fewer logs than an operator allows.
+        if len(current.in_sync) <= min(
+            current.min_in_sync, len(current.replicas) - len(current.leaving)
+        ):
+            going.clear()
+        for name in going + missing + caught_up:
             if self._swap_if_allowed(current.with_in_sync(current.in_sync ^ {name})):
                 return
         wanted = current.with_in_sync(current.in_sync)

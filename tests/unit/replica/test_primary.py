@@ -456,6 +456,23 @@ def test_a_replica_that_is_to_leave_does_even_below_the_minimum() -> None:
     assert host.confirmed_position == position
 
 
+def test_a_replica_that_is_to_leave_stays_until_enough_others_are_in_sync() -> None:
+    """With one copy in memory left, a power cut lost what `min_in_sync` was to keep."""
+    host = Host("abc", "ac", min_in_sync=2)
+    host.join("b", "c")
+    host.acknowledge("c", host.log.position)
+    host.primary.looked(Seen(host.primary.replica_set.asked_to_remove("c"), 8, {}))
+    host.wait(0)
+    assert not host.swaps, "b lacks messages"
+    host.acknowledge("b", host.log.position)
+    host.wait(0)
+    ((joined, _),) = host.swaps
+    assert joined.in_sync == frozenset("abc")
+    host.primary.swapped(joined, 9)
+    host.wait(0)
+    assert host.swaps[-1][0].in_sync == frozenset("ab")
+
+
 def test_more_copies_are_made_where_an_operator_wants_them() -> None:
     host = Host("abc", "abc", min_in_sync=1)
     host.join("b", "c")

@@ -135,7 +135,8 @@ class Operations:
         try:
             await self._until(
                 lambda seen: name not in self._require(seen).in_sync,
-                f"the primary did not take {name} out of sync: look at `martlet replicas show`",
+                f"the primary did not take {name} out of sync: it must run, and have enough others"
+                " in sync, see `martlet replicas show` and `martlet replicas set --min-in-sync`",
             )
         except OperationRefused:
             await self._change(
