@@ -126,6 +126,10 @@ class CopiedLog(SegmentedLog):
         """That of the record's bytes before `received_position`."""
         self._has_ended = False
         """Whether the end of the last segment was received."""
+        self._ends_before: dict[int, int] = {}
+        """By the base of each segment that was begun: where the records before it end. Only those
+        at or behind the durable position are of use.
+        """
 
     def begin_segment(self, base: int, capacity: int) -> None:
         """Begin a segment as the primary did.
@@ -149,6 +153,10 @@ class CopiedLog(SegmentedLog):
         if last is not None:
             # Its end moved no position, so a flush under way may have taken it for flushed.
             self._written(last)
+        self._ends_before = {
+            begun: end for begun, end in self._ends_before.items() if begun >= self.durable_position
+        }
+        self._ends_before[base] = self.end_position
         self._add(segment)
         if last is not None and base > _end_of(last):
             self.gap_count += 1
@@ -282,6 +290,14 @@ class CopiedLog(SegmentedLog):
         `position` may be the beginning of a segment without records.
         """
         return self.epochs.ranges[-1].end if self.epochs.ranges else 0
+
+    @property
+    def durable_end_position(self) -> int:
+        """Behind the last verified record that is durable: a start after a power cut finds as much.
+        `durable_position` may be the beginning of a segment without durable records.
+        """
+        durable = min(self.durable_position, self.end_position)
+        return self._ends_before.get(durable, durable)
 
     def records(self, start: int, end: int) -> Iterator[tuple[Header, memoryview]]:
         """Yield each verified record from position `start` up to `end`, without checking it again,

@@ -225,7 +225,7 @@ class Standby:
             self._learn_epochs()
         if not self.is_whole and self._is_complete:
             self._become_whole()
-        ack = (copy.end_position, min(copy.durable_position, copy.end_position), self.is_whole)
+        ack = (copy.end_position, copy.durable_end_position, self.is_whole)
         if ack != self._acknowledged:
             self._acknowledged = ack
             written, durable, is_whole = ack

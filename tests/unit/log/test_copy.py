@@ -132,6 +132,27 @@ def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: Co
         assert again.position == copy.durable_position == primary.position
 
 
+def test_a_segment_without_durable_records_is_not_acknowledged(primary: CommitLog) -> None:
+    """Its beginning was, and a power cut left less: the primary took that for a lost record."""
+    copy = begun(primary, 3840 + HEADER_BYTES)
+    end = copy.end_position
+    second = primary.segments[1]
+    copy.begin_segment(second.base, second.capacity)
+    job = copy.flush_job()
+    job.run()
+    copy.write(second.base, second.view[: primary.position - second.base])
+    copy.flushed(job)
+    assert (copy.durable_position, copy.durable_end_position) == (second.base, end)
+    storage = copy.storage
+    assert isinstance(storage, SimulatedStorage)
+    again, _ = open_copy(storage.crash(power=True))
+    assert again.end_position >= copy.durable_end_position
+    job = copy.flush_job()
+    job.run()
+    copy.flushed(job)
+    assert copy.durable_end_position == copy.end_position
+
+
 def test_what_is_damaged_is_kept_apart_and_repaired(primary: CommitLog) -> None:
     copy = begun(primary, 3200)
     storage = copy.storage
