@@ -140,6 +140,15 @@ def test_run_sets_up_once_and_hands_on_the_arguments(machine: Machine) -> None:
     assert machine.asked("") == []
 
 
+def test_commands_keep_bytecode_where_the_environment_turns_it_off(machine: Machine) -> None:
+    """A broker compiled all its modules at each start."""
+    machine.run("broker")
+    script = machine.clone / ".venv" / "bin" / "martlet"
+    script.write_text('#!/bin/sh\necho "${PYTHONDONTWRITEBYTECODE:-on} $PYTHONPYCACHEPREFIX"\n')
+    code, out, err = machine.run("broker", PYTHONDONTWRITEBYTECODE="1")
+    assert (code, out, err) == (0, f"on {machine.clone}/.venv/pycache\n", "")
+
+
 @pytest.mark.parametrize(
     ("command", "lock"),
     [
