@@ -20,9 +20,10 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
 from martlet.log.segmented import SegmentedLog
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame
 from martlet.replica.primary import Primary
-from martlet.replica.replica import Replica, ReplicaFailed
+from martlet.replica.replica import Replica
 from martlet.replica.replica_set import ReplicaSet, Seen
 from martlet.replica.shipping import Link
 from martlet.replica.standby import MAX_PUMP_BYTES, Standby

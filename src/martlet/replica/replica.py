@@ -30,6 +30,7 @@ from martlet.log.copy import CopiedLog, CopyRefused
 from martlet.log.epochs import EpochRange
 from martlet.log.storage import Storage
 from martlet.replica.candidate import Candidate, CandidateState
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
 from martlet.replica.note import NAME, ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
@@ -43,10 +44,6 @@ from martlet.replica.replica_set import (
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
 from martlet.replica.standby import ConnectAgain, Standby, StandbyState
-
-
-class ReplicaFailed(Exception):
-    """The replica's disk failed, so that it must not go on; the process ends, and starts anew."""
 
 
 class ReplicaHost(PrimaryHost, Protocol):

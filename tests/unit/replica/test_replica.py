@@ -17,10 +17,11 @@ from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.epochs import EpochRange
 from martlet.log.storage import Segment, StorageFull
 from martlet.replica.candidate import Candidate
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
 from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary
-from martlet.replica.replica import Replica, ReplicaFailed
+from martlet.replica.replica import Replica
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import NO_SEGMENT, LogSender, greeting

@@ -35,9 +35,10 @@ from martlet.log.epochs import EpochRange
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
 from martlet.put_status import PUBLISH_AGAIN
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.replica.primary import Primary
-from martlet.replica.replica import Replica, ReplicaFailed
+from martlet.replica.replica import Replica
 from martlet.replica.replica_set import ReplicaSet
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.standby import Standby, StandbyState
