@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from martlet.broker.queue.channel_filter import ChannelFilter
 from martlet.properties.block import Block, pack_block
+from martlet.properties.filter import MAX_LENGTH
 from martlet.properties.filter.columns import PropertyColumns
 from martlet.properties.filter.conditions import values_of
-from martlet.properties.filter.parser import MAX_LENGTH, BadFilter, parse
+from martlet.properties.filter.parser import BadFilter, parse
 from martlet.properties.model import Properties
 
 TOKENS = (

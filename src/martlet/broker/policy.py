@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
-from martlet.properties.filter.parser import BadFilter, parse
 from martlet.properties.model import BadProperties, Properties
 from martlet.rate_limit import MAX_RATE_PER_S
 
@@ -146,11 +145,14 @@ def _filter(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise BadPolicy(f"{name} must be a condition in SQL, not {str(value)[:80]!r}")
     text = value.strip()
-    try:
-        if text:
+    if text:
+        # Imported here, as a broker whose channels have no filter starts without.
+        from martlet.properties.filter.parser import BadFilter, parse
+
+        try:
             parse(text)
-    except BadFilter as error:
-        raise BadPolicy(f"{name}: {error}") from None
+        except BadFilter as error:
+            raise BadPolicy(f"{name}: {error}") from None
     return text
 
 

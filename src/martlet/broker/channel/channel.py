@@ -20,7 +20,6 @@ from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.groups.external_reader import ExternalReader, group_queue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
 from martlet.broker.queue.aside import AsideMessages
-from martlet.broker.queue.channel_filter import ChannelFilter
 from martlet.broker.queue.channel_state import ChannelState
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.oldest import oldest_age_ns
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.policy import ChannelPolicy
+    from martlet.broker.queue.channel_filter import ChannelFilter
     from martlet.broker.queue.channel_state import ChannelContext, Source, Waiting
     from martlet.broker.queue.cursor import Cursor
     from martlet.broker.queue.pending import PendingMessage
@@ -101,7 +101,7 @@ class Channel(ChannelState):
         before, self.policy = self.policy, policy
         self.retry = RetryPolicy.of(policy)
         self._limit_rate(before)
-        self.wanted = ChannelFilter.of(policy)
+        self.wanted = _filter_of(policy)
         if policy.kind != "shared" and self.group is None:
             self.group = group_queue(self, policy.kind)
             self.group.members.on_lost = self._charge
@@ -535,3 +535,13 @@ class Channel(ChannelState):
             return  # Queue 0 notifies the clients, once for all queues.
         for consumer in list(self.consumers):
             consumer.client.channel_closed()
+
+
+def _filter_of(policy: ChannelPolicy) -> ChannelFilter | None:
+    """Return the filter of a channel; None where it gets all messages."""
+    if not (policy.tags or policy.filter):
+        return None
+    # Imported here, as a broker whose channels have no filter starts without.
+    from martlet.broker.queue.channel_filter import ChannelFilter
+
+    return ChannelFilter(policy.tags, policy.filter)

@@ -20,12 +20,9 @@ from martlet.properties.filter.parser import parse
 from martlet.properties.model import tag_hash
 
 if TYPE_CHECKING:
-    from martlet.broker.policy import ChannelPolicy
     from martlet.properties.filter.columns import Bools, Int64s
     from martlet.properties.model import Bytes
 
-MAX_AT_ONCE = 1024
-"""The messages of a batch that are tested at once."""
 _FEW = 32
 """Up to this many messages are tested faster one by one."""
 _NONE: Int64s = np.zeros(0, np.int64)
@@ -48,11 +45,6 @@ class ChannelFilter:
             parts.append(parse(text))
         self._condition: Condition = And(tuple(parts))
         self._accepts_bare = self.accepts(b"")
-
-    @classmethod
-    def of(cls, policy: ChannelPolicy) -> ChannelFilter | None:
-        """Return the filter of a channel; None where it gets all messages."""
-        return cls(policy.tags, policy.filter) if policy.tags or policy.filter else None
 
     def accepts(self, entry: Bytes) -> bool:
         """Whether it accepts a message with such packed properties."""

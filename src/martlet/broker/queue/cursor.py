@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from martlet.broker.offset_ranges import Offsets, merged
-from martlet.broker.queue.channel_filter import MAX_AT_ONCE, ChannelFilter
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.in_flight import InFlightWindow
 from martlet.broker.queue.pending import PendingMessages
@@ -39,6 +38,7 @@ from martlet.log.record import (
 from martlet.properties.block import Block, entries_between, entry_of, frame
 
 if TYPE_CHECKING:
+    from martlet.broker.queue.channel_filter import ChannelFilter
     from martlet.broker.queue.crash_charges import CrashCharges
     from martlet.log.index import Rows
 
@@ -49,6 +49,8 @@ _SCHEDULE_ROWS = 4096
 _NOTHING = memoryview(b"")
 MAX_LOOKED = 1024
 """Batches searched in one turn of the loop for messages that a filter accepts."""
+MAX_AT_ONCE = 1024
+"""The messages of a batch that a filter tests at once."""
 _LOOKS_MESSAGES = 8
 """So many tested messages count as much as a batch: they take some microseconds."""
 MAX_GRANT_BYTES = 1 << 19

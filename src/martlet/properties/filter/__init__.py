@@ -5,3 +5,6 @@
 
 Imports only `martlet.properties`. Start reading in `parser`.
 """
+
+MAX_LENGTH = 4096
+"""The maximum length of a filter, in characters."""

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from martlet.properties.filter import MAX_LENGTH
 from martlet.properties.filter.columns import (
     MAX_NUMBER_BYTES,
     TAG,
@@ -54,8 +55,6 @@ from martlet.properties.filter.conditions import (
 )
 from martlet.properties.model import MAX_NAME_BYTES, Field
 
-MAX_LENGTH = 4096
-"""The maximum length of a filter, in characters."""
 MAX_DEPTH = 32
 """How deeply parentheses and NOTs may be nested."""
 MAX_TERMS = 256

@@ -40,7 +40,7 @@ from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
 from martlet.broker.policy import BadPolicy
 from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.plural import counted
-from martlet.properties.filter.parser import MAX_LENGTH
+from martlet.properties.filter import MAX_LENGTH
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.fetch import MAX_WAIT_MS, group_of, patience_ms
 from martlet.server.rpc.group_failures import failures_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from martlet.properties.filter import MAX_LENGTH
 from martlet.properties.filter.conditions import values_of
 from martlet.properties.filter.parser import (
     MAX_DEPTH,
-    MAX_LENGTH,
     MAX_TERMS,
     BadFilter,
     parse,
