@@ -18,13 +18,11 @@ import fcntl
 import json
 import os
 import re
-import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
@@ -35,8 +33,7 @@ MAX_CONFIG_BYTES = 1 << 16
 _ADDRESS = re.compile(r"(?:https?://)?(?:[^][:/,@\s]+|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):([0-9]{1,5})")
 
 
-@dataclass(frozen=True)
-class ClientSetting:
+class ClientSetting(NamedTuple):
     """A setting of the client's config file.
 
     Attributes:
@@ -91,11 +88,15 @@ def read_config() -> dict[str, tuple[str, ...]]:
             text = file.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:
             raise OptionError(f"{path}: it has more than {MAX_CONFIG_BYTES} bytes")
-        found = tomllib.loads(text.decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise OptionError(f"{path}: {error.strerror}; ${CONFIG_VARIABLE} names another") from None
+    # Imported here, as most brokers and many commands find no file.
+    import tomllib
+
+    try:
+        found = tomllib.loads(text.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not TOML: {error}") from None
     return {name: check_setting(str(path), name, value) for name, value in found.items()}
@@ -152,6 +153,8 @@ def changing_config() -> Iterator[dict[str, tuple[str, ...]]]:
 
 
 def _write(path: Path, settings: Mapping[str, Sequence[str]]) -> None:
+    import tempfile  # Here, as `martlet config` alone writes.
+
     lines = [f"{name} = {_toml(SETTINGS[name], values)}" for name, values in settings.items()]
     descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:

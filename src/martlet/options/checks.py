@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from difflib import get_close_matches
 
 from martlet.addresses import Address
 from martlet.durations import SECOND_NS, parse_duration
@@ -56,6 +55,8 @@ def unknown_word(kind: str, word: str, known: Collection[str]) -> str:
     listed = f"{', '.join(others)} or {last}"
     if not word:
         return f"name {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {listed}"
+    from difflib import get_close_matches  # Here, as a right command line does without.
+
     near = get_close_matches(word, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"name {listed}"
     return f"there is no {kind} {word!r}; {hint}"

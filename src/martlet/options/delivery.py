@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 _NO_BUFFER = "a client's request is checked and answered, but messages are always sent at once"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class DeliveryOptions(Options):
     """Limits and defaults of messages and clients."""
 

@@ -17,7 +17,7 @@ def default_node_id(hostname: str) -> int:
     return zlib.crc32(hashlib.md5(hostname.encode(), usedforsecurity=False).digest()) % 1024
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ReportOptions(LogOptions):
     """Options of logs and metrics."""
 

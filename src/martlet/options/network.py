@@ -46,7 +46,7 @@ def operator_token_file(more: str = "") -> Any:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class NetworkOptions(Options):
     """The addresses of a broker, and those of its lookup daemons."""
 

@@ -2,7 +2,8 @@
 
 The one dataclass makes the command line, the config file and their help; what exists of it is
 valid.  Options that several commands share are a base class of theirs, and the bases from last to
-first give the order of the help.
+first give the order of the help.  A base that no command has alone gets no methods of a dataclass:
+to make them at each start takes time.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class MetadataOptions(Options):
     """Where replicas agree on who is primary."""
 
@@ -33,7 +33,7 @@ class MetadataOptions(Options):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ReplicationOptions(MetadataOptions):
     """Options of a broker that is one of several replicas."""
 

@@ -44,7 +44,7 @@ _TLS_VERSIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SecurityOptions(Options):
     """Options of TLS and authorization."""
 

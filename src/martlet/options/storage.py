@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 _NO_SCAN = "nothing is scanned: timeouts fire from exact timers"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class StorageOptions(Options):
     """Options of storage: the log's folder, its limits, and when it reaches the disk."""
 

@@ -11,7 +11,7 @@ from martlet.options.options import Options
 MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class TransactionOptions(Options):
     """Options of all transactions."""
 
