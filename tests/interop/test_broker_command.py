@@ -165,3 +165,40 @@ def test_imports_nothing_heavy_before_it_listens() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() in ([], ["ssl"])  # uvloop and asyncio need ssl
+
+
+UNUSED = (
+    "OpenSSL",
+    "difflib",
+    "jinja2",
+    "martlet.admin",
+    "martlet.client",
+    "martlet.lookup",
+    "martlet.properties.filter.conditions",
+    "martlet.replica.replica",
+    "martlet.server.metadata",
+    "martlet.server.nsq.traced",
+    "martlet.server.replication",
+    "martlet.supervisor",
+    "multiprocessing",
+    "numpy.ma",
+    "rich",
+    "sqlite3",
+    "tomllib",
+)
+"""Modules and packages of features that a broker has only with flags, files or policies."""
+
+
+def test_imports_nothing_of_features_that_it_does_not_have(
+    start: Callable[..., Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports are nearly all of the time that a start takes."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    monkeypatch.setenv("MARTLET_CONFIG", "/dev/null")
+    command = start(*LOOPBACK, f"-data-path={tmp_path}")
+    command.wait_for("INFO: HTTP: listening on")
+    names = [line.rpartition("|")[2].strip() for line in command.lines if "import time:" in line]
+    assert {"martlet.server.build", "martlet.server.http.server"} < set(names)
+    assert [
+        name for name in names if f"{name}.".startswith(tuple(f"{each}." for each in UNUSED))
+    ] == []

@@ -4,7 +4,6 @@ So `martlet --help` answers at once, `martlet broker` never imports Spark, and a
 is not installed affects no other.
 """
 
-import difflib
 import importlib
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 from martlet import __version__
 from martlet.cli import pipe
+from martlet.cli.garbage import not_collected
 from martlet.extras import how_to_install
 
 
@@ -229,8 +229,11 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
+    # numpy's linear algebra, which Martlet does not use, starts threads that spin for a moment.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        module = importlib.import_module(command.module)
+        with not_collected():
+            module = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
         # A missing module of Martlet itself is a bug, and is reported as one.
         if command.extra is None or error.name is None or error.name.startswith("martlet"):
@@ -257,6 +260,8 @@ def _add_checkout(module: str) -> bool:
 
 
 def _unknown(name: str) -> str:
+    import difflib  # Here, as a right command line does without.
+
     what = "option" if name.startswith("-") else "command"
     near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}."

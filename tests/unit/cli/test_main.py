@@ -113,6 +113,38 @@ def test_a_command_gets_its_arguments_and_gives_the_exit_code(
     assert got == [["-a", "--help"]]
 
 
+def test_numpy_has_threads_only_if_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The threads of numpy took an eighth of a second of a processor as a broker started."""
+    (tmp_path / "asks_for_threads.py").write_text(
+        'import os\nthreads = os.environ["OPENBLAS_NUM_THREADS"]\n'
+        "main = lambda arguments: print(threads) or 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "asks", Command("asks_for_threads", "a probe"))
+    for given, used in ((None, "1"), ("4", "4")):
+        monkeypatch.delitem(sys.modules, "asks_for_threads", raising=False)
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+        assert main(["asks"]) == 0
+        assert capsys.readouterr().out == f"{used}\n"
+
+
+def test_a_command_is_imported_without_looking_for_garbage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "asks_for_garbage.py").write_text(
+        "import gc\nwhile_imported = gc.isenabled()\n"
+        "main = lambda arguments: print(while_imported, gc.isenabled()) or 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "asks", Command("asks_for_garbage", "a probe"))
+    assert main(["asks"]) == 0
+    assert capsys.readouterr().out == "False True\n"
+
+
 def test_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

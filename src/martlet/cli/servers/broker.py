@@ -14,12 +14,13 @@ import signal
 from collections.abc import Sequence
 
 from martlet.cli import start
+from martlet.cli.garbage import not_collected
 from martlet.cli.servers import service
 from martlet.native import native
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.note import BadNote
-from martlet.replica.replica import ReplicaFailed
 
 log = logging.getLogger(start.ROOT)
 
@@ -73,10 +74,11 @@ async def _serve(options: BrokerOptions) -> int:
 
 
 async def _serve_alone(options: BrokerOptions, stopping: asyncio.Event) -> None:
-    from martlet.server.build import build_server
+    with not_collected():
+        from martlet.server.build import build_server
 
-    server = build_server(options)
-    await server.start()
+        server = build_server(options)
+        await server.start()
     _started()
     await stopping.wait()
     service.notify(service.STOPPING)
