@@ -346,11 +346,15 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
     ("statement", "too_heavy"),
     [
         (
-            "import martlet.client, martlet.client.otel",
+            "from martlet.client import Consumer; import martlet.client.otel",
             {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "opentelemetry"},
         ),
         ("import martlet.testing.pytest_plugin", {"pyspark", "pyarrow", "pandas", "aiohttp"}),
         ("import martlet.cli.servers.broker", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        (
+            "import martlet.cli.admin.topic",
+            {"aiohttp", "numpy", "uvloop", "martlet.client.consumer", "martlet.client.producer"},
+        ),
         ("import martlet.cli.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         (
             "from martlet.cli.main import main; assert main(['--version']) == 0",

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from martlet.cli import pipe, start
 from martlet.cli.standard_output import StandardOutput
-from martlet.client import ClientError
 from martlet.client.admin import AdminError, Answers
+from martlet.client.errors import ClientError
 from martlet.options import LogOptions
 from martlet.options.flag import FlagKind
 

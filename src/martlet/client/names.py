@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from martlet.client.errors import InvalidName
 from martlet.names import NAME_RULE, is_valid_name
-from martlet.properties.filter.parser import parse
 from martlet.properties.model import BadProperties, Properties
 
 
@@ -47,5 +46,7 @@ def check_filter(text: str) -> str:
     """
     found = text.strip()
     if found:
+        from martlet.properties.filter.parser import parse  # Here, as few consumers filter.
+
         parse(found)
     return found

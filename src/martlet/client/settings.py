@@ -1,27 +1,19 @@
-"""Settings shared by producers and consumers, and the conversion of keywords to settings.
-
-A producer or consumer takes a few settings objects, and each field of theirs also as a keyword::
-
-    Consumer("orders", "billing", connection=ConnectionSettings(tls=True, connect_timeout_s=2))
-    Consumer("orders", "billing", tls=True, connect_timeout_s=2)
-"""
+"""Settings shared by producers and consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVarTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
 
 from martlet.client.hooks import NO_HOOKS, Hooks
+from martlet.client.keywords import check_above_zero
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.identity import Compression, Identity, TlsChoice
 
 if TYPE_CHECKING:
     from martlet.addresses import Address
-
-SettingsT = TypeVarTuple("SettingsT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,47 +91,3 @@ class ConnectionOptions(TypedDict, total=False):
     compression: Compression | None
     auth_secret: str | bytes | None
     hooks: Hooks | None
-
-
-def check_at_least(name: str, value: float, min_value: float, hint: str = "") -> None:
-    """Check a setting with a minimum; the hint names the alternative. Raises ValueError."""
-    if not value >= min_value:
-        raise ValueError(f"{name}={value}: must be at least {min_value}{hint and f'; {hint}'}")
-
-
-def check_above_zero(name: str, value: float) -> None:
-    """Check a setting that must be above 0. Raises ValueError."""
-    if not value > 0:
-        raise ValueError(f"{name}={value} must be above 0")
-
-
-def apply_options(
-    owner: type, options: Mapping[str, Any], *settings: *SettingsT
-) -> tuple[*SettingsT]:
-    """Return settings with fields replaced by options of their names; None replaces nothing.
-
-    Args:
-        owner: the class that takes them, for the error.
-        options: values by the names of fields.
-        settings: dataclasses with distinct field names.
-
-    Raises:
-        TypeError: an option is not a field of these settings. ValueError: a value is out of its
-        limits.
-    """
-    left = dict(options)
-    applied: list[Any] = []
-    known: list[str] = []
-    each: Any
-    for each in settings:
-        names = [one.name for one in fields(each)]
-        known += names
-        taken = {name: left.pop(name) for name in names if name in left}
-        changes = {name: value for name, value in taken.items() if value is not None}
-        applied.append(replace(each, **changes) if changes else each)
-    if left:
-        name = next(iter(left))
-        close = get_close_matches(name, known, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise TypeError(f"{owner.__name__}() has no keyword argument {name!r}{hint}")
-    return tuple(applied)

@@ -21,8 +21,6 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 Bytes = bytes | bytearray | memoryview
 
 MAX_BYTES = 32 * 1024
@@ -396,7 +394,8 @@ def _priority(value: bytes) -> int:
 def tag_hash(tag: str) -> int:
     """Return the hash of a tag: Java's ``String.hashCode``, as an unsigned 32-bit number."""
     total = 0
-    for unit in np.frombuffer(tag.encode("utf-16-le"), "<u2").tolist():
+    units = tag.encode("utf-16-le")
+    for unit in struct.unpack(f"<{len(units) // 2}H", units):
         total = (31 * total + unit) & 0xFFFF_FFFF
     return total
 

@@ -15,3 +15,8 @@ def test_a_former_name_is_the_same_class_and_warns(former: str, now: type) -> No
 def test_other_names_are_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Outpost'"):
         getattr(martlet.client, "Outpost")  # noqa: B009 - it is not there
+
+
+def test_its_names_are_listed() -> None:
+    assert {"Consumer", "Producer"} <= set(dir(martlet.client))
+    assert "__path__" not in dir(martlet.client)

@@ -24,7 +24,8 @@ from martlet.client import (
 from martlet.client import sync as blocking
 from martlet.client.consumer.settings import ConsumerOptions
 from martlet.client.group.settings import MemberOptions, PullOptions
-from martlet.client.settings import ConnectionOptions, apply_options
+from martlet.client.keywords import apply_options
+from martlet.client.settings import ConnectionOptions
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from martlet.client import ClientError
+from martlet.client.errors import ClientError
 
 _TIMEOUT_S = 5.0
 _MAX_ANSWER_BYTES = 1 << 16

@@ -18,7 +18,7 @@ from martlet.client.admin.settings import AdminOptions, AdminSettings
 from martlet.client.admin.topics import TopicAdmin
 from martlet.client.admin.trace import TraceAdmin
 from martlet.client.admin.transactions import TransactionAdmin
-from martlet.client.settings import apply_options
+from martlet.client.keywords import apply_options
 
 
 class Admin:

@@ -20,9 +20,7 @@ from martlet.client.admin.decode import UNREADABLE, Described
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.noun import Noun, id_texts, place
 from martlet.client.admin.topics import LogQueue, TopicDescription
-from martlet.client.transport.property_frames import cut_messages
 from martlet.properties.model import Properties
-from martlet.protocol.nsq.frames import BadFrame
 
 _GRACE_S = 5
 """The time for the answer beyond the search."""
@@ -206,7 +204,7 @@ class MessageAdmin(Noun):
             found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
             try:
                 return KeyMatches(messages=_messages(data, found.queues), next=str(answer["next"]))
-            except (*UNREADABLE, BadFrame) as error:
+            except UNREADABLE as error:
                 raise _unintelligible(url, "topic.find", error) from None
 
         if after is None:
@@ -245,7 +243,7 @@ def _read(url: str, queue: LogQueue, answer: Mapping[str, Any], data: bytes) -> 
     """Decode the answer of a fetch. Raises AdminError."""
     try:
         return _decoded(queue, answer, data)
-    except (*UNREADABLE, BadFrame) as error:
+    except UNREADABLE as error:
         raise _unintelligible(url, "topic.fetch", error) from None
 
 
@@ -254,8 +252,15 @@ def _unintelligible(url: str, name: str, error: Exception) -> AdminError:
 
 
 def _messages(data: bytes, queues: Sequence[LogQueue]) -> tuple[LogMessage, ...]:
-    """Decode messages of some queues of a topic, whose ids are far apart."""
-    run = cut_messages(data)
+    """Decode messages of some queues of a topic, whose ids are far apart. Raises ValueError."""
+    # Imported here, as no other question to brokers needs numpy.
+    from martlet.client.transport.property_frames import cut_messages
+    from martlet.protocol.nsq.frames import BadFrame
+
+    try:
+        run = cut_messages(data)
+    except BadFrame as error:
+        raise ValueError(str(error)) from error
     messages = []
     for number, (stored_at_ns, _, found_id, body) in enumerate(run.fields() if run else ()):
         assert run is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from martlet.client.settings import check_above_zero
+from martlet.client.keywords import check_above_zero
 from martlet.client.transport.identity import TlsChoice
 
 

@@ -27,7 +27,8 @@ from martlet.client.consumer.stats import ConsumerStats, Counts, Losses
 from martlet.client.consumer.subscription import Subscription
 from martlet.client.consumer.watchdog import Sight, Watchdog
 from martlet.client.errors import ClientError
-from martlet.client.settings import ConnectionSettings, apply_options, check_at_least
+from martlet.client.keywords import apply_options, check_at_least
+from martlet.client.settings import ConnectionSettings
 
 if TYPE_CHECKING:
     from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler

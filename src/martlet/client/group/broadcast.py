@@ -13,7 +13,8 @@ from martlet.client.group.broadcast_session import BroadcastProgress, BroadcastS
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.client.group.settings import ProgressSettings, PullOptions
-from martlet.client.settings import ConnectionSettings, apply_options
+from martlet.client.keywords import apply_options
+from martlet.client.settings import ConnectionSettings
 
 
 class BroadcastConsumer(PullConsumerBase):

@@ -15,7 +15,8 @@ from martlet.client.group.failures import MAX_ATTEMPTS
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.settings import MemberOptions, MembershipSettings, ProgressSettings
 from martlet.client.group.start_position import start_fields
-from martlet.client.settings import ConnectionSettings, apply_options
+from martlet.client.keywords import apply_options
+from martlet.client.settings import ConnectionSettings
 
 
 class PullConsumer(PullConsumerBase):

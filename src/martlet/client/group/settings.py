@@ -12,8 +12,9 @@ from martlet.client.group.assignment.plan import AllocationChoice, AllocationStr
 from martlet.client.group.failures import OnGivingUp
 from martlet.client.group.rebalance_listener import OnQueues
 from martlet.client.group.start_position import Start, check_start
+from martlet.client.keywords import check_at_least
 from martlet.client.names import check_filter, check_tags
-from martlet.client.settings import ConnectionOptions, check_at_least
+from martlet.client.settings import ConnectionOptions
 
 Strategy = Literal[
     "sticky",

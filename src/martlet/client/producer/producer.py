@@ -19,6 +19,7 @@ from martlet.client.errors import (
     ProducerFull,
 )
 from martlet.client.hooks import Publishing
+from martlet.client.keywords import apply_options
 from martlet.client.names import check_name
 from martlet.client.producer.accumulator import Accumulator
 from martlet.client.producer.broker_pool import BrokerPool
@@ -47,7 +48,7 @@ from martlet.client.producer.settings import ProducerOptions, PublishSettings
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.requests.producer_methods import ProducerRequests
 from martlet.client.requests.requester import Requester
-from martlet.client.settings import ConnectionSettings, apply_options
+from martlet.client.settings import ConnectionSettings
 from martlet.client.transactions.producer_methods import ProducerTransactions
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 

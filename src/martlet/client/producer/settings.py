@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from martlet.client.keywords import check_above_zero, check_at_least
 from martlet.client.producer.limits import Limits
-from martlet.client.settings import ConnectionOptions, check_above_zero, check_at_least
+from martlet.client.settings import ConnectionOptions
 from martlet.client.transactions.check_back import Check
 
 
