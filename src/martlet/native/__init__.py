@@ -73,11 +73,6 @@ class Native(Protocol):
         head, or has no room.
         """
 
-    def publish(
-        self, parts: tuple[object, ...], received: bytearray, connection: object, length: int, /
-    ) -> bool:
-        """Store and answer a PUB that is all that was received. False where Python has to."""
-
     def serve(
         self,
         parts: tuple[object, ...],

@@ -2,7 +2,6 @@
 
    frame_bodies    measures bodies of any sizes, and lays them    martlet.protocol.nsq.bulk and
                    out as message frames                          martlet.log.batch
-   publish         a PUB that is all that came                    martlet.server.nsq.publish
    serve           reads lone PUBs and FINs from the sockets,     martlet.server.nsq.lane
                    and answers them
 
@@ -28,7 +27,8 @@
 #endif
 
 enum {
-    HEADER_BYTES = 80, /* martlet.log.record */
+    MAGIC = 0x474c544d, /* martlet.log.record */
+    HEADER_BYTES = 80,
     FRAME_HEADER_BYTES = 34,
     FRAME_SIZE_EXTRA = 30,
     FINISH_BYTES = 21, /* FIN, a space, 16 digits, a newline */
@@ -36,7 +36,8 @@ enum {
     MAX_LONE_BYTES = 1 << 14,
     COMFORTABLE_SPAN = 1 << 17, /* martlet.broker.queue.in_flight */
     MAX_EVENTS = 64,
-    MAX_KEPT = 64,
+    MAX_KEPT = 64 + 16 * MAX_EVENTS,
+    MAX_INPUT_BYTES = 1 << 15,
 };
 
 /* ---------------------------------------------------------------- numbers */
@@ -129,14 +130,21 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
     X(log) X(max_lone) X(message_count) X(message_counters) X(moved) X(next) X(note) X(number)     \
     X(offset_of) X(order) X(paused) X(paused_at) X(pending) X(position) X(pump) X(queue)           \
     X(rate_limit) X(ready_count) X(release_one) X(replies) X(sample_rate) X(several) X(state)      \
-    X(stored_at_ns) X(stored_count) X(stored_lone) X(topic) X(topics) X(trail) X(transport)        \
-    X(unconfirmed) X(view) X(visible_end) X(wanted) X(window) X(write) X(written)
+    X(stored) X(stored_at_ns) X(stored_count) X(stored_lone) X(topic) X(topics) X(trail)           \
+    X(transport) X(unconfirmed) X(visible_end) X(wanted) X(window) X(write) X(written)
 #define DECLARE(name) static PyObject *n_##name;
 NAMES(DECLARE)
 
 /* What Python hands over, in order; the last ones are classes. See martlet.server.nsq.lane. */
 enum { BROKER, CONNECTIONS, FEED, FAIL, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER, CONNECTION };
-enum { FED = 1, ELSEWHERE = 2, SERVED = 4 };
+enum { FED = 1, ELSEWHERE = 2, SERVED = 4, READ = 8 };
+
+/* A PUB that is all that came. */
+typedef struct {
+    PyObject *connection, *topic, *name;
+    const uint8_t *input, *body;
+    int64_t length, size;
+} Lone;
 
 /* `kept` has every object that a command has read or made, until the command is done: so no call
    into Python frees one that is still used. */
@@ -144,7 +152,9 @@ typedef struct {
     PyObject *parts;
     Py_buffer received; /* the buffer that all connections receive into */
     PyObject *kept[MAX_KEPT];
-    int kept_count;
+    Lone lones[MAX_EVENTS]; /* the PUBs that are read and not stored yet */
+    int kept_count, kept_floor, lone_count, input_bytes;
+    uint8_t inputs[MAX_INPUT_BYTES]; /* theirs */
 } Lane;
 
 static PyObject *part(Lane *lane, Py_ssize_t number)
@@ -165,7 +175,7 @@ static PyObject *keep(Lane *lane, PyObject *value)
 
 static void forget_kept(Lane *lane)
 {
-    while (lane->kept_count > 0)
+    while (lane->kept_count > lane->kept_floor)
         Py_DECREF(lane->kept[--lane->kept_count]);
 }
 
@@ -177,6 +187,11 @@ static void forget_kept(Lane *lane)
 #define GET(variable, of, name) LET(variable, PyObject_GetAttr(of, n_##name))
 #define INT(variable, of, name) int64_t variable; TRY(get_int(of, n_##name, &variable))
 #define NUMBER(variable, value) LET(variable, PyLong_FromLongLong(value))
+#define CALL(of, ...)                                                                              \
+    do { LET(done, PyObject_CallMethodObjArgs(of, __VA_ARGS__, NULL)); (void)done; } while (0)
+#define NOTE_MOVED(channel) /* as ChannelState.moved, which does nothing where it is dirty */      \
+    do { int clean = is(channel, n_dirty, Py_False); TRY(clean);                                   \
+         if (clean) CALL(channel, n_moved); } while (0)
 #define COUNT(variable, of) Py_ssize_t variable = PyObject_Size(of); TRY(variable)
 #define ONLY_IF(of, name, expected)                                                                \
     do { int found = is(of, n_##name, expected); if (found <= 0) return found; } while (0)
@@ -207,27 +222,12 @@ static int add_int(PyObject *of, PyObject *name, int64_t more)
     return get_int(of, name, &number) < 0 ? -1 : set_int(of, name, number + more);
 }
 
-/* The argument is NULL for none. */
-static int call(PyObject *of, PyObject *name, PyObject *argument)
-{
-    PyObject *result = PyObject_CallMethodObjArgs(of, name, argument, NULL);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
-}
-
 /* Returns 1 where an attribute is that very object, 0 where it is another. */
 static int is(PyObject *of, PyObject *name, PyObject *expected)
 {
     PyObject *value = PyObject_GetAttr(of, name);
     Py_XDECREF(value);
     return value == NULL ? -1 : value == expected;
-}
-
-/* As ChannelState.moved, which has nothing to do where it is called again. */
-static int note_moved(PyObject *channel)
-{
-    int clean = is(channel, n_dirty, Py_False);
-    return clean > 0 ? call(channel, n_moved, NULL) : clean;
 }
 
 /* ---------------------------------------------------------------- lone commands */
@@ -245,10 +245,10 @@ static int send_bytes(Lane *lane, PyObject *connection, const uint8_t *data, Py_
     }
     if (sent == length)
         return 0;
-    if (sent < 0)
-        sent = 0;
+    if (sent < 0) sent = 0;
     LET(rest, PyBytes_FromStringAndSize((const char *)data + sent, length - sent));
-    return call(transport, n_write, rest);
+    CALL(transport, n_write, rest);
+    return 0;
 }
 
 /* As Delivery.pump_lone: 1 where the message was sent. */
@@ -259,8 +259,7 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
     Py_ssize_t place = 0;
     if (PyDict_Size(awaiting) != 1 || !PyDict_Next(awaiting, &place, &first, &none))
         return 0;
-    LET(delivery, Py_NewRef(first));
-    ONLY_OF(delivery, DELIVERY);
+    LET(delivery, Py_NewRef(first)); ONLY_OF(delivery, DELIVERY);
     ONLY_IF(delivery, order, Py_None); ONLY_IF(delivery, rate_limit, Py_None);
     GET(state, delivery, state); ONLY_IF(state, wanted, Py_None); ONLY_IF(state, paused, Py_False);
     GET(cursor, state, cursor); GET(window, cursor, window);
@@ -269,35 +268,22 @@ static int deliver(Lane *lane, PyObject *awaiting, int64_t offset, const uint8_t
     COUNT(pending_count, pending_by_offset); COUNT(line_count, line);
     if (next != offset || offset - floor > COMFORTABLE_SPAN || pending_count || line_count != 1)
         return 0;
-    LET(consumer, PySequence_GetItem(line, 0));
-    ONLY_OF(consumer, CONSUMER);
-    ONLY_IF(consumer, blocked, Py_False);
-    GET(client, consumer, client);
-    ONLY_OF(client, CONNECTION);
-    INT(sample_rate, consumer, sample_rate);
+    LET(consumer, PySequence_GetItem(line, 0)); ONLY_OF(consumer, CONSUMER);
+    ONLY_IF(consumer, blocked, Py_False); INT(sample_rate, consumer, sample_rate);
+    GET(client, consumer, client); ONLY_OF(client, CONNECTION);
     INT(ready, consumer, ready_count); INT(in_flight, consumer, in_flight_count);
     if (sample_rate || ready <= in_flight)
         return 0;
 
     GET(number, consumer, number);
     NUMBER(lent_offset, offset); NUMBER(one, 1);
-    TRY(call(window, n_grant_one, number)); TRY(note_moved(state));
-    LET(lent, PyObject_CallMethodObjArgs(delivery, n__lend, consumer, lent_offset, one, NULL));
+    CALL(window, n_grant_one, number); NOTE_MOVED(state);
+    CALL(delivery, n__lend, consumer, lent_offset, one);
     TRY(send_bytes(lane, client, frame, length));
     return 1;
 }
 
-/* A PUB whose line and size are right, and the record of its message. */
-typedef struct {
-    PyObject *name, *topic, *queue;
-    const uint8_t *body;
-    int64_t size, length, position, offset, stored_at_ns;
-    uint64_t id;
-    uint32_t places[4]; /* epoch, topic, queue, count */
-    uint8_t record[HEADER_BYTES + FRAME_HEADER_BYTES + MAX_LONE_BYTES + 16];
-} Lone;
-
-/* Reads a PUB that is all that came: 1 where it is one, for a topic without anything special. */
+/* Reads a PUB that is all that came, of a topic that is there: 1 where it is one. */
 static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *lone)
 {
     const uint8_t *input = lane->received.buf;
@@ -310,111 +296,116 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
     GET(topics, part(lane, BROKER), topics);
     INT(max_lone, decoder, max_lone);
     COUNT(reply_count, replies);
-    lone->body = newline + 5;
-    lone->size = input + length - lone->body;
-    if (lone->size <= 0 || lone->size > max_lone || lone->size > MAX_LONE_BYTES ||
-        get_be32(newline + 1) != lone->size || reply_count)
+    int64_t size = length - (newline + 5 - input);
+    if (size <= 0 || size > max_lone || size > MAX_LONE_BYTES ||
+        get_be32(newline + 1) != size || reply_count)
         return 0;
     LET(line, PyBytes_FromStringAndSize((const char *)input, newline - input));
     PyObject *known = PyDict_GetItemWithError(known_lines, line); /* with a P they are PUBs */
-    if (known == NULL)
-        return PyErr_Occurred() ? -1 : 0;
+    if (known == NULL) return PyErr_Occurred() ? -1 : 0;
     LET(name, PySequence_GetItem(known, 1));
-    PyObject *found = PyDict_GetItemWithError(topics, name);
-    if (found == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    LET(topic, Py_NewRef(found));
-    ONLY_IF(topic, several, Py_False); ONLY_IF(topic, bounded, Py_False);
-    GET(queue, topic, queue); ONLY_IF(queue, batch, Py_None);
-    lone->name = name;
-    lone->topic = topic;
-    lone->queue = queue;
+    PyObject *topic = PyDict_GetItemWithError(topics, name);
+    if (topic == NULL) return PyErr_Occurred() ? -1 : 0;
+    LET(kept_topic, Py_NewRef(topic));
+    *lone = (Lone){connection, kept_topic, name, input, newline + 5, length, size};
     return 1;
 }
 
-/* Lays out the record, as martlet.log.single_record. */
-static int put_record(Lane *lane, Lone *lone)
+/* Delivers the message of a record that was just stored, as Topic.stored_lone. */
+static int deliver_stored(Lane *lane, PyObject *topic, int64_t offset, PyObject *record,
+                          Py_ssize_t length)
 {
-    uint8_t *record = lone->record;
-    int64_t payload = FRAME_HEADER_BYTES + lone->size, end = HEADER_BYTES + payload;
-    const uint32_t begin[] = {0x474c544d, 0, (uint32_t)lone->length, 1 | 1 << 8 | 2 << 16};
-    const int64_t rest[] = {lone->offset, lone->stored_at_ns, 0, payload, 0};
-    memcpy(record, begin, 16);
-    memcpy(record + 16, &lone->position, 8);
-    memcpy(record + 24, lone->places, 16);
-    memcpy(record + 40, rest, 40);
-    put_frame_head(record + HEADER_BYTES, (uint32_t)lone->size, lone->stored_at_ns, lone->id);
-    memcpy(record + HEADER_BYTES + FRAME_HEADER_BYTES, lone->body, (size_t)lone->size);
-    memset(record + end, 0, (size_t)(lone->length - 8 - end));
-    memcpy(record + lone->length - 8, &payload, 8);
-    Py_ssize_t length = lone->length - 8;
-    LET(bytes, PyBytes_FromStringAndSize((const char *)record + 8, length));
-    LET(sum, PyObject_CallFunctionObjArgs(part(lane, CRC), bytes, NULL));
-    uint32_t crc = (uint32_t)PyLong_AsUnsignedLong(sum);
-    memcpy(record + 4, &crc, 4);
-    return PyErr_Occurred() ? -1 : 1;
-}
-
-/* Delivers the message that was just stored at a place of a segment, as Topic.stored_lone. */
-static int deliver_stored(Lane *lane, const Lone *lone, PyObject *segment, int64_t at)
-{
-    const uint8_t *frame = lone->record + HEADER_BYTES;
-    Py_ssize_t length = FRAME_HEADER_BYTES + lone->size;
-    GET(awaiting, lone->topic, awaiting);
+    const uint8_t *frame = (const uint8_t *)PyBytes_AsString(record) + HEADER_BYTES;
+    GET(queue, topic, queue); GET(awaiting, topic, awaiting);
     COUNT(awaiting_count, awaiting);
-    int sent = 1, running = is(lone->topic, n_paused_at, Py_None);
+    int sent = 1, running = is(topic, n_paused_at, Py_None);
     TRY(running);
-    TRY(set_int(lone->queue, n_visible_end, lone->offset + 1));
+    TRY(set_int(queue, n_visible_end, offset + 1));
     if (running && awaiting_count > 0)
-        TRY(sent = deliver(lane, awaiting, lone->offset, frame, length));
+        TRY(sent = deliver(lane, awaiting, offset, frame, length));
     if (sent)
-        return add_int(lone->topic, n_message_count, 1);
-    GET(view, segment, view);
-    LET(slice, PySequence_GetSlice(view, at, at + length));
-    NUMBER(offset, lone->offset);
-    LET(done, PyObject_CallMethodObjArgs(lone->topic, n_stored_lone, offset, slice, NULL));
+        return add_int(topic, n_message_count, 1);
+    NUMBER(lone_offset, offset);
+    LET(view, PyMemoryView_FromObject(record));
+    LET(slice, PySequence_GetSlice(view, HEADER_BYTES, HEADER_BYTES + length));
+    CALL(topic, n_stored_lone, lone_offset, slice);
     return 0;
 }
 
-/* A PUB that is all that came: 1 where it is stored and answered. */
-static int publish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
+/* Stores PUBs of one topic in one record, as martlet.log.batch, and delivers them: 1 if done. */
+static int store(Lane *lane, const Lone *lones, int count)
 {
-    Lone lone;
-    int read = read_lone(lane, connection, length, &lone);
-    if (read <= 0)
-        return read;
-    PyObject *broker = part(lane, BROKER), *queue = lone.queue;
+    PyObject *broker = part(lane, BROKER), *topic = lones->topic;
+    GET(topics, broker, topics);
+    if (PyDict_GetItemWithError(topics, lones->name) != topic)
+        return PyErr_Occurred() ? -1 : 0; /* what Python did since has replaced it */
+    ONLY_IF(topic, several, Py_False); ONLY_IF(topic, bounded, Py_False);
+    GET(queue, topic, queue); ONLY_IF(queue, batch, Py_None);
     ONLY_IF(broker, unconfirmed, Py_None);
     GET(log, broker, log); ONLY_IF(log, failed, Py_None);
     GET(segment, log, _current); ONLY_OF(segment, SEGMENT);
-    GET(counters, connection, message_counters);
     INT(position, log, position); INT(limit, log, _end); INT(base, segment, base);
     INT(file, segment, _fd); INT(epoch, log, epoch); INT(topic_number, queue, topic);
     INT(queue_number, queue, number); INT(offset, queue, end_offset); INT(id_base, queue, id_base);
-    lone.length = ((HEADER_BYTES + FRAME_HEADER_BYTES + lone.size + 7) & ~7) + 8;
-    lone.position = position; lone.offset = offset;
-    lone.id = (uint64_t)id_base + (uint64_t)offset;
-    const uint32_t places[] = {(uint32_t)epoch, (uint32_t)topic_number, (uint32_t)queue_number, 1};
-    memcpy(lone.places, places, 16);
-    if (position < base || position + lone.length > limit)
+    int64_t body_bytes = 0, flags = 2; /* UNIFORM */
+    for (int number = 0; number < count; number++) {
+        body_bytes += lones[number].size;
+        flags = lones[number].size == lones->size ? flags : 0;
+    }
+    const int64_t payload = body_bytes + FRAME_HEADER_BYTES * count;
+    const int64_t ends_at = (HEADER_BYTES + payload + 7) & ~7;
+    const int64_t length = (ends_at + 4 * count + 7) & ~7;
+    if (position < base || position + length > limit)
         return 0;
     LET(now, PyObject_CallMethodObjArgs(broker, n_stored_at_ns, NULL));
-    lone.stored_at_ns = PyLong_AsLongLong(now);
-    PyObject *before = PyDict_GetItemWithError(counters, lone.name);
-    LET(count, PyLong_FromLongLong(before == NULL ? 1 : PyLong_AsLongLong(before) + 1));
-    NUMBER(at, position); NUMBER(record_length, lone.length); NUMBER(size, lone.size);
-    TRY(put_record(lane, &lone)); /* and errors before it */
-    if (pwrite((int)file, lone.record, (size_t)lone.length, position - base) != lone.length)
+    const int64_t now_ns = PyLong_AsLongLong(now);
+    const int64_t header[] = {MAGIC, length | (1 | 1 << 8 | flags << 16) << 32, position,
+                              epoch | topic_number << 32, queue_number | (int64_t)count << 32,
+                              offset, now_ns, 0, payload, 0};
+    LET(record, PyBytes_FromStringAndSize(NULL, length));
+    uint8_t *bytes = (uint8_t *)PyBytes_AsString(record), *to = bytes + HEADER_BYTES;
+    memcpy(bytes, header, HEADER_BYTES);
+    memset(to + payload, 0, (size_t)(length - HEADER_BYTES - payload));
+    for (int number = 0; number < count; number++) {
+        const Lone *lone = &lones[number];
+        uint64_t id = (uint64_t)id_base + (uint64_t)(offset + number);
+        put_frame_head(to, (uint32_t)lone->size, now_ns, id);
+        memcpy(to + FRAME_HEADER_BYTES, lone->body, (size_t)lone->size);
+        to += FRAME_HEADER_BYTES + lone->size;
+        uint32_t frame_end = (uint32_t)(to - bytes - HEADER_BYTES);
+        memcpy(bytes + ends_at + 4 * number, &frame_end, 4);
+    }
+    LET(checked, PySequence_GetSlice(record, 8, length));
+    LET(sum, PyObject_CallFunctionObjArgs(part(lane, CRC), checked, NULL));
+    uint32_t crc = (uint32_t)PyLong_AsUnsignedLong(sum);
+    memcpy(bytes + 4, &crc, 4);
+    NUMBER(at, position); NUMBER(record_length, length); NUMBER(size, body_bytes);
+    NUMBER(messages, count); NUMBER(first, offset); NUMBER(end, offset + count);
+    if (PyErr_Occurred()) return -1;
+    if (pwrite((int)file, bytes, (size_t)length, position - base) != length)
         return 0; /* Python writes it again, and handles the error */
 
-    TRY(call(log, n_written, record_length));
-    LET(noted, PyObject_CallMethodObjArgs(queue, n_appended, at, record_length, size, now, NULL));
-    TRY(add_int(broker, n_stored_count, 1));
-    TRY(deliver_stored(lane, &lone, segment, position - base + HEADER_BYTES));
-    TRY(PyDict_SetItem(counters, lone.name, count));
-    TRY(PyObject_SetAttr(connection, n_heard, Py_True));
-    TRY(send_bytes(lane, connection, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
+    CALL(log, n_written, record_length);
+    CALL(queue, n_appended, at, record_length, size, now, messages);
+    TRY(add_int(broker, n_stored_count, count));
+    if (count > 1)
+        CALL(topic, n_stored, first, end, Py_False);
+    else
+        TRY(deliver_stored(lane, topic, offset, record, payload));
     return 1;
+}
+
+/* Answers a PUB that is stored. */
+static int answer(Lane *lane, const Lone *lone)
+{
+    GET(counters, lone->connection, message_counters);
+    PyObject *before = PyDict_GetItemWithError(counters, lone->name);
+    NUMBER(count, before == NULL ? 1 : PyLong_AsLongLong(before) + 1);
+    if (PyErr_Occurred()) return -1;
+    TRY(PyDict_SetItem(counters, lone->name, count));
+    TRY(PyObject_SetAttr(lone->connection, n_heard, Py_True));
+    TRY(send_bytes(lane, lone->connection, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
+    return SERVED;
 }
 
 /* A FIN that is all that came, of a message in the window: as Channel.finish. */
@@ -423,19 +414,15 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
     const uint8_t *input = lane->received.buf;
     if (length != FINISH_BYTES || memcmp(input, "FIN ", 4) || input[FINISH_BYTES - 1] != '\n')
         return 0;
-    GET(channel, connection, channel); GET(consumer, connection, consumer);
-    ONLY_OF(channel, CHANNEL);
-    ONLY_OF(consumer, CONSUMER); /* not blocked, since its connection is read */
-    ONLY_IF(channel, trail, Py_None);
-    GET(delivery, channel, delivery); GET(line, delivery, _line);
-    ONLY_IF(delivery, order, Py_None);
+    GET(channel, connection, channel); ONLY_OF(channel, CHANNEL); ONLY_IF(channel, trail, Py_None);
+    GET(consumer, connection, consumer); ONLY_OF(consumer, CONSUMER); /* not blocked: it is read */
+    GET(delivery, channel, delivery); GET(line, delivery, _line); ONLY_IF(delivery, order, Py_None);
     GET(queue, channel, queue); GET(cursor, channel, cursor); GET(window, cursor, window);
     GET(pending, cursor, pending); GET(pending_by_offset, pending, by_offset);
     GET(finishes, channel, finishes);
     INT(visible_end, queue, visible_end); INT(answered, consumer, answered);
     INT(ready, consumer, ready_count); INT(in_flight, consumer, in_flight_count);
-    int in_line = is(consumer, n_is_ready, Py_True);
-    TRY(in_line);
+    int in_line = is(consumer, n_is_ready, Py_True); TRY(in_line);
     GET(number, consumer, number);
     LET(id, PyBytes_FromStringAndSize((const char *)input + 4, 16));
     PyObject *offset = keep(lane, PyObject_CallMethodObjArgs(queue, n_offset_of, id, NULL));
@@ -447,58 +434,53 @@ static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
 
     if (PyLong_AsLongLong(offset) > answered)
         TRY(PyObject_SetAttr(consumer, n_answered, offset));
-    TRY(call(finishes, n_note, offset));
+    CALL(finishes, n_note, offset);
     TRY(set_int(consumer, n_in_flight_count, in_flight - 1));
-    TRY(add_int(consumer, n_finish_count, 1)); TRY(note_moved(channel));
+    TRY(add_int(consumer, n_finish_count, 1)); NOTE_MOVED(channel);
     TRY(PyObject_SetAttr(connection, n_heard, Py_True));
     int has_room = ready > in_flight - 1;
     if (!in_line && has_room) {
-        TRY(call(delivery, n__enter_line, consumer));
+        CALL(delivery, n__enter_line, consumer);
         in_line = 1;
     }
     INT(next, window, next);
     COUNT(line_count, line); COUNT(pending_count, pending_by_offset);
     if (in_line && (!has_room || visible_end != next || pending_count || line_count != 1))
-        TRY(call(delivery, n_pump, NULL)); /* there is something to do */
+        CALL(delivery, n_pump); /* there is something to do */
     return 1;
-}
-
-/* publish(parts, received, connection, length) -> whether it was a lone PUB, stored and answered */
-static PyObject *publish(PyObject *module, PyObject *args)
-{
-    Lane lane = {.kept_count = 0};
-    PyObject *connection;
-    Py_ssize_t length;
-    if (!PyArg_ParseTuple(args, "O!w*On", &PyTuple_Type, &lane.parts, &lane.received, &connection,
-                          &length))
-        return NULL;
-    int done = 0;
-    if (length > 0 && length <= lane.received.len)
-        done = publish_lone(&lane, connection, length);
-    forget_kept(&lane);
-    PyBuffer_Release(&lane.received);
-    return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
 /* ---------------------------------------------------------------- sockets */
 
-/* Whether a connection is read at present. */
-static int is_read(PyObject *connection)
+/* Hands what was received, an errno or the error that is set to Python: it concerns no others. */
+static int feed(Lane *lane, PyObject *connection, int function, Py_ssize_t number)
 {
-    ONLY_IF(connection, brief, Py_True); /* not while its output is full */
-    ONLY_IF(connection, _waits, Py_False);
-    ONLY_IF(connection, _closing, Py_False);
-    return 1;
+    PyObject *fed = PyObject_CallFunction(part(lane, function), "On", connection, number);
+    Py_XDECREF(fed);
+    return fed == NULL ? -1 : FED;
 }
 
-/* Reads what a connection has received, and handles it: FED, ELSEWHERE or SERVED. */
+static int fail(Lane *lane, const Lone *lones, int count)
+{
+    PyObject *type, *error, *trace, *told = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL) PyException_SetTraceback(error, trace);
+    for (int number = 0; number < count && (number == 0 || told != NULL); number++) {
+        Py_XDECREF(told);
+        told = PyObject_CallFunction(part(lane, FAIL), "OO", lones[number].connection, error);
+    }
+    Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(trace); Py_XDECREF(told);
+    return told == NULL ? -1 : FED;
+}
+
+/* Reads what a connection has received, and handles it. A PUB is put into `lones`. */
 static int serve_one(Lane *lane, PyObject *connection)
 {
-    int read = is_read(connection), whole = is(connection, n__own, Py_None), done = 0;
+    ONLY_IF(connection, brief, Py_True); /* not while its output is full */
+    ONLY_IF(connection, _waits, Py_False); ONLY_IF(connection, _closing, Py_False);
     INT(fd, connection, _fd);
-    TRY(read); TRY(whole);
-    if (!read || fd < 0)
-        return ELSEWHERE;
+    int whole = is(connection, n__own, Py_None), done; TRY(whole);
     Py_buffer into = lane->received;
     if (!whole) { /* behind the beginning of a command */
         LET(view, PyObject_CallMethod(connection, "get_buffer", "i", -1));
@@ -508,62 +490,83 @@ static int serve_one(Lane *lane, PyObject *connection)
     int error = errno;
     if (!whole)
         PyBuffer_Release(&into);
-    if (length == 0 || (length < 0 && (error == EAGAIN || error == EINTR)))
-        return ELSEWHERE; /* the end stays there for the loop to see */
+    if (length == 0 || (length < 0 && (error == EAGAIN || error == EINTR || error == EBADF)))
+        return 0; /* the end stays there for the loop to see */
     if (length > 0 && whole) {
-        TRY(done = publish_lone(lane, connection, length));
-        if (!done)
-            TRY(done = finish_lone(lane, connection, length));
+        Lone *lone = &lane->lones[lane->lone_count];
+        TRY(done = read_lone(lane, connection, length, lone));
+        if (done && length <= MAX_INPUT_BYTES - lane->input_bytes) {
+            uint8_t *input = memcpy(lane->inputs + lane->input_bytes, lone->input, (size_t)length);
+            lone->body += input - lone->input;
+            lone->input = input;
+            lane->input_bytes += (int)length;
+            lane->lone_count++;
+            LET(kept, Py_NewRef(connection));
+            lane->kept_floor = lane->kept_count; /* until it is stored */
+            return READ;
+        }
+        TRY(done = finish_lone(lane, connection, length));
+        if (done) return SERVED;
     }
-    if (done)
-        return SERVED;
     forget_kept(lane); /* Python may replace or close what was read */
-    PyObject *fed = PyObject_CallFunction(part(lane, length < 0 ? FAIL : FEED), "On", connection,
-                                          length < 0 ? (Py_ssize_t)error : length);
-    Py_XDECREF(fed);
-    return fed == NULL ? -1 : FED;
+    return length < 0 ? feed(lane, connection, FAIL, error)
+                      : feed(lane, connection, FEED, length);
 }
 
-/* Hands the error that is set to `FAIL`: it concerns one connection only. */
-static int fail(Lane *lane, PyObject *connection)
-{
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    PyObject *told = PyObject_CallFunction(part(lane, FAIL), "OO", connection, error);
-    Py_XDECREF(type); Py_XDECREF(error); Py_XDECREF(trace); Py_XDECREF(told);
-    return told == NULL ? -1 : FED;
-}
-
-/* Serves a socket that has an event: in the first of two rounds, only where it is a consumer's. */
-static int serve_event(Lane *lane, struct epoll_event *event, int round)
+/* Serves a socket that has an event. */
+static int serve_event(Lane *lane, struct epoll_event *event)
 {
     LET(fd, PyLong_FromLong(event->data.fd));
     PyObject *found = PyDict_GetItemWithError(part(lane, CONNECTIONS), fd);
     if (found == NULL || event->events != EPOLLIN)
-        return PyErr_Occurred() ? -1 : event->events ? ELSEWHERE : 0;
-    if (round == 0 && is(found, n_consumer, Py_None))
-        return PyErr_Occurred() ? -1 : 0;
-    event->events = 0; /* it is served once */
-    Py_INCREF(found);
+        return PyErr_Occurred() ? -1 : ELSEWHERE;
+    Lone only = {.connection = Py_NewRef(found)};
     int result = serve_one(lane, found);
-    result = result < 0 ? fail(lane, found) : result;
+    result = result < 0 ? fail(lane, &only, 1) : result == 0 ? ELSEWHERE : result;
     Py_DECREF(found);
     return result;
+}
+
+/* Stores and answers the PUBs that were read, those of a topic together. A FIN that has come at the
+   same time has made room for them. */
+static int store_all(Lane *lane)
+{
+    Lone *lones = lane->lones;
+    int count = lane->lone_count, done = 0;
+    lane->lone_count = lane->input_bytes = lane->kept_floor = 0;
+    for (int first = 0, end; first < count; first = end) {
+        end = first + 1;
+        for (int other = end; other < count; other++)
+            if (lones[other].topic == lones[first].topic) {
+                Lone found = lones[other];
+                lones[other] = lones[end];
+                lones[end++] = found;
+            }
+        int stored = store(lane, lones + first, end - first);
+        if (stored < 0)
+            TRY(done |= fail(lane, lones + first, end - first));
+        for (Lone *lone = lones + first; stored >= 0 && lone < lones + end; lone++) {
+            if (!stored)
+                memmove(lane->received.buf, lone->input, (size_t)lone->length);
+            int result = stored ? answer(lane, lone)
+                                : feed(lane, lone->connection, FEED, lone->length);
+            TRY(done |= result < 0 ? fail(lane, lone, 1) : result);
+        }
+    }
+    return done;
 }
 
 /* serve(parts, received, epoll, window_ns, budget_ns) -> FED, ELSEWHERE, SERVED: see the stub */
 static PyObject *serve(PyObject *module, PyObject *args)
 {
-    Lane lane = {.kept_count = 0};
+    Lane lane;
     int epoll, count, done = 0;
     long long window_ns, budget_ns;
     if (!PyArg_ParseTuple(args, "O!w*iLL", &PyTuple_Type, &lane.parts, &lane.received, &epoll,
                           &window_ns, &budget_ns))
         return NULL;
     int64_t began_ns = monotonic_ns(), last_ns = began_ns;
+    lane.kept_count = lane.kept_floor = lane.lone_count = lane.input_bytes = 0;
     while (done >= 0 && !(done & (FED | ELSEWHERE)) && last_ns - began_ns < budget_ns) {
         struct epoll_event events[MAX_EVENTS];
         Py_BEGIN_ALLOW_THREADS
@@ -571,22 +574,19 @@ static PyObject *serve(PyObject *module, PyObject *args)
                monotonic_ns() - last_ns < window_ns)
             sched_yield();
         Py_END_ALLOW_THREADS
-        if (count <= 0)
-            break;
-        /* A FIN makes room for the message of a PUB that has come at the same time. */
-        for (int number = count > 1 ? 0 : 1; number < 2 * count && done >= 0; number++) {
-            int result = serve_event(&lane, &events[number % count], number / count);
+        if (count <= 0) break;
+        for (int number = 0; number <= count && done >= 0; number++) {
+            int result = number < count ? serve_event(&lane, &events[number]) : store_all(&lane);
             done = result < 0 ? -1 : done | result;
             forget_kept(&lane);
         }
         last_ns = monotonic_ns();
     }
     PyBuffer_Release(&lane.received);
-    return done < 0 ? NULL : PyLong_FromLong(done);
+    return done < 0 ? NULL : PyLong_FromLong(done & ~READ);
 }
 
 static PyMethodDef functions[] = {{"frame_bodies", frame_bodies, METH_VARARGS, NULL},
-                                  {"publish", publish, METH_VARARGS, NULL},
                                   {"serve", serve, METH_VARARGS, NULL},
                                   {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "_native",

@@ -82,7 +82,8 @@ def test_the_sanitizers_find_nothing(copied: Path, monkeypatch: pytest.MonkeyPat
         "PYTHONMALLOC": "malloc",
         "ASAN_OPTIONS": "detect_leaks=0",
     }
-    tests = ["tests/property/test_native.py", "tests/unit/native/test_raw_bodies.py"]
+    tests = ["property/test_native.py", "unit/native/test_raw_bodies.py"]
+    tests = [f"tests/{name}" for name in (*tests, "unit/server/nsq/test_lane.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

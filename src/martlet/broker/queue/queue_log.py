@@ -143,11 +143,13 @@ class QueueLog(StoredQueue):
         self.appended(position, length, len(body), now_ns)
         return frame
 
-    def appended(self, position: int, length: int, body_bytes: int, now_ns: int) -> None:
-        """Note that one message was stored, in a record at a position and of a length."""
+    def appended(
+        self, position: int, length: int, body_bytes: int, now_ns: int, count: int = 1
+    ) -> None:
+        """Note that messages were stored, in a record at a position and of a length."""
         offset = self.end_offset
-        self.index.add(_entry((offset, position, 1, length, now_ns, 0)))
-        self.end_offset = offset + 1
+        self.index.add(_entry((offset, position, count, length, now_ns, 0)))
+        self.end_offset = offset + count
         self.message_bytes += body_bytes
 
     def begin(self, scratch: list[LogBatch], now_ns: int) -> LogBatch:

@@ -3,7 +3,9 @@
 While the loop is awake (see `martlet.server.tick`), the lane asks the loop's own epoll descriptor
 which sockets are readable, and reads those of its connections itself::
 
-    readable, a connection of the lane   ->   a lone PUB or FIN: handled and answered in C
+    readable, a connection of the lane   ->   a lone FIN: handled in C
+                                         ->   a lone PUB: stored and answered in C, in one record
+                                              with those to its topic that came at the same time
                                          ->   other input: handled as the loop would hand it over
     anything else                        ->   left to the loop
 
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from martlet.native import Native
     from martlet.server.nsq.connection import ClientConnection
 
-_BUDGET_NS = 500_000
-"""The maximum time of one call: timers and other input wait that long."""
+_BUDGET_NS = 5_000_000
+"""The maximum time of one call. Timers wait that long; other input ends it."""
 
 
 class Lane:
@@ -56,7 +58,6 @@ class Lane:
         received: bytearray,
     ) -> None:
         self._serve = functions.serve
-        self._publish = functions.publish
         self._epoll = epoll
         self._received = received
         self._connections: dict[int, ClientConnection] = {}
@@ -90,12 +91,6 @@ class Lane:
         Returns the sum of FED, ELSEWHERE and SERVED of `martlet.native`; 0 if nothing came.
         """
         return self._serve(self._parts, self._received, self._epoll, window_ns, _BUDGET_NS)
-
-    def publish(self, connection: ClientConnection, nbytes: int) -> bool:
-        """Store and answer a PUB that is all that the loop has received. False if it is not one, or
-        Python has to.
-        """
-        return self._publish(self._parts, self._received, connection, nbytes)
 
 
 def open_lane(

@@ -154,8 +154,6 @@ class LonePublish:
         """
         if connection.replies or self._ticks.crowded or not self._answers_at_once:
             return False
-        if self.lane is not None and self.lane.publish(connection, nbytes):
-            return True
         lone = connection.decoder.lone_publish(self._buffer, nbytes)
         if lone is None:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 from tests.property.native_twins import Twin, TwinClient
 
 from martlet.broker.channel.delivery import Delivery
+from martlet.broker.queue.queue_log import QueueLog
 from martlet.native import ELSEWHERE, FED, SERVED, native
 
 pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
@@ -140,3 +142,100 @@ async def test_a_refused_write_is_pythons(twin: Twin) -> None:
     twin.server.commits.end_tick()
     assert b"E_PUB_FAILED PUB failed for a test" in client.received()
     client.leave()
+
+
+def pub(topic: str, body: bytes) -> bytes:
+    return f"PUB {topic}\n".encode() + len(body).to_bytes(4, "big") + body
+
+
+OK = b"\0\0\0\6\0\0\0\0OK"
+
+
+@pytest.mark.parametrize("sizes", [(200,) * 9, (1, 50, 3999, 7, 8, 9, 2, 2)], ids=str)
+async def test_pubs_that_come_together_are_the_record_that_python_writes(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    compiled, python = (
+        Twin(tmp_path / name, compiled=name == "compiled", segment_bytes=1 << 16)
+        for name in ("compiled", "python")
+    )
+    bodies = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+    for each in (compiled, python):
+        each.broker.topic("a").channel("c")
+    clients = [greeted(compiled) for _ in bodies]
+    for _ in bodies:
+        python.broker.append(python.broker.topic("a"), b"x")
+    for client, body in zip(clients, bodies, strict=True):
+        client.transport.client.send(pub("a", body))
+    assert serve(compiled, *clients) == SERVED
+    assert [client.received() for client in clients] == [OK] * len(clients)
+    topic = python.broker.topic("a")
+    topic.stage(bodies, 0)
+    python.broker.commit()
+    assert compiled.state() == python.state()
+    assert topic.queue.index.rows(0, topic.queue.index.end_row)[-1].count == len(sizes)
+    for client in clients:
+        assert client.connection.message_counters == {"a": 2}
+        client.leave()
+    compiled.close()
+    python.close()
+
+
+async def test_pubs_that_come_together_are_stored_once_over_ends_of_segments(twin: Twin) -> None:
+    """A batch that does not fit is stored by Python, and each topic has a record of its own."""
+    twin.broker.topic("b").channel("c")
+    consumer, publishers = greeted(twin), [greeted(twin) for _ in range(12)]
+    consumer.send(b"SUB b c\nRDY 2500\n")
+    for client in publishers:
+        client.send(pub("b", b"x"))
+        client.received()
+    sent: dict[str, list[bytes]] = {"a": [], "b": []}
+    got: list[bytes] = []
+    done = 0
+    for turn in range(60):
+        for number, client in enumerate(publishers):
+            topic, body = "ab"[number % 3 == 0], b"<%d %d>" % (turn, number)
+            sent[topic].append(body.ljust(number * 100, b"."))
+            client.transport.client.send(pub(topic, sent[topic][-1]))
+        done |= serve(twin, *publishers)
+        twin.server.commits.end_tick()
+        assert [client.received() for client in publishers] == [OK] * len(publishers)
+        got += re.findall(rb"<%d \d+>\.*" % turn, consumer.received())
+    assert done & FED, "no segment ended"
+    assert sorted(got) == sorted(sent["b"])
+    for name, bodies in sent.items():
+        queue = twin.broker.topic(name).queue
+        rows = queue.index.rows(0, queue.index.end_row)
+        records = b"".join(twin.broker.log.view(row.position, row.length) or b"" for row in rows)
+        assert all(records.count(body) == 1 for body in bodies)
+        assert len(rows) < queue.end_offset / 2, "each has a record of its own"
+    for client in (consumer, *publishers):
+        client.leave()
+
+
+async def test_an_error_while_pubs_are_stored_ends_the_connections_that_sent_them(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin.broker.topic("b")
+    bad, good = [greeted(twin) for _ in range(3)], greeted(twin)
+    good.send(pub("b", b"x"))
+    good.received()
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    appended = QueueLog.appended
+
+    def fail_for_a(queue: QueueLog, *arguments: int) -> None:
+        if queue is twin.broker.topic("a").queue:
+            raise ZeroDivisionError
+        appended(queue, *arguments)
+
+    monkeypatch.setattr(QueueLog, "appended", fail_for_a)
+    for client in bad:
+        client.transport.client.send(PUB)
+    good.transport.client.send(pub("b", b"x"))
+    assert serve(twin, *bad, good) == FED | SERVED
+    assert [type(error["exception"]) for error in errors] == [ZeroDivisionError] * 3
+    assert all(client.transport.closed for client in bad)
+    assert good.received() == OK
+    for client in (*bad, good):
+        client.leave()
