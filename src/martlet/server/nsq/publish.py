@@ -61,6 +61,7 @@ from martlet.server.nsq.lane import open_lane
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.server.rpc.transactions import begin_open, refused
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -453,8 +454,6 @@ class PublishCommands:
     # SEND into a transaction
 
     def _send_in_transaction(self, connection: ClientConnection, command: v2.SendCommand) -> None:
-        from martlet.server.rpc.transactions import refused
-
         try:
             position, added = self._add_half_messages(command, CallArguments(command.options))
         except (BrokerError, WritesRefused) as error:
@@ -469,8 +468,6 @@ class PublishCommands:
     def _add_half_messages(
         self, command: v2.SendCommand, arguments: CallArguments
     ) -> tuple[int, Added]:
-        from martlet.server.rpc.transactions import begin_open
-
         is_all = arguments.flag("commit")
         arguments.only(*(_COMMIT_OPTIONS if is_all else _TRANSACTION_OPTIONS))
         transactions = self._broker.transactions

@@ -44,12 +44,10 @@ class CallArguments:
 
     def only(self, *names: str) -> None:
         """Refuse other fields: a misspelt one would silently have no effect. Raises CallError."""
-        unknown = sorted(set(self._fields) - set(names))
+        unknown = [name for name in self._fields if name not in names]
         if unknown:
-            raise CallError(
-                "BAD_ARGUMENT",
-                f"unknown argument {unknown[0]!r}; there are {', '.join(sorted(names)) or 'none'}",
-            )
+            known = ", ".join(sorted(names)) or "none"
+            raise CallError("BAD_ARGUMENT", f"unknown argument {min(unknown)!r}; there are {known}")
 
     def without(self, *names: str) -> CallArguments:
         """The others."""
