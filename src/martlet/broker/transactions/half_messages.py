@@ -13,7 +13,7 @@ from martlet.broker.errors import LimitReached
 from martlet.broker.journal.entries import HALF, HalfBatch, TopicEntry, TopicRecord
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.topic.registry import TopicRegistry
-from martlet.broker.transactions.half_topic import HalfTopic, StoredHalf
+from martlet.broker.transactions.half_topic import HalfTopic, SentMessages, StoredHalf
 from martlet.broker.transactions.publish import PendingCopy, forward
 from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
 from martlet.log.index import Index
@@ -46,7 +46,7 @@ class HalfMessageStore:
         self._context = context
         self.topic: HalfTopic | None = None
         self._journaled: dict[int, int] = {}
-        """The log's position when a bundle last described each topic at a queue."""
+        """The log's position when a bundle first described each topic at a queue."""
 
     def made(self) -> HalfTopic:
         """Return the topic of half messages, created with the first one."""
@@ -116,6 +116,9 @@ class HalfMessageStore:
         Raises as `forward`.
         """
         context = self._context
+        if not times:
+            sent = SentMessages(bodies, entries)
+            return forward(context, [PendingCopy(_part(context.topic(topic), queue), sent)], entry)
         batch = context.lend_scratch()
         try:
             batch.begin(0, 0)
@@ -146,7 +149,7 @@ class HalfMessageStore:
 
     def _check_delayed(self, wanted: Sequence[PendingCopy]) -> None:
         delays = self._context.delays
-        count = sum(len(each.stored.ends) for each in wanted if each.deliver_at_ns)
+        count = sum(each.stored.message_count for each in wanted if each.deliver_at_ns)
         if count and delays.max_count and delays.pending_count + count > delays.max_count:
             raise LimitReached(
                 f"{count} messages of the transaction are delayed, {delays.pending_count} wait"
@@ -156,15 +159,14 @@ class HalfMessageStore:
     def news_of(self, topics: Sequence[Retained]) -> tuple[TopicRecord, ...]:
         """Return those topics whose journal entries a power cut may still lose."""
         log = self._context.log
-        news: list[TopicRecord] = []
-        for topic in dict.fromkeys(some for each in topics for some in (each.target or each, each)):
-            for part in topic.parts:
-                journaled_at = self._journaled.get(part.id)
-                if journaled_at is None or journaled_at > log.durable_position:
-                    # All earlier entries of it, its creation included, lie below this position.
-                    self._journaled[part.id] = log.position
-                    news.append(part.describe())
-        return tuple(news)
+        each_once = dict.fromkeys(some for each in topics for some in (each.target or each, each))
+        # The creation of a part lies below the position at which it was first described.
+        return tuple(
+            part.describe()
+            for topic in each_once
+            for part in topic.parts
+            if self._journaled.setdefault(part.id, log.position) > log.durable_position
+        )
 
 
 def _part(topic: Topic, queue: int) -> Topic:

@@ -21,6 +21,7 @@ from martlet.broker.journal.entries import HalfBatchEntry, decode, encode
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.topic.hidden import HiddenTopic
+from martlet.log.batch import total_bytes
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
@@ -66,6 +67,20 @@ class StoredHalf(NamedTuple):
     entries: Sequence[tuple[int, bytes]]
     times: Sequence[Sequence[int]] = ()
 
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return len(self.ends)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the frames."""
+        return len(self.frames)
+
+    def add_to(self, batch: LogBatch) -> None:
+        """Add the messages to a batch, without their properties."""
+        batch.add_frames(self.frames, self.ends)
+
     def cut(self, first: int, stop: int) -> StoredHalf:
         """Return some of the messages, without their times."""
         start = int(self.ends[first - 1]) if first else 0
@@ -79,6 +94,32 @@ class StoredHalf(NamedTuple):
         if isinstance(self.entries, Packed):
             return self.entries.cut(first, stop)
         return [(number - first, entry) for number, entry in self.entries if first <= number < stop]
+
+
+class SentMessages(NamedTuple):
+    """Messages that are committed as they arrive, and never were half messages.
+
+    Attributes:
+        bodies: the messages.
+        entries: the properties of messages that have any, by number.
+    """
+
+    bodies: Bodies
+    entries: Sequence[tuple[int, bytes]]
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages."""
+        return len(self.bodies)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the frames."""
+        return total_bytes(self.bodies) + FRAME_HEADER_BYTES * len(self.bodies)
+
+    def add_to(self, batch: LogBatch) -> None:
+        """Add the messages to a batch, without their properties."""
+        batch.add_bodies(self.bodies)
 
 
 class HalfTopic(HiddenTopic):

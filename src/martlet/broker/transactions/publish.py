@@ -20,12 +20,12 @@ from martlet.properties.bulk import packed_bytes
 if TYPE_CHECKING:
     from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.retained import Retained
-    from martlet.broker.transactions.half_topic import StoredHalf
+    from martlet.broker.transactions.half_topic import SentMessages, StoredHalf
     from martlet.log.batch import LogBatch
 
 
 class PendingCopy(NamedTuple):
-    """Half messages and their target.
+    """Messages of a transaction and their target.
 
     Attributes:
         topic: the target, at one of its queues.
@@ -34,7 +34,7 @@ class PendingCopy(NamedTuple):
     """
 
     topic: Retained
-    stored: StoredHalf
+    stored: StoredHalf | SentMessages
     deliver_at_ns: int = 0
 
 
@@ -44,7 +44,7 @@ class _Piece(NamedTuple):
     topic: Retained
     deliver_at_ns: int
     first_offset: int
-    stored: list[StoredHalf]
+    stored: list[StoredHalf | SentMessages]
     count: int  # type: ignore[assignment]  # a tuple has a method of that name
     payload_length: int
     properties_length: int
@@ -110,31 +110,31 @@ def forward(
 
 def _pieces(wanted: Sequence[PendingCopy]) -> Iterator[_Piece]:
     """Yield the batches: messages of one topic and time in order, up to a size."""
-    groups: dict[tuple[Retained, int], list[StoredHalf]] = {}
+    groups: dict[tuple[Retained, int], list[StoredHalf | SentMessages]] = {}
     for topic, stored, deliver_at_ns in wanted:
         groups.setdefault((topic, deliver_at_ns), []).append(stored)
     offsets = {topic: topic.queue.end_offset for topic, _ in groups}
     for (topic, deliver_at_ns), all_stored in groups.items():
-        some: list[StoredHalf] = []
+        some: list[StoredHalf | SentMessages] = []
         size_bytes = 0
         for stored in all_stored:
-            if some and size_bytes + len(stored.frames) > MAX_BATCH_BYTES:
+            if some and size_bytes + stored.size_bytes > MAX_BATCH_BYTES:
                 piece = _piece(topic, deliver_at_ns, offsets[topic], some)
                 yield piece
                 offsets[topic] += piece.count
                 some, size_bytes = [], 0
             some.append(stored)
-            size_bytes += len(stored.frames)
+            size_bytes += stored.size_bytes
         piece = _piece(topic, deliver_at_ns, offsets[topic], some)
         yield piece
         offsets[topic] += piece.count
 
 
 def _piece(
-    topic: Retained, deliver_at_ns: int, first_offset: int, stored: list[StoredHalf]
+    topic: Retained, deliver_at_ns: int, first_offset: int, stored: list[StoredHalf | SentMessages]
 ) -> _Piece:
-    count = sum(len(each.ends) for each in stored)
-    payload_length = sum(len(each.frames) for each in stored)
+    count = sum(each.message_count for each in stored)
+    payload_length = sum(each.size_bytes for each in stored)
     properties_length = packed_bytes([each.entries for each in stored])
     return _Piece(
         topic, deliver_at_ns, first_offset, stored, count, payload_length, properties_length
@@ -147,7 +147,7 @@ def _laid_out(batch: LogBatch, piece: _Piece, now_ns: int) -> BatchSlot:
     for stored in piece.stored:
         if stored.entries:
             batch.set_properties(batch.count, stored.entries)
-        batch.add_frames(stored.frames, stored.ends)
+        stored.add_to(batch)
     record, flags = batch.finish()
     contents = Contents(
         queue.topic,

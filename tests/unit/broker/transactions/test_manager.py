@@ -458,6 +458,20 @@ def test_one_that_is_committed_at_once_is_stored_once(core: Core) -> None:
     assert [channel.cursor.properties(offset) for offset in (0, 1)] == [b"", some]
 
 
+def test_commits_describe_a_topic_until_a_description_is_durable(core: Core) -> None:
+    """One behind the flush under way put it off, and under load there was always one."""
+    transactions = core.broker.transactions
+    log = core.broker.log
+    transactions.commit_at_once("t", "orders", [b"one"])
+    job = log.flush_job()
+    transactions.commit_at_once("u", "orders", [b"two"])
+    topics = [core.broker.topics["orders"]]
+    assert transactions.messages.news_of(topics)
+    job.run()
+    log.flushed(job)
+    assert transactions.messages.news_of(topics) == ()
+
+
 def test_what_cannot_be_committed_at_once(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t")
@@ -565,6 +579,29 @@ def test_a_commit_is_there_wholly_or_not_at_all_after_a_power_cut(seed: int) -> 
         transactions.commit("t", {"b": count})
         seen = [body for n in range(3) for body in stored(core.broker, f"topic{n}")]
         assert len(seen) == count
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_commits_at_once_have_their_topic_or_are_gone_after_a_power_cut(seed: int) -> None:
+    core = Core()
+    core.storage.random = random = Random(seed)
+    log = core.broker.log
+    count, durable = 8, 0
+    for number in range(count):
+        job = log.flush_job() if random.random() < 0.5 else None
+        core.broker.transactions.commit_at_once(
+            f"t{number}", f"topic{random.randrange(3)}", [b"%d" % number] * 2
+        )
+        if job is not None:
+            job.run()
+            log.flushed(job)
+            durable = number
+    core.kill(power=True)
+    seen = [body for n in range(3) for body in stored(core.broker, f"topic{n}")]
+    for number in range(count):
+        is_committed = core.broker.transactions.committed(f"t{number}") is not None
+        assert seen.count(b"%d" % number) == 2 * is_committed
+        assert is_committed or number >= durable
 
 
 def test_a_commit_holds_though_its_segment_was_freed_before_a_checkpoint(
