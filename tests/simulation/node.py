@@ -274,6 +274,10 @@ class Node:
         self.clients = []
         return open_copy(self.storage, epochs=epochs)[0]
 
+    def folder_is_of(self, replica: str) -> None:
+        """No folder is copied here."""
+        raise Broken(f"{self.name} is said to have the folder of {replica}")
+
     def lacks_acknowledged(self) -> None:
         """No folder is restored from a backup here."""
         raise Broken(f"{self.name} is said to lack what it acknowledged")

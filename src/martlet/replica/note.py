@@ -3,7 +3,8 @@
 `pledged` is the highest epoch whose primary it has greeted. It writes this down before it says
 HELLO, and takes nothing of a lower epoch ever after. `is_whole` is False where it may lack records
 that it acknowledged: it lost power, and acknowledged before they were on the disk. `epochs` are
-those of the log, whose segments may be retired.
+those of the log, whose segments may be retired. `replica` is the name of the replica that all this
+is about: one that is started with a copy of another's folder may lack what it acknowledged itself.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ class ReplicaNote:
         pledged: see above.
         is_whole: see above.
         epochs: (epoch, start, end) of each, oldest first.
+        replica: see above; empty in a note that is older than this field.
     """
 
     pledged: int = 0
     is_whole: bool = True
     epochs: tuple[tuple[int, int, int], ...] = ()
+    replica: str = ""
 
     @classmethod
     def load(cls, storage: Storage) -> ReplicaNote:
@@ -45,7 +48,8 @@ class ReplicaNote:
         try:
             fields = json.loads(data)
             epochs = tuple((int(a), int(b), int(c)) for a, b, c in fields["epochs"])
-            return cls(int(fields["pledged"]), fields["is_whole"] is True, epochs)
+            replica = str(fields.get("replica", ""))
+            return cls(int(fields["pledged"]), fields["is_whole"] is True, epochs, replica)
         except (ValueError, KeyError, TypeError) as error:
             raise BadNote(
                 f"{NAME} cannot be read ({error!r}); replace this replica by an empty one"
@@ -53,5 +57,10 @@ class ReplicaNote:
 
     def save(self, storage: Storage) -> None:
         """Write the note, durably. Raises OSError."""
-        fields = {"pledged": self.pledged, "is_whole": self.is_whole, "epochs": self.epochs}
+        fields = {
+            "pledged": self.pledged,
+            "is_whole": self.is_whole,
+            "epochs": self.epochs,
+            "replica": self.replica,
+        }
         storage.replace(NAME, json.dumps(fields).encode())

@@ -32,7 +32,7 @@ from martlet.log.storage import Storage
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
-from martlet.replica.note import NAME, ReplicaNote
+from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
 from martlet.replica.replica_set import (
     LOST_REPLICA_SET,
@@ -65,6 +65,11 @@ class ReplicaHost(PrimaryHost, Protocol):
 
         Raises:
             CopyRefused, OSError: the disk failed.
+        """
+
+    def folder_is_of(self, replica: str) -> None:
+        """The log and the note are those of another replica, so that this one may lack records that
+        it had acknowledged; it counts once it has all of the primary's log.
         """
 
     def lacks_acknowledged(self) -> None:
@@ -118,11 +123,12 @@ class Replica:
         self.settings = settings
         self._storage = storage
         self._random = random
-        self.note = ReplicaNote.load(storage)
-        if storage.read(NAME) is None:
-            self._save_note(self.note)
-        if may_be_incomplete:
-            self._note(replace(self.note, is_whole=False))
+        self.note = found = ReplicaNote.load(storage)
+        is_of_another = found.replica not in ("", name)
+        if is_of_another:
+            host.folder_is_of(found.replica)
+        is_whole = found.is_whole and not (may_be_incomplete or is_of_another)
+        self._note(replace(found, is_whole=is_whole, replica=name))
         self._link_problem = ""
         self._set_problem = ""
         self.seen: Seen | None = None

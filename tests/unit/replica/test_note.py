@@ -14,7 +14,9 @@ from martlet.testing import SimulatedStorage
 def test_a_note_outlives_a_power_cut() -> None:
     storage = SimulatedStorage(Random(1))
     assert ReplicaNote.load(storage) == ReplicaNote(0, False, ()), "it may be a new disk"
-    note = replace(ReplicaNote(), pledged=7, is_whole=False, epochs=((6, 0, 80), (7, 80, 160)))
+    note = replace(
+        ReplicaNote(), pledged=7, is_whole=False, epochs=((6, 0, 80), (7, 80, 160)), replica="b"
+    )
     note.save(storage)
     assert ReplicaNote.load(storage.crash(power=True)) == note
 

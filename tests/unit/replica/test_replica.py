@@ -42,6 +42,7 @@ class FakeHost:
         self.connects: list[tuple[int, str]] = []
         self.swaps: list[tuple[ReplicaSet, int]] = []
         self.confirmed_position = self.lacks_count = 0
+        self.folders_of: list[str] = []
         self.now_ns = 0
         self.replica = Replica(name, "id", self.storage, self, Random(1), ReplicaSettings(), 0)
 
@@ -58,6 +59,9 @@ class FakeHost:
 
     def open_copy(self, epochs: Sequence[EpochRange]) -> CopiedLog:
         return open_copy(self.storage, epochs=epochs)[0]
+
+    def folder_is_of(self, replica: str) -> None:
+        self.folders_of.append(replica)
 
     def lacks_acknowledged(self) -> None:
         self.lacks_count += 1
@@ -102,7 +106,7 @@ def primary() -> FakeHost:
 
 def test_the_first_replica_elects_itself() -> None:
     host = primary()
-    assert host.replica.note == ReplicaNote(1, True, ())
+    assert host.replica.note == ReplicaNote(1, True, (), "a")
     assert ReplicaNote.load(host.storage).pledged == 1
 
 
@@ -120,7 +124,16 @@ def test_nor_does_one_whose_disk_was_replaced() -> None:
     again = FakeHost("a")
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
-    assert again.replica.note == ReplicaNote(1, False, ())
+    assert again.replica.note == ReplicaNote(1, False, (), "a")
+
+
+def test_one_that_has_the_folder_of_another_does_not_count_until_it_has_the_log() -> None:
+    """It may have acknowledged what was written after the copy was made."""
+    host = primary()
+    again = FakeHost("b", host.storage.crash())
+    assert again.folders_of == ["a"]
+    assert again.replica.note == replace(host.replica.note, is_whole=False, replica="b")
+    assert FakeHost("b", again.storage.crash()).folders_of == []
 
 
 def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
@@ -132,13 +145,13 @@ def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
     again.replica.swapped(wanted, None, again.now_ns)
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
-    assert again.replica.note == ReplicaNote(1, False, ())
+    assert again.replica.note == ReplicaNote(1, False, (), "a")
 
 
 def test_one_whose_disk_was_replaced_does_not_resume_an_epoch_after_an_old_document() -> None:
     again = FakeHost("a")
     again.sees(ALL.elected("b"), 3)
-    assert again.replica.note == ReplicaNote(2, False, ())
+    assert again.replica.note == ReplicaNote(2, False, (), "a")
     again.sees(ALL.elected("b").elected("a"), 4)
     assert isinstance(again.replica.role, Standby)
 
@@ -149,7 +162,7 @@ def test_an_operator_forces_a_replica_that_lacks_something() -> None:
     assert not host.replica.note.is_whole
     host.sees(ALL.forced("b"), 2)
     assert isinstance(host.replica.role, Primary)
-    assert host.replica.note == ReplicaNote(2, True, ())
+    assert host.replica.note == ReplicaNote(2, True, (), "b")
 
 
 @pytest.mark.parametrize(

@@ -520,6 +520,15 @@ class ReplicaNode:
             ", ".join(str(self.folder.path / name) for name in tail.kept) or "no file",
         )
 
+    def folder_is_of(self, replica: str) -> None:
+        """Log that the data folder is a copy of another replica's."""
+        self.log.warning(
+            "LOG: the data folder is that of replica %s, and this is %s: it counts once it has all"
+            " of the primary's log",
+            replica,
+            self.name,
+        )
+
     def lacks_acknowledged(self) -> None:
         """Log that this standby lacks records that it had acknowledged."""
         self.log.error(
