@@ -265,8 +265,8 @@ class Operations:
                 "the replica set is made anew, but it has no primary: all of"
                 f" {', '.join(sorted(made.replicas))} must answer before one is elected, and"
                 + (
-                    f" {', '.join(absent)} is not running: start it again, or, if it cannot run,"
-                    " make another one the primary with `martlet replicas force NAME --accept-loss`"
+                    f" {_are(absent)} not running: start each again, or, if one cannot run, make"
+                    " another one the primary with `martlet replicas force NAME --accept-loss`"
                     if absent
                     else " all are running: see `martlet replicas show` for what hinders them"
                 )
@@ -341,8 +341,8 @@ class Operations:
         return await self._in_time(
             wait(),
             lambda: (
-                f"{', '.join(missing)} is not running in this replica set: start it with `martlet"
-                f" broker --replica-name={missing[0]} --replica-address=HOST:4153 --metadata=..."
+                f"{_are(missing)} not running in this replica set: start each with `martlet broker"
+                f" --replica-name={missing[0]} --replica-address=HOST:4153 --metadata=..."
                 " --replica-set=...`, as the others"
             ),
         )
@@ -415,3 +415,7 @@ def _successor(found: ReplicaSet, presences: Mapping[str, Presence]) -> str:
     if not ready:
         raise OperationRefused("no other replica is in sync: see `martlet replicas show`")
     return max(ready, key=lambda name: (presences[name].end_position, name))
+
+
+def _are(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

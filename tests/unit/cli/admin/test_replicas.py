@@ -354,6 +354,6 @@ def test_replicas_that_do_not_run_cannot_make_a_set(
     arguments = ["create", "a", "b", f"--metadata=sqlite:{path}", "--timeout=200ms"]
     assert replicas.main(arguments) == 1
     assert (
-        "a, b is not running in this replica set: start it with `martlet broker"
+        "a, b are not running in this replica set: start each with `martlet broker"
         in capfd.readouterr().err
     )

@@ -95,7 +95,7 @@ async def test_no_set_is_made_at_the_cost_of_messages(
 
 async def test_a_replica_that_does_not_run_is_named(operator: Operator) -> None:
     await operator.announce("a")
-    with pytest.raises(OperationRefused, match="b, c is not running in this replica set: start it"):
+    with pytest.raises(OperationRefused, match="b, c are not running in this replica set:"):
         await operator.do.create("abc", copies=None, min_in_sync=None)
 
 
@@ -242,7 +242,7 @@ async def test_a_set_that_was_made_anew_names_the_replica_that_keeps_it_from_a_p
     await operator.announce("ab", epoch=7)
     with pytest.raises(
         OperationRefused,
-        match=r"all of a, b, c must answer before one is elected, and c is not running: start it"
+        match=r"all of a, b, c must answer before one is elected, and c is not running: start each"
         r" again, or, .*martlet replicas force NAME --accept-loss",
     ):
         await operator.do.until_primary(made)
