@@ -47,6 +47,9 @@ class Sink:
     def failures_counted(self, *_arguments: object) -> None:
         """Do nothing."""
 
+    def recalled(self, queue: int) -> None:
+        """Do nothing."""
+
 
 def write(folder: Path, messages: int, batch: int) -> Topic:
     """Fill a log."""

@@ -135,6 +135,8 @@ class _Client:
 
     def failures_counted(self, max_attempts: int) -> None: ...
 
+    def recalled(self, queue: int) -> None: ...
+
     def channel_grown(self, channel: object, consumer: object) -> None:
         raise AssertionError("a channel has grown")
 

@@ -92,6 +92,8 @@ class ModelConsumer:
 
     def failures_counted(self, max_attempts: int) -> None: ...
 
+    def recalled(self, queue: int) -> None: ...
+
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         """It has several queues now."""
         self.grown = consumer

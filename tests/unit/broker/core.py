@@ -72,6 +72,8 @@ class Client:
         self.channel = channel
         self.got: list[Got] = []
         self.closed = False
+        self.recalls: list[int] = []
+        """The queues whose messages until then are redelivered."""
         self.consumer: ChannelConsumer = channel.add_consumer(
             self, timeout_ns, sample_rate, says_started=says_started, nearness=nearness
         )
@@ -84,6 +86,9 @@ class Client:
         self.closed = True
 
     def failures_counted(self, max_attempts: int) -> None: ...
+
+    def recalled(self, queue: int) -> None:
+        self.recalls.append(queue)
 
     def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         self.grown = channel, consumer

@@ -13,7 +13,8 @@ import numpy as np
 
 from martlet.broker.channel.channel_rate import ChannelRate
 from martlet.broker.channel.delivery import Delivery
-from martlet.broker.channel.ordering import Ordering
+from martlet.broker.channel.ordering import KeyOrdering, Ordering
+from martlet.broker.channel.queue_ordering import QueueOrdering
 from martlet.broker.channel.redelivery import Redelivery
 from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.errors import Conflict, TooMany
@@ -111,9 +112,10 @@ class Channel(ChannelState):
             if isinstance(delivery.order, Ordering):
                 delivery.order.end()
             delivery.order = self.group
-            if policy.order != "none":
-                lock_ns = policy.lock_ms * MILLISECOND_NS
-                delivery.order = Ordering(delivery, policy.order == "key", lock_ns)
+            if policy.order == "key":
+                delivery.order = KeyOrdering(delivery)
+            elif policy.order == "queue":
+                delivery.order = QueueOrdering(delivery, policy.lock_ms * MILLISECOND_NS)
 
     def _limit_rate(self, before: ChannelPolicy) -> None:
         """Apply the policy's rate, if it differs from the one before; all queues share a limit."""
@@ -283,13 +285,18 @@ class Channel(ChannelState):
 
     def finish(self, consumer: ChannelConsumer, offset: int) -> None:
         """Handle FIN. Raises NotInFlight."""
+        if not self._finish_one(consumer, offset):
+            raise self.redelivery.not_in_flight(consumer, offset)
+
+    def _finish_one(self, consumer: ChannelConsumer, offset: int) -> bool:
+        """Finish a message. Returns whether it was in flight."""
         cursor = self.cursor
         if cursor.window.release_one(consumer.number, offset):
             consumer.answered = max(consumer.answered, offset)
         else:
             message = cursor.pending.get(offset, consumer)
             if message is None:
-                raise self.redelivery.not_in_flight(consumer, offset)
+                return False
             consumer.progress.answered(message.asked_rank, offset)
             # The answer may be to an earlier delivery: the client may have another copy.
             if message.asked_rank < message.rank:
@@ -299,12 +306,15 @@ class Channel(ChannelState):
         if self.trail is not None:
             self.trail.note(TraceStep.FINISHED, offset, offset + 1, self.context.clock(), consumer)
         self._finished(consumer, 1)
+        return True
 
     def finish_run(self, consumer: ChannelConsumer, offsets: Offsets) -> Offsets:
         """Handle FIN of many offsets, in any order.
 
         Returns those that must be finished one by one: they are not in the window, or given twice.
         """
+        if len(offsets) == 1:  # As of each of many queues; numpy would take longer.
+            return _NO_OFFSETS if self._finish_one(consumer, offsets.item()) else offsets
         window = self.cursor.window
         left = _NO_OFFSETS
         rising = bool((offsets[1:] > offsets[:-1]).all())
@@ -355,6 +365,8 @@ class Channel(ChannelState):
     def _finished(self, consumer: ChannelConsumer, count: int) -> None:
         consumer.in_flight_count -= count
         consumer.finish_count += count
+        if consumer.progress.in_order:
+            consumer.progressed_ns = self.context.clock()
         if not self.dirty:
             self.moved()
         self.resume(consumer)
@@ -482,6 +494,7 @@ class Channel(ChannelState):
         """
         cursor = self.cursor
         for consumer in self.consumers:
+            self.redelivery.recall(consumer)
             for lease in consumer.leases:
                 first = max(lease.first, offset)
                 held = cursor.window.release_range(consumer.number, first, lease.end)

@@ -96,7 +96,9 @@ class Delivery:
         """
         if not consumer.is_ready and consumer.room > 0:
             self._enter_line(consumer)
-        if consumer.is_ready or self.order is not None:
+        if self.order is not None and consumer.is_held and len(self.state.consumers) == 1:
+            self.leave_line(consumer)  # It is resumed behind its other queues.
+        elif consumer.is_ready or self.order is not None:
             self.pump()
 
     def _enter_line(self, consumer: ChannelConsumer) -> None:
@@ -197,7 +199,7 @@ class Delivery:
                     elif len(line) > 1:
                         room = min(room, -(-available // len(line)))
                         line.rotate(-1)
-                    if not self._grant(consumer, room, limit):
+                    if not self.grant(consumer, room, limit):
                         self.look_again_soon()
                         return
         except OSError as error:
@@ -229,7 +231,7 @@ class Delivery:
         self._lend(consumer, offset, 1)
         consumer.client.send_messages((frame,))
 
-    def _grant(self, consumer: ChannelConsumer, max_count: int, limit: int) -> bool:
+    def grant(self, consumer: ChannelConsumer, max_count: int, limit: int) -> bool:
         """Deliver new messages. Returns False where a filter has tested very many."""
         state = self.state
         cursor = state.cursor
@@ -392,9 +394,12 @@ class Delivery:
 
     def share(self, consumer: ChannelConsumer, available: int) -> int:
         """Return how many of the available messages the consumer whose turn it is gets."""
-        if self.rate_limit is not None:
-            available = min(available, self.rate_limit.room(self))
+        available = self.within_rate(available)
         return min(consumer.room, -(-available // max(1, len(self._line))))
+
+    def within_rate(self, count: int) -> int:
+        """Return how many of a number of messages the channel's rate lets go now."""
+        return count if self.rate_limit is None else min(count, self.rate_limit.room(self))
 
     def spread(self) -> None:
         """Make each message in flight a pending message of its own."""

@@ -62,7 +62,7 @@ class Redelivery:
         Raises NotInFlight.
         """
         state = self._state
-        held = self._take_out(consumer, offset)
+        held = self._take_failed(consumer, offset)
         self._note_error(offset, error)
         now_ns = state.context.clock()
         failed = cause is not Cause.GIVEN_BACK
@@ -87,6 +87,21 @@ class Redelivery:
         flight.
         """
         state = self._state
+        offsets = list(offsets)
+        self.recall(consumer, *offsets)
+        count = self._return(consumer, offsets, is_started=is_started)
+        consumer.requeue_count += count
+        state.requeue_count += count
+        state.moved()
+        self._delivery.resume(consumer)
+        self._delivery.pump()
+        return count
+
+    def _return(
+        self, consumer: ChannelConsumer, offsets: Iterable[int], *, is_started: bool
+    ) -> int:
+        """Redeliver messages without a failure. Returns how many were in flight."""
+        state = self._state
         now_ns, count = state.context.clock(), 0
         for offset in offsets:
             try:
@@ -99,12 +114,20 @@ class Redelivery:
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=False, consumer=consumer)
             count += 1
         consumer.in_flight_count -= count
-        consumer.requeue_count += count
-        state.requeue_count += count
-        state.moved()
-        self._delivery.resume(consumer)
-        self._delivery.pump()
         return count
+
+    def recall(self, consumer: ChannelConsumer, *besides: int) -> None:
+        """Take back the messages that a client drops since another one of the queue fails.
+
+        Args:
+            consumer: the client's; nothing is done for one that does not handle messages in order.
+            besides: the messages that fail, and that the caller moves.
+        """
+        if not consumer.progress.in_order:
+            return
+        others = [offset for (_, offset), _ in held_by(self._state, consumer)]
+        self._return(consumer, sorted(set(others).difference(besides)), is_started=False)
+        consumer.client.recalled(self._state.queue.number)
 
     def reject(
         self, consumer: ChannelConsumer, offset: int, reason: DeadLetterReason, error: str = ""
@@ -114,7 +137,7 @@ class Redelivery:
         Raises NotInFlight.
         """
         state = self._state
-        held = self._take_out(consumer, offset)
+        held = self._take_failed(consumer, offset)
         self._note_answer(consumer, offset, held)
         self._note_error(offset, error)
         state.context.move_to_dead_letters(state, offset, held.attempts, held.failures + 1, reason)
@@ -134,6 +157,7 @@ class Redelivery:
         """
         state = self._state
         held = self._take_out(consumer, offset)
+        held.delivered_at_ns = max(held.delivered_at_ns, consumer.progressed_ns)
         deadline_ns = min(
             state.context.clock() + (timeout_ns or consumer.timeout_ns),
             held.delivered_at_ns + state.context.settings.max_timeout_ns,
@@ -166,6 +190,7 @@ class Redelivery:
         else:
             raise self.not_in_flight(consumer, offset)
         consumer.progress.started(rank, offset)
+        consumer.started = rank, offset
 
     def _take_out(self, consumer: ChannelConsumer, offset: int) -> PendingMessage[ChannelConsumer]:
         """Remove a message in flight from the window and return it as a pending message. A pending
@@ -180,6 +205,17 @@ class Redelivery:
         if message is None:
             raise self.not_in_flight(consumer, offset)
         return message
+
+    def _take_failed(
+        self, consumer: ChannelConsumer, offset: int
+    ) -> PendingMessage[ChannelConsumer]:
+        """As `_take_out`, of a message that fails; those behind it are taken back."""
+        self.recall(consumer, offset)
+        try:
+            return self._take_out(consumer, offset)
+        except NotInFlight:
+            self._delivery.resume(consumer)
+            raise
 
     def _note_answer(
         self, consumer: ChannelConsumer, offset: int, held: PendingMessage[ChannelConsumer]
@@ -212,7 +248,11 @@ class Redelivery:
         ]
         owned = cursor.pending.owned_by(consumer)
         lost += [(message.rank, offset, message) for offset, message in owned]
-        for _, offset, held in sorted(lost, key=_by_rank):
+        lost.sort(key=_by_rank)
+        if consumer.progress.in_order:
+            for _, _, unstarted in lost[1:]:
+                unstarted.attempts -= 1
+        for _, offset, held in lost:
             failed = offset in charged
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=failed, consumer=consumer)
 
@@ -221,6 +261,8 @@ class Redelivery:
         state = self._state
         late: list[tuple[int, int, PendingMessage[ChannelConsumer]]] = []
         for consumer in state.consumers:
+            if consumer.progress.in_order and consumer.in_flight_count:
+                self._time_out_first(consumer, now_ns)
             leases = consumer.leases
             if not leases or leases[0].deadline_ns > now_ns:
                 continue
@@ -238,7 +280,7 @@ class Redelivery:
             owner = held.owner
             assert owner is not None
             owner.in_flight_count -= 1
-            if owner.progress.charges(rank, offset, held.delivered_at_ns, now_ns):
+            if _charges(owner, (rank, offset), held.delivered_at_ns, now_ns):
                 failed_offsets.add(offset)
             owner.progress.timed_out()
         for _, offset, held in sorted(late, key=itemgetter(1)):
@@ -252,6 +294,27 @@ class Redelivery:
                 again.last_progress, again.asked_rank = owner.progress, held.asked_rank
         state.timeout_count += len(late)
         return len(late)
+
+    def _time_out_first(self, consumer: ChannelConsumer, now_ns: int) -> None:
+        """Let only the first message of a client that handles them in order time out: the others
+        wait for it there.
+        """
+        pending, leases = self._state.cursor.pending, consumer.leases
+        earliest_ns = pending.earliest_ns()
+        is_early = earliest_ns is None or earliest_ns > now_ns
+        if is_early and not (leases and leases[0].deadline_ns <= now_ns):
+            return
+        (_, offset), delivered_at_ns = min(held_by(self._state, consumer))
+        message = pending.get(offset, consumer)
+        due_ns = delivered_at_ns + consumer.timeout_ns if message is None else message.due_ns
+        due_ns = max(due_ns, consumer.progressed_ns + consumer.timeout_ns)
+        if due_ns <= now_ns:
+            self.recall(consumer, offset)
+            return
+        for _ in range(len(leases)):
+            lease = leases.popleft()
+            leases.append(lease._replace(deadline_ns=max(lease.deadline_ns, due_ns)))
+        pending.extend([offset for offset, _ in pending.owned_by(consumer)], due_ns)
 
     def _release(self, consumer: ChannelConsumer, lease: Lease) -> list[int]:
         held = self._state.cursor.window.release_range(consumer.number, lease.first, lease.end)
@@ -365,9 +428,9 @@ def charged_of(held: Sequence[tuple[ChannelState, ChannelConsumer]]) -> list[set
         for rank, delivered_at_ns in held_by(channel, consumer)
     ]
     now_ns = held[0][0].context.clock()
-    for (rank, offset), number, delivered_at_ns in sorted(ranks):
-        if progress.charges(rank, offset, delivered_at_ns, now_ns):
-            charged[number].add(offset)
+    for rank, number, delivered_at_ns in sorted(ranks):
+        if _charges(held[number][1], rank, delivered_at_ns, now_ns):
+            charged[number].add(rank[1])
     return charged
 
 
@@ -381,6 +444,15 @@ def held_by(channel: ChannelState, consumer: ChannelConsumer) -> list[tuple[Rank
     ]
     owned = pending.owned_by(consumer)
     return ranks + [((each.rank, offset), each.delivered_at_ns) for offset, each in owned]
+
+
+def _charges(consumer: ChannelConsumer, rank: Rank, delivered_at_ns: int, now_ns: int) -> bool:
+    """Whether a message gets a failure when its client is lost, or it times out; see
+    `martlet.broker.queue.started`.
+    """
+    if consumer.progress.in_order:  # Those delivered before may wait for others of their queues.
+        return rank == consumer.started
+    return consumer.progress.charges(*rank, delivered_at_ns, now_ns)
 
 
 def _leased(consumer: ChannelConsumer, lease: Lease) -> PendingMessage[ChannelConsumer]:

@@ -135,7 +135,8 @@ class Share(ChannelConsumer):
     ) -> Share:
         """Make a share that replaces a consumer without a subscriber."""
         share = cls(subscriber, channel, consumer.number)
-        for name in ("message_count", "finish_count", "requeue_count", "leases", "answered"):
+        counts = "message_count", "finish_count", "requeue_count"
+        for name in (*counts, "leases", "answered", "progressed_ns", "started"):
             setattr(share, name, getattr(consumer, name))
         share.progress = subscriber.progress = consumer.progress
         subscriber.ready_count = consumer.ready_count
@@ -148,6 +149,16 @@ class Share(ChannelConsumer):
     def room(self) -> int:
         """The number of further messages that may be sent to the client now."""
         return self.subscriber.room
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an answer is being processed, and it is resumed after that."""
+        return self.subscriber.held
+
+    @property
+    def queue_count(self) -> int:
+        """The number of queues that share its ready count."""
+        return len(self.subscriber.shares)
 
     def offer_room(self) -> None:
         """Offer capacity that no answer of the client has freed to the other queues."""

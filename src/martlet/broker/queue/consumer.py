@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from martlet.broker.queue.started import StartedMessages
+from martlet.broker.queue.started import NOTHING, Rank, StartedMessages
 from martlet.broker.queue.topology import TopologyPreference
 
 
@@ -28,6 +28,12 @@ class MessageReceiver(Protocol):
         Only a client that announces started messages is notified.
         """
 
+    def recalled(self, queue: int) -> None:
+        """Drop all messages of a queue that were sent before: they are redelivered.
+
+        Only a client that handles the messages of each queue in order is notified.
+        """
+
 
 class _InternalClient:
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
@@ -38,6 +44,9 @@ class _InternalClient:
         """Do nothing."""
 
     def failures_counted(self, max_attempts: int) -> None:
+        """Do nothing."""
+
+    def recalled(self, queue: int) -> None:
         """Do nothing."""
 
 
@@ -86,9 +95,11 @@ class ChannelConsumer:
         "nearness",
         "number",
         "progress",
+        "progressed_ns",
         "ready_count",
         "requeue_count",
         "sample_rate",
+        "started",
         "timeout_ns",
         "with_properties",
     )
@@ -123,11 +134,27 @@ class ChannelConsumer:
         self.answered = -1
         """The highest offset answered under a lease that `progress` may not have yet."""
         self.progress = StartedMessages(says_started=says_started)
+        self.progressed_ns = 0
+        """When a client that handles messages in order last finished one of this queue: since then
+        it may handle the next.
+        """
+        self.started: Rank = NOTHING
+        """The last message of this queue that the client has announced."""
 
     @property
     def room(self) -> int:
         """The number of further messages that may be sent to it now."""
         return 0 if self.blocked else self.ready_count - self.in_flight_count
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an answer is being processed, and it is resumed after that."""
+        return False
+
+    @property
+    def queue_count(self) -> int:
+        """The number of queues that share its ready count."""
+        return 1
 
     @property
     def trace_name(self) -> str:

@@ -8,7 +8,7 @@ until a deadline. A heap orders the times; an outdated entry of the heap is igno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -68,6 +68,8 @@ class PendingMessages(Generic[OwnerT]):
         self.removed: set[int] = set()
         self.on_removed: Callable[[Collection[int]], None] | None = None
         """Called with the offsets that are finished."""
+        self.on_entered: Callable[[int], None] | None = None
+        """Called with an offset that becomes a pending one."""
         self.on_ready: Callable[[], None] | None = None
         """Called when messages become ready for delivery."""
         self.errors: dict[int, tuple[str, str]] = {}
@@ -180,6 +182,14 @@ class PendingMessages(Generic[OwnerT]):
         self._at(deadline_ns, offset)
         return message
 
+    def extend(self, offsets: Iterable[int], due_ns: int) -> None:
+        """Let messages in flight time out no earlier than that."""
+        for offset in offsets:
+            message = self.by_offset[offset]
+            if message.due_ns < due_ns:
+                message.due_ns = due_ns
+                self._at(due_ns, offset)
+
     def _at(self, due_ns: int, offset: int) -> None:
         if len(self._times) > 2 * len(self.by_offset) + 64:
             self._times = [
@@ -269,6 +279,8 @@ class PendingMessages(Generic[OwnerT]):
         message = self.by_offset.get(offset)
         if message is None:
             self._rising = None
+            if self.on_entered is not None:
+                self.on_entered(offset)
             return
         if message.owner is not None:
             assert self.in_flight_count > 0 and offset not in self._ready_set

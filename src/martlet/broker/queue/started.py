@@ -55,6 +55,11 @@ class StartedMessages:
 
     Args:
         says_started: whether the client announces the messages that it starts.
+
+    Attributes:
+        in_order: whether the client handles the messages of each queue one after the other, and
+            drops those behind one that fails. It announces each message, and so those delivered
+            before were not all started.
     """
 
     __slots__ = (
@@ -64,12 +69,14 @@ class StartedMessages:
         "_stale_count",
         "_touched",
         "_touched_until_ns",
+        "in_order",
         "says_started",
         "takes_no_more",
     )
 
     def __init__(self, *, says_started: bool = False) -> None:
         self.says_started = says_started
+        self.in_order = False
         self.takes_no_more = False
         """Whether the client closes by CLS: messages that it returns then were not started."""
         self._reached = NOTHING

@@ -127,6 +127,17 @@ class MessageRun:
             }
         return both
 
+    def singles(self) -> Iterator[MessageRun]:
+        """Yield a run of each message."""
+        raw, properties = self.raw, self.properties
+        start = 0
+        for place, end in enumerate(self._ends):
+            single = MessageRun(raw[start:end], (end - start,), end - start)
+            if properties and (entry := properties.get(place)) is not None:
+                single.properties = {0: entry}
+            yield single
+            start = end
+
     def fields(self) -> Iterable[Fields]:
         """Return the timestamp, attempts, id and body of each message, in order."""
         if self.length:

@@ -27,7 +27,15 @@ _INTEGERS = (
     "sample_rate",
     "msg_timeout",
 )
-_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet", "martlet_started")
+_BOOLEANS = (
+    "feature_negotiation",
+    "tls_v1",
+    "deflate",
+    "snappy",
+    "martlet",
+    "martlet_started",
+    "martlet_in_order",
+)
 
 
 @dataclass
@@ -50,6 +58,8 @@ class ClientIdentity:
     """Whether it uses Martlet's extensions."""
     says_started: bool = False
     """Whether it announces the messages that it starts to handle."""
+    in_order: bool = False
+    """Whether it handles the messages of each queue one after the other."""
 
 
 def default_identity(options: BrokerOptions, address: str) -> ClientIdentity:
@@ -174,6 +184,7 @@ def negotiate(
         }
     identity.extended = bool(wanted["martlet"])
     identity.says_started = identity.extended and bool(wanted["martlet_started"])
+    identity.in_order = identity.says_started and bool(wanted["martlet_in_order"])
     extensions = {"martlet": _extensions(options, run)} if identity.extended else {}
     answer = json.dumps(
         {

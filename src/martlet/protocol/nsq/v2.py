@@ -29,6 +29,14 @@ client sends STARTED before it begins to handle a message: this one and all deli
 count as started. If the client is lost, or messages time out, only started ones have failed. A
 message that failed before is delivered with the broker's properties ``failures`` and ``suspect``.
 
+A client that has sent ``"martlet_in_order": true`` too handles the messages of each queue one after
+the other, and its STARTED is of one message. Behind the answer to SUB, a CHANNEL frame
+``{"id_base": n}`` says which queue a message is of: ``(id - n mod 2^64) >> 54``. A channel ordered
+by queue sends it several messages of a queue at a time. When the client answers one by anything but
+FIN, it drops all others that it has of the queue, and those that come until the frame
+``{"recalled": queue}``; the broker redelivers them. The broker sends that frame also when a message
+times out. The timeout of a message begins when the one before it is finished.
+
 The broker sends frames, big-endian; the size counts the type and the data::
 
      0 size u32 | 4 type u32 | 8 data
@@ -47,6 +55,7 @@ Source: https://nsq.io/clients/tcp_protocol_spec.html and nsqd's behaviour.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -82,6 +91,11 @@ class FrameType(IntEnum):
 def frame(type: FrameType, data: bytes) -> bytes:
     """Encode a frame."""
     return _FRAME.pack(len(data) + 4, type) + data
+
+
+def channel_frame(**fields: int) -> bytes:
+    """Encode a CHANNEL frame with these fields."""
+    return frame(FrameType.CHANNEL, json.dumps(fields, separators=(",", ":")).encode())
 
 
 OK = frame(FrameType.RESPONSE, b"OK")

@@ -610,8 +610,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def failures_counted(self, max_attempts: int) -> None:
         """Notify the client whether the channel now counts failures."""
-        settings = b'{"max_attempts":%d}' % max_attempts
-        self.reply(v2.frame(v2.FrameType.CHANNEL, settings))
+        self.reply(v2.channel_frame(max_attempts=max_attempts))
+
+    def recalled(self, queue: int) -> None:
+        """Notify the client that all messages of a queue sent until now are redelivered."""
+        self.send_messages((v2.channel_frame(recalled=queue),))
 
     def pause_writing(self) -> None:
         """Hold up a client that reads more slowly than the broker sends."""

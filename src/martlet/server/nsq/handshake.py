@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
+from martlet.broker.queue.queue_log import ID_MASK
 from martlet.broker.queue.topology import nearness
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import BrokerRun, negotiate
@@ -101,8 +102,11 @@ class SessionCommands:
             raise v2.ProtocolError("E_BAD_CHANNEL", f"SUB {error}") from error
         except (TooMany, WritesRefused) as error:
             raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
+        consumer.progress.in_order = identity.in_order
         connection.subscribed(topic, channel, consumer)
         connection.reply(v2.OK)
+        if identity.in_order:
+            connection.reply(v2.channel_frame(id_base=channel.queue.id_base & ID_MASK))
         if channel.max_attempts and identity.says_started:
             connection.failures_counted(channel.max_attempts)
         return None

@@ -158,6 +158,9 @@ class ReceivingClient:
     def failures_counted(self, max_attempts: int) -> None:
         """Do nothing: it does not announce started messages."""
 
+    def recalled(self, queue: int) -> None:
+        """Do nothing: it does not handle messages in order."""
+
     # the answer
 
     def take(self) -> tuple[list[LeasedMessage], list[bytes]]:
