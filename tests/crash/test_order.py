@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.crash.wire import http_now
@@ -77,7 +78,13 @@ async def publish(ledger: Ledger, key: str, host: str, port: int) -> None:
         connection.abort()
 
 
-async def consume(ledger: Ledger, address: str, chance: random.Random, done: asyncio.Event) -> None:
+async def consume(
+    ledger: Ledger,
+    address: str,
+    order: Literal["key", "queue"],
+    chance: random.Random,
+    done: asyncio.Event,
+) -> None:
     async def handle(message: Message) -> None:
         key, number = message.properties.order_key, int(message.body)
         missing = set(range(number)) - ledger.handled[key]
@@ -91,13 +98,16 @@ async def consume(ledger: Ledger, address: str, chance: random.Random, done: asy
             done.set()
 
     calm = FailureBackoff(max_s=0)
-    async with Consumer("t", "c", address, order="key", failure_backoff=calm) as consumer:
+    async with Consumer("t", "c", address, order=order, failure_backoff=calm) as consumer:
         task = asyncio.create_task(consumer.run(handle, concurrency=4))
         await done.wait()
     await task
 
 
-async def test_no_message_overtakes_one_of_its_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["key", "queue"])
+async def test_no_message_overtakes_one_of_its_key(
+    order: Literal["key", "queue"], tmp_path: Path
+) -> None:
     ledger, chance, done = Ledger(), random.Random(5), asyncio.Event()
     flags = ("--journal-interval=50ms", "--checkpoint-interval=150ms", "--min-free-bytes=0")
     with BrokerProcess(tmp_path, *flags, "--max-bytes-per-file=1048576") as broker:
@@ -106,7 +116,7 @@ async def test_no_message_overtakes_one_of_its_key(tmp_path: Path) -> None:
         http_now(broker.http_address, "/topic/create?topic=t&queues=3", b"")
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
-                group.create_task(consume(ledger, address, chance, done))
+                group.create_task(consume(ledger, address, order, chance, done))
             producers = [group.create_task(publish(ledger, key, host, int(port))) for key in KEYS]
             for _ in range(LIVES):
                 await ledger.until_more(200)

@@ -182,6 +182,10 @@ class AckBatcher:
         self.flush()
         self._connection.write(commands.started(message_id))
 
+    def started_all(self, ids: NDArray[np.bytes_]) -> None:
+        """Report at once that the handling of these messages has begun."""
+        self.started(ids[-1].tobytes())
+
     def announce(self, message_id: bytes, on_known: OnDone) -> None:
         """Report at once that the handling of a suspect is to begin. `on_known` is called when the
         broker has answered, or the connection is lost.

@@ -241,7 +241,7 @@ class ReceiveBuffer(Waiters):
             finally:
                 self._awaited.discard(known)
         if answers.max_attempts:
-            answers.started(batch.last_id)
+            answers.started_all(batch.ids)
             await asyncio.sleep(0)
         return not self.is_closed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 from martlet.addresses import Address
@@ -108,7 +109,7 @@ class Consumer(ConsumerBase[Subscription]):
             topic,
             channel,
             addresses,
-            connection,
+            _identified(connection, delivery),
             source=self._buffer,
             workers=workers,
             handling=handling,
@@ -402,3 +403,9 @@ class Consumer(ConsumerBase[Subscription]):
         self._returner.close()
         self._watchdog.end()
         await super()._hang_up(timeout_s)
+
+
+def _identified(connection: ConnectionSettings, delivery: DeliverySettings) -> ConnectionSettings:
+    """Return the settings of the connections of a consumer, which says if it keeps an order."""
+    in_order = delivery.order == "queue"
+    return replace(connection, identity=replace(connection.identity, in_order=in_order))

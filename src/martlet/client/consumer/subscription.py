@@ -14,6 +14,7 @@ from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.broker_session import BrokerSession
 from martlet.client.consumer.buffer import BufferedMessage
 from martlet.client.consumer.handling.backoff import BackoffEvent
+from martlet.client.consumer.in_order import InOrderAcks
 from martlet.client.errors import (
     CallRefused,
     ConnectionLost,
@@ -151,20 +152,19 @@ class Subscription(BrokerSession):
             raise ConnectionLost(
                 f"{connection.address}: no answer to SUB within {self._timeout_s:g} s"
             ) from error
-        answers = AckBatcher(connection)
+        answers, hand_on = self._answers_of(connection)
         answers.on_answer = self.on_answer
         answers.on_settled = self.on_settled
         answers.reply_hooks = self.reply_hooks
         timeout_s = answers.message_timeout_s
         answers.touch_before_s = timeout_s * TOUCH_PART if self.auto_touch else 0.0
         succeeded = self._dialer.succeeded
-        on_delivery = self.on_delivery
 
         def on_run(run: MessageRun) -> None:
             succeeded()
-            self.last_message_s = now_s = time.monotonic()
+            self.last_message_s = time.monotonic()
             answers.received += run.count
-            on_delivery(BufferedMessage(answers, run, now_s + timeout_s))
+            hand_on(run)
 
         connection.on_run = on_run
         connection.on_refusal = self.on_late
@@ -173,6 +173,22 @@ class Subscription(BrokerSession):
         self._answers = answers
         self.on_ready(self)
         self.mark_attempted()
+
+    def _answers_of(
+        self, connection: Connection
+    ) -> tuple[AckBatcher, Callable[[MessageRun], None]]:
+        """Return the answers to a connection's messages, and the function that takes those."""
+        on_delivery = self.on_delivery
+        if self._wanted.get("order") == "queue":
+            in_order = InOrderAcks(connection, on_delivery)
+            return in_order, in_order.arrived
+        answers = AckBatcher(connection)
+        timeout_s = answers.message_timeout_s
+
+        def hand_on(run: MessageRun) -> None:
+            on_delivery(BufferedMessage(answers, run, self.last_message_s + timeout_s))
+
+        return answers, hand_on
 
     async def _want(self, connection: Connection) -> None:
         """Set the channel's policy as wanted."""

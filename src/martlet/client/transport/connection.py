@@ -86,6 +86,10 @@ def _ignore_run(_run: MessageRun) -> None:
     """Ignore messages: a connection without a subscription gets none."""
 
 
+def _ignore_recalled(_queue: int) -> None:
+    """Ignore recalls: a connection without a subscription gets none."""
+
+
 def _ignore_room() -> None:
     """Do nothing: a client that limits its unanswered commands continues with the answers."""
 
@@ -109,6 +113,9 @@ class Connection(asyncio.BufferedProtocol):
         on_writable: called when more may be written again.
         max_attempts: the maximum number of failures of the channel's messages, -1 for no limit; 0
             if the broker does not count failures.
+        id_base: leads from a message's id to its queue, for a client that handles messages in
+            order; None if the broker does not know of such clients.
+        on_recalled: called with a queue whose messages until now are redelivered.
     """
 
     def __init__(
@@ -118,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
         self.address = address
         self.features = Features()
         self.max_attempts = 0
+        self.id_base: int | None = None
+        self.on_recalled: Callable[[int], None] = _ignore_recalled
         self.lost: asyncio.Future[ConnectionLost] = loop.create_future()
         self.on_run: Callable[[MessageRun], None] = _ignore_run
         self.on_refusal: Callable[[Refused], None] = _ignore_refusal
@@ -317,9 +326,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _learn(self, news: ChannelNews) -> None:
         try:
-            self.max_attempts = int(json.loads(news.data)["max_attempts"])
-        except (ValueError, KeyError, TypeError) as error:
+            fields = {str(name): int(value) for name, value in json.loads(news.data).items()}
+        except (ValueError, AttributeError, TypeError) as error:
             raise BadFrame(f"what it says of the channel cannot be read: {error}") from None
+        self.max_attempts = fields.get("max_attempts", self.max_attempts)
+        self.id_base = fields.get("id_base", self.id_base)
+        if "recalled" in fields:
+            self.on_recalled(fields["recalled"])
 
     def _carry(self, run: MessageRun, block: Block) -> None:
         """Attach the properties that preceded the messages."""

@@ -54,6 +54,8 @@ class Identity:
         auth_secret: the secret for brokers with AUTH, which derive this client's permissions from
             it; other brokers do not get it. Without TLS it is sent in clear text.
         topology_region, topology_zone: of this machine, for brokers that prefer near consumers.
+        in_order: whether the client handles the messages of each queue one after the other; a
+            `Consumer` with ``order="queue"`` sets it.
     """
 
     client_id: str = field(default_factory=_client_id)
@@ -70,6 +72,7 @@ class Identity:
     auth_secret: str | bytes | None = field(default=None, repr=False)
     topology_region: str = ""
     topology_zone: str = ""
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.tls, TlsChoice):
@@ -127,6 +130,7 @@ class Identity:
             "snappy": self.compression == "snappy",
             "martlet": True,
             "martlet_started": True,
+            "martlet_in_order": self.in_order,
         }
         if self.compression == "deflate":
             fields["deflate_level"] = self.deflate_level
