@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, cast
 
@@ -180,17 +180,22 @@ def test_a_blocking_handler(broker: BrokerProcess, topic: str) -> None:
     times.check()
 
 
-async def test_a_pull_consumer(broker: BrokerProcess, topic: str) -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_a_pull_consumer(
+    broker: BrokerProcess, topic: str, is_awaited: bool, concurrency: int
+) -> None:
     times = Times()
     async with PullConsumer(
         topic, "g", broker.tcp_address, start="first", rate_per_s=RATE_PER_S, rate_burst=BURST
     ) as consumer:
 
-        async def handle(message: PulledMessage) -> None:
+        def handle(message: PulledMessage) -> Awaitable[object] | None:
             if times.note(message):
                 consumer.stop()
+            return asyncio.sleep(0) if is_awaited else None
 
-        await consumer.run(handle, concurrency=3)
+        await consumer.run(handle, concurrency=concurrency)
     times.check()
 
 

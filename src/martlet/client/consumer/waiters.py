@@ -54,6 +54,7 @@ class Waiters:
     def limit_rate(self, limit: SharedRate | None) -> None:
         """Limit the rate from now on, or no longer."""
         self.rate_limit = limit
+        self.turn_ends_at_s = 0.0  # A run of messages ends too.
         self.pump()
 
     def pump(self) -> None:

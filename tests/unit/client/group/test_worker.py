@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from tests.unit.client.scripted_broker import message_frame
 
-from martlet.client import AlreadyAnswered, QueueId, Reject
+from martlet.client import AlreadyAnswered, QueueId, Reject, SharedRate
 from martlet.client.group.counters import PullCounts
 from martlet.client.group.failures import PullFailures
 from martlet.client.group.flow_limits import FlowLimits
@@ -153,6 +153,23 @@ async def test_a_queue_that_a_handler_pauses_or_that_leaves_hands_out_nothing_mo
     assert (paused.next_commit, paused.waiting, paused.count) == (1001, COUNT - 1001, COUNT - 1001)
     assert_done(leaving, 1001)
     assert leaving.fetch_offset == 1001
+
+
+async def test_a_rate_limit_set_by_a_handler_ends_the_run() -> None:
+    line = ReadyQueues()
+    held = queue_in(line)
+    limit = SharedRate(0.001, burst=2)
+    offsets: list[int] = []
+
+    def handler(message: PulledMessage) -> None:
+        offsets.append(message.offset)
+        if message.offset == 1000:
+            line.limit_rate(limit)
+            asyncio.get_running_loop().call_later(0.02, line.close)
+
+    await handle(line, handler)
+    assert offsets == [*range(1003)]
+    assert held.next_commit == 1003
 
 
 async def test_a_slow_handler_lets_the_loop_and_other_queues_run_after_each_message() -> None:

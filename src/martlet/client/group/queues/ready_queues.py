@@ -89,9 +89,13 @@ class ReadyQueues(Waiters):
         return None
 
     def run_now(self, in_order: bool) -> AssignedQueue | None:
-        """Take the queue whose turn it is, for a run of its messages; None if there may be none."""
+        """Take the queue whose turn it is, for a run of its messages; None if there may be none:
+        with a limit of the rate each message is taken by itself.
+        """
         queues = self._queues
-        if not queues or self.is_closed or self._is_alone or time.monotonic() > self.turn_ends_at_s:
+        if not queues or self.is_closed or self._is_alone or self.rate_limit is not None:
+            return None
+        if time.monotonic() > self.turn_ends_at_s:
             return None
         held = queues[0]
         if not held.may_run or (in_order and held.is_busy):
