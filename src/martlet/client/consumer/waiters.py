@@ -43,6 +43,7 @@ class Waiters:
     def close(self, error: Exception | None = None) -> None:
         """Stop handing out; iterators and ``run`` raise the error, if any."""
         self.is_closed = True
+        self.turn_ends_at_s = 0.0
         self._error = self._error or error
         self._wake(len(self._waiters))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 from martlet.client.consumer.message import ReceivedMessage
 from martlet.client.errors import AlreadyAnswered
 from martlet.client.group.queues.queue_id import QueueId
+from martlet.protocol.nsq.message_run import Fields
 
 
 class PulledMessageState(IntEnum):
@@ -53,25 +55,34 @@ class PulledMessage(ReceivedMessage):
 
     __slots__ = ("_held", "_stage", "errors", "is_lost", "is_rejected", "offset")
 
-    def __init__(
-        self,
-        held: MessageQueue,
-        offset: int,
-        timestamp_ns: int,
-        id: bytes,
-        body: bytes,
-        packed: bytes = b"",
-    ) -> None:
-        self._held = held
-        self._packed = packed
-        self._stage = PulledMessageState.WAITING
-        self.attempts = 0
-        self.errors = ("", "")
-        self.is_rejected = self.is_lost = False
-        self.offset = offset
-        self.timestamp_ns = timestamp_ns
-        self.id = id
-        self.body = body
+    _held: MessageQueue
+    _stage: PulledMessageState
+    errors: tuple[str, str]
+    is_lost: bool
+    is_rejected: bool
+    offset: int
+
+    @classmethod
+    def all_of(cls, held: MessageQueue, fields: Iterable[tuple[int, Fields]]) -> list[Self]:
+        """Make messages of their offsets and fields: without a call of `__init__` for each, which
+        would be a quarter of all that a handler's message costs.
+        """
+        messages = []
+        make, waiting, no_errors = cls.__new__, PulledMessageState.WAITING, ("", "")
+        for offset, (timestamp_ns, _, message_id, body) in fields:
+            message = make(cls)
+            message._held = held
+            message._packed = b""
+            message._stage = waiting
+            message.attempts = 0
+            message.errors = no_errors
+            message.is_rejected = message.is_lost = False
+            message.offset = offset
+            message.timestamp_ns = timestamp_ns
+            message.id = message_id
+            message.body = body
+            messages.append(message)
+        return messages
 
     def __lt__(self, other: PulledMessage) -> bool:
         return self.offset < other.offset

@@ -12,7 +12,7 @@ from martlet.client.group.message import PulledMessage, PulledMessageState
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 
-MAX_RUN = 256
+MAX_RUN = 1024
 """The maximum number of messages of a queue handled in its turn."""
 PullHandler = Callable[[PulledMessage], Awaitable[object] | object]
 """A function, or a coroutine function, that handles a message."""
@@ -46,8 +46,7 @@ class PullWorker(BaseWorker[PulledMessage]):
         while True:
             held = line.run_now(in_order) if run_size else None
             if held is not None:
-                is_complete = await self._handle_run(held, held.begin_run(run_size))
-                run_size = min(2 * run_size, MAX_RUN) if is_complete else 0
+                run_size = min(2 * await self._handle_run(held, run_size), MAX_RUN)
                 continue
             message = line.message_now(in_order) or await line.message(in_order=in_order)
             if message is None:
@@ -55,7 +54,7 @@ class PullWorker(BaseWorker[PulledMessage]):
             self.message = message
             try:
                 result = self._handler(message)
-                run_size = 1
+                run_size = run_size or 1
                 if result is not None and isawaitable(result):
                     run_size = 0
                     await result
@@ -65,16 +64,18 @@ class PullWorker(BaseWorker[PulledMessage]):
                 if message._stage is PulledMessageState.OUT:
                     message._held.finish(message)
 
-    async def _handle_run(self, held: AssignedQueue, run: list[PulledMessage]) -> bool:
-        """Handle messages while the handler returns at once and the turn lasts. Returns whether all
-        were handled so.
+    async def _handle_run(self, held: AssignedQueue, max_count: int) -> int:
+        """Handle messages while the handler returns at once and the turn lasts.
+
+        Returns their number; 0 if one was awaited, or failed, or the handler changed the queue.
         """
         line, handler = self._line, self._handler
         monotonic, out, done = time.monotonic, PulledMessageState.OUT, PulledMessageState.DONE
+        run = held.begin_run(max_count)
         try:
             for message in run:
-                if monotonic() > line.turn_ends_at_s or line.is_closed:
-                    return False
+                if monotonic() > line.turn_ends_at_s:
+                    break
                 message._stage = out
                 message.attempts = 1
                 self.message = message
@@ -86,13 +87,13 @@ class PullWorker(BaseWorker[PulledMessage]):
                 except BaseException as error:
                     held.leave_run()
                     await self._on_error(message, error)
-                    return False
+                    return 0
                 if held.run is not run:
                     if message._stage is out:
                         held.finish(message)
-                    return False
+                    return 0
                 message._stage = done
-            return True
+            return held.leave_run()
         finally:
             held.leave_run()
 

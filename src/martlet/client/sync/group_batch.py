@@ -36,15 +36,11 @@ class PostedQueue:
 def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     """Copy a message, to be finished from any thread."""
     # A message uses only these methods of its queue.
-    handed = PulledMessage(
-        cast(MessageQueue, PostedQueue(message, thread)),
-        message.offset,
-        message.timestamp_ns,
-        message.id,
-        message.body,
-        message.packed,
-    )
-    handed.attempts, handed.errors = message.attempts, message.errors
+    queue = cast(MessageQueue, PostedQueue(message, thread))
+    fields = message.timestamp_ns, 1, message.id, message.body
+    [handed] = PulledMessage.all_of(queue, [(message.offset, fields)])
+    handed._packed, handed.errors = message.packed, message.errors
+    handed.attempts = message.attempts
     handed._stage = PulledMessageState.OUT
     return handed
 

@@ -266,19 +266,24 @@ class AssignedQueue:
         ready = self._ready
         if not ready:
             self._make_ready()
-        self.run = run = [ready.popleft() for _ in range(min(max_count, len(ready)))]
+        if len(ready) > max_count:
+            run = [ready.popleft() for _ in range(max_count)]
+        else:
+            run = list(ready)
+            ready.clear()
+        self.run = run
         self._progress.begin(run[0].offset)
         self.at_work += 1
         self._line.at_work += 1
         return run
 
-    def leave_run(self) -> None:
+    def leave_run(self) -> int:
         """End the run, if there is one: the message being handled is one by itself from now on, and
-        those behind it are to be handed out.
+        those behind it are to be handed out. Returns the number that are done.
         """
         run = self.run
         if run is None:
-            return
+            return 0
         self.run = None
         count = bisect_left(run, True, key=_is_not_done)
         done, rest = run[:count], run[count:]
@@ -305,6 +310,7 @@ class AssignedQueue:
             self.on_settled()
         self._changed.set()
         self._line.add(self)
+        return len(done)
 
     @property
     def is_charged(self) -> bool:
@@ -373,10 +379,7 @@ class AssignedQueue:
     def _make_ready(self) -> None:
         piece = self._pieces.popleft()
         fields = zip(piece.offsets(), piece.run.fields(), strict=True)
-        messages = [
-            PulledMessage(self, offset, timestamp_ns, message_id, body)
-            for offset, (timestamp_ns, _, message_id, body) in fields
-        ]
+        messages = PulledMessage.all_of(self, fields)
         for place, packed in piece.run.properties.items():
             messages[place]._packed = packed
         self._ready.extend(messages)
