@@ -87,7 +87,7 @@ class Member:
         self._unsure: deque[tuple[int, int, int]] = deque()
         self._journal = JournalSteps()
 
-    async def call(self, method: str, **fields: Any) -> tuple[Any, bytes]:
+    async def call(self, method: str, **fields: Any) -> tuple[Any, memoryview]:
         if not self._calls_left:
             raise Killed
         self._calls_left -= 1

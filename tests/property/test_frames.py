@@ -93,6 +93,18 @@ def test_byte_by_byte_is_as_whole(frames: list[Sent]) -> None:
     assert flat(singly) == flat(at_once.feed(raw)) == frames
 
 
+@settings(max_examples=100, deadline=None)
+@given(frames=streams, later=st.integers(0, 50))
+def test_bytes_in_place_are_split_as_received_ones(frames: list[Sent], later: int) -> None:
+    raw = b"".join(frame.raw for frame in frames)
+    size = max(0, len(raw) - later)
+    splitter = FrameSplitter.over(raw[:size])
+    found = flat(splitter.received(size))
+    assert len(b"".join(frame.raw for frame in found)) + splitter.pending_bytes == size
+    assert found + flat(splitter.feed(raw[size:])) == frames
+    assert splitter.pending_bytes == 0
+
+
 def test_a_run_of_one_size_is_one_piece() -> None:
     fields = [(index, 1, b"%016x" % index, b"x" * 200) for index in range(1000)]
     raw = b"".join(map(message_frame, fields))

@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     """
 
     fields: Mapping[str, Any]
-    data: bytes
+    data: memoryview
 
 
 class Calls:
@@ -82,7 +82,7 @@ class Calls:
             text = str(error_fields.pop("text", ""))
             future.set_exception(CallRefused(code, text, error_fields))
         else:
-            future.set_result(Answer(fields, data[8 + size :]))
+            future.set_result(Answer(fields, memoryview(data)[8 + size :]))
 
     def lost(self, error: ConnectionLost) -> None:
         """Fail all calls: no answers will come."""

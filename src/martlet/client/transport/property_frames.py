@@ -19,18 +19,18 @@ def carry(run: MessageRun, block: Block, first: int) -> bool:
     return bool(stop == len(block))
 
 
-def cut_messages(data: bytes) -> MessageRun | None:
+def cut_messages(data: bytes | memoryview) -> MessageRun | None:
     """Decode the messages of an answer's bytes, with their properties; None for no messages.
 
     Raises:
         BadFrame: the bytes are not frames of messages and properties. BadProperties: the properties
         are malformed.
     """
-    splitter = FrameSplitter(space_bytes=len(data))
+    splitter = FrameSplitter.over(data)
     runs: list[MessageRun] = []
     block: Block | None = None
     carried_from = 0
-    for piece in splitter.feed(data):
+    for piece in splitter.received(len(data)):
         if isinstance(piece, Carried):
             block, carried_from = Block(piece.data), 0
         elif isinstance(piece, MessageRun):

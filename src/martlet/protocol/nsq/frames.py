@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import Self
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class FrameSplitter:
     """Splits received bytes into frames.
 
     Receive into ``space()``, then pass the number of bytes to ``received``, which returns the
-    pieces that are now complete, in order. Or pass bytes to ``feed``.
+    pieces that are now complete, in order. Or pass bytes to ``feed``, or all of them to ``over``.
     """
 
     def __init__(
@@ -128,9 +129,18 @@ class FrameSplitter:
     ) -> None:
         self._space_bytes = max(space_bytes, 2 * HEADER_BYTES)
         self._max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray(self._space_bytes)
+        self._buffer: bytearray | memoryview = bytearray(self._space_bytes)
         self._view = memoryview(self._buffer)
         self._filled = 0
+
+    @classmethod
+    def over(cls, data: bytes | memoryview) -> Self:
+        """Make one that has these bytes as if received, without a copy; pass their number to
+        ``received``.
+        """
+        splitter = cls(space_bytes=0)
+        splitter._buffer = splitter._view = memoryview(data).toreadonly()
+        return splitter
 
     @property
     def pending_bytes(self) -> int:
@@ -203,7 +213,7 @@ class FrameSplitter:
         """Move the incomplete frame to the front, with space for the rest of it."""
         left = end - position
         capacity = max(needed, self._space_bytes)
-        if capacity != len(self._buffer):
+        if capacity != len(self._buffer) or self._view.readonly:
             grown = bytearray(capacity)
             grown[:left] = self._view[position:end]
             self._buffer = grown
