@@ -12,8 +12,6 @@ from martlet.client.group.message import PulledMessage, PulledMessageState
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 
-MAX_RUN = 1024
-"""The maximum number of messages of a queue handled in its turn."""
 PullHandler = Callable[[PulledMessage], Awaitable[object] | object]
 """A function, or a coroutine function, that handles a message."""
 
@@ -42,11 +40,12 @@ class PullWorker(BaseWorker[PulledMessage]):
     async def work(self) -> None:
         """Handle messages until the queues are closed; see `BaseWorker.work`."""
         line, in_order = self._line, self._in_order
-        run_size = 0
+        is_quick = False
+        """Whether the handler has returned at once."""
         while True:
-            held = line.run_now(in_order) if run_size else None
+            held = line.run_now(in_order) if is_quick else None
             if held is not None:
-                run_size = min(2 * await self._handle_run(held, run_size), MAX_RUN)
+                is_quick = await self._handle_run(held)
                 continue
             message = line.message_now(in_order) or await line.message(in_order=in_order)
             if message is None:
@@ -54,9 +53,9 @@ class PullWorker(BaseWorker[PulledMessage]):
             self.message = message
             try:
                 result = self._handler(message)
-                run_size = run_size or 1
+                is_quick = True
                 if result is not None and isawaitable(result):
-                    run_size = 0
+                    is_quick = False
                     await result
             except BaseException as error:
                 await self._on_error(message, error)
@@ -64,21 +63,18 @@ class PullWorker(BaseWorker[PulledMessage]):
                 if message._stage is PulledMessageState.OUT:
                     message._held.finish(message)
 
-    async def _handle_run(self, held: AssignedQueue, max_count: int) -> int:
-        """Handle messages while the handler returns at once and the turn lasts.
-
-        Returns their number; 0 if one was awaited, or failed, or the handler changed the queue.
+    async def _handle_run(self, held: AssignedQueue) -> bool:
+        """Handle messages while the handler returns at once and the turn lasts. Returns whether all
+        were handled so.
         """
         line, handler = self._line, self._handler
         monotonic, out, done = time.monotonic, PulledMessageState.OUT, PulledMessageState.DONE
-        run = held.begin_run(max_count)
+        ready = held.begin_run()
         try:
-            for message in run:
-                if monotonic() > line.turn_ends_at_s:
-                    break
+            while ready and monotonic() <= line.turn_ends_at_s:
+                self.message = message = ready[0]
                 message._stage = out
                 message.attempts = 1
-                self.message = message
                 try:
                     result = handler(message)
                     if result is not None and isawaitable(result):
@@ -87,13 +83,14 @@ class PullWorker(BaseWorker[PulledMessage]):
                 except BaseException as error:
                     held.leave_run()
                     await self._on_error(message, error)
-                    return 0
-                if held.run is not run:
+                    return False
+                if held.run is None:
                     if message._stage is out:
                         held.finish(message)
-                    return 0
+                    return False
                 message._stage = done
-            return held.leave_run()
+                ready.popleft()
+            return True
         finally:
             held.leave_run()
 

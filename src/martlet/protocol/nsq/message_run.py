@@ -138,6 +138,10 @@ class MessageRun:
             yield single
             start = end
 
+    def size_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the frames from one place to another."""
+        return self._ends[stop - 1] - (self._ends[start - 1] if start else 0)
+
     def fields(self) -> Iterable[Fields]:
         """Return the timestamp, attempts, id and body of each message, in order."""
         if self.length:

@@ -15,7 +15,6 @@ the application moved to another offset: later finishes have no effect.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -35,6 +34,7 @@ from martlet.client.group.stats import QueueStats
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
 
 SHORT_WAIT_S = 0.001
+_NO_MESSAGES = MessageRun(b"", ())
 
 
 class AssignmentState(Enum):
@@ -86,7 +86,7 @@ class AssignedQueue:
         is_paused: whether the application paused it.
         is_busy: whether a handler runs on it that must be its only one.
         is_in_line: whether it is among the ready queues.
-        run: the messages of a run: done, at most one being handled, and not handed out, in order.
+        run: the offset at which a run began, and the number of its messages; None for no run.
         starts: the started messages, if the broker counts them as failed after a crash.
         say_started: reports it to the broker.
         on_settled: called when something of it was finished or put off, for hooks.
@@ -118,10 +118,12 @@ class AssignedQueue:
         self._again: list[PulledMessage] = []
         """A heap of messages to be handed out again."""
         self._ready: deque[PulledMessage] = deque()
+        """The last messages of `_ready_run`."""
+        self._ready_run = _NO_MESSAGES
         self._pieces: deque[FetchedChunk] = deque()
         self._progress = OffsetTracker()
         self._changed = asyncio.Event()
-        self.run: list[PulledMessage] | None = None
+        self.run: tuple[int, int] | None = None
         self._newest = -1
         """The highest offset handed out by itself."""
         self._announced = -1
@@ -255,62 +257,51 @@ class AssignedQueue:
         """Whether its next messages may be taken as a run."""
         return self.starts is None and not self._again and self.is_ready
 
-    def begin_run(self, max_count: int) -> list[PulledMessage]:
-        """Take the next messages, up to a maximum, for a handler that may return at once.
+    def begin_run(self) -> deque[PulledMessage]:
+        """Begin to take messages for a handler that may return at once, and return those.
 
-        The caller marks each as handed out, and then as done, and calls `leave_run` behind the
-        last, or where it stops. Until then the numbers of this queue are those of the begin, so
-        that a message costs no bookkeeping of its own. Whatever else reads or changes them leaves
-        the run first, as the handler may do.
+        The caller marks the first one as handed out, and takes it out when it is done, then the
+        next, and calls `leave_run` where it stops. Until then the numbers of this queue are those
+        of the begin, so that a message costs no bookkeeping of its own. Whatever else reads or
+        changes them leaves the run first, as the handler may do.
         """
         ready = self._ready
         if not ready:
             self._make_ready()
-        if len(ready) > max_count:
-            run = [ready.popleft() for _ in range(max_count)]
-        else:
-            run = list(ready)
-            ready.clear()
-        self.run = run
-        self._progress.begin(run[0].offset)
+        first = ready[0].offset
+        self.run = first, len(ready)
+        self._progress.begin(first)
         self.at_work += 1
         self._line.at_work += 1
-        return run
+        return ready
 
-    def leave_run(self) -> int:
+    def leave_run(self) -> None:
         """End the run, if there is one: the message being handled is one by itself from now on, and
-        those behind it are to be handed out. Returns the number that are done.
+        those behind it are to be handed out.
         """
-        run = self.run
-        if run is None:
-            return 0
-        self.run = None
-        count = bisect_left(run, True, key=_is_not_done)
-        done, rest = run[:count], run[count:]
-        current = rest[0] if rest and rest[0].is_out else None
-        if current is not None:
-            self._newest = current.offset
-            self._ready.extendleft(reversed(rest[1:]))
-        else:
-            self._ready.extendleft(reversed(rest))
-        if done:
-            if current is not None:
-                self._progress.begin(current.offset)
-            self._progress.end(run[0].offset)
-            self.tally.finished += len(done)
-            self.count -= len(done)
-            self.size_bytes -= sum([len(each.body) for each in done])
-            self.size_bytes -= len(done) * FRAME_HEADER_BYTES
-        elif current is None:
-            self._progress.end(run[0].offset)
+        if self.run is None:
+            return
+        (first, count), self.run = self.run, None
+        ready, run = self._ready, self._ready_run
+        start, stop = run.count - count, run.count - len(ready)
+        current = ready.popleft() if ready and ready[0].is_out else None
+        if current is not None and start < stop:
+            self._progress.begin(current.offset)
+        if current is None or start < stop:
+            self._progress.end(first)
         if current is None:
             self._end_work()
             self.is_busy = False
-        if done and self.on_settled is not None:
-            self.on_settled()
+        else:
+            self._newest = current.offset
+        if start < stop:
+            self.tally.finished += stop - start
+            self.count -= stop - start
+            self.size_bytes -= run.size_bytes(start, stop)
+            if self.on_settled is not None:
+                self.on_settled()
         self._changed.set()
         self._line.add(self)
-        return len(done)
 
     @property
     def is_charged(self) -> bool:
@@ -378,11 +369,15 @@ class AssignedQueue:
 
     def _make_ready(self) -> None:
         piece = self._pieces.popleft()
+        self._ready_run = piece.run
+        self._ready.extend(self._messages_of(piece))
+
+    def _messages_of(self, piece: FetchedChunk) -> list[PulledMessage]:
         fields = zip(piece.offsets(), piece.run.fields(), strict=True)
         messages = PulledMessage.all_of(self, fields)
         for place, packed in piece.run.properties.items():
             messages[place]._packed = packed
-        self._ready.extend(messages)
+        return messages
 
     def batch_of(self, message: PulledMessage) -> PulledBatch:
         """Return a batch of one taken message."""
@@ -511,12 +506,7 @@ class AssignedQueue:
         """Have the messages of a batch handed out again."""
         batch.is_finished = True
         self._end_batch(batch)
-        piece = batch.piece
-        self._pieces.appendleft(piece)
-        ready, self._ready = self._ready, deque()
-        self._make_ready()
-        again, self._ready = self._ready, ready
-        for message in again:
+        for message in self._messages_of(batch.piece):
             self._progress.begin(message.offset)
             heappush(self._again, message)
         self._settled()
@@ -585,7 +575,3 @@ class AssignedQueue:
         except TimeoutError:
             return False
         return True
-
-
-def _is_not_done(message: PulledMessage) -> bool:
-    return message._stage is not PulledMessageState.DONE
