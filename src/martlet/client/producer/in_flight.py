@@ -199,9 +199,10 @@ def send_command(pendings: list[PendingPublish], fields: dict[str, Any]) -> byte
         return commands.send(topic, pendings[0].bodies, fields, pack_entries(extras.entries))
     bodies = list(chain.from_iterable([each.bodies for each in pendings]))
     entries: list[bytes] = []
-    for each in pendings:
-        found = () if each.extras is None else each.extras.entries
-        entries += found or [b""] * len(each.bodies)
+    if any(each.extras is not None and each.extras.entries for each in pendings):
+        for each in pendings:
+            found = () if each.extras is None else each.extras.entries
+            entries += found or [b""] * len(each.bodies)
     return commands.send(topic, bodies, fields, pack_entries(entries))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple, overload
 
 from martlet.put_status import PutStatus
@@ -37,19 +38,19 @@ class SendResult(NamedTuple):
         return next(self.all_behind((count,)))
 
     def all_behind(self, counts: Iterable[int]) -> Iterator[SendResult]:
-        """Yield the results of messages by their distance behind this one in the same SEND."""
+        """Return the results of messages by their distance behind this one in the same SEND."""
         status, queue, offset, message_id, broker, is_duplicate = self
-        number = None if message_id is None else int(message_id, 16)
-        for count in counts:
-            fields = (
-                status,
-                queue,
-                None if offset is None else offset + count,
-                None if number is None else b"%016x" % ((number + count) & _ID_MASK),
-                broker,
-                is_duplicate,
-            )
-            yield tuple.__new__(SendResult, fields)
+        counts = list(counts)
+        offsets: Iterable[int | None] = repeat(None)
+        if offset is not None:
+            offsets = [offset + count for count in counts]
+        ids: Iterable[bytes | None] = repeat(None)
+        if message_id is not None:
+            number = int(message_id, 16)
+            ids = [b"%016x" % ((number + count) & _ID_MASK) for count in counts]
+        same = repeat(status, len(counts)), repeat(queue)
+        fields = zip(*same, offsets, ids, repeat(broker), repeat(is_duplicate))
+        return map(tuple.__new__, repeat(SendResult), fields)
 
 
 class SendResults(Sequence[SendResult]):
