@@ -165,11 +165,13 @@ def _verify_once(
     found = Verification(str(folder.path), folder.in_use)
     # Read the files that point into the log first: a running broker would otherwise make them
     # point behind the segments that were read.
-    position, indexes = _checkpoint(folder, found, needed_by)
+    position, indexes, marks = _checkpoint(folder, found, needed_by)
     segments = folder.segments()
     head = _newest_head(segments, position)
     if head is not None:
-        needed = needed_by(head)
+        # A head that was written while the checkpoint was flushed doubts marks of which that is
+        # certain, and marks are never taken back.
+        needed = needed_by(Checkpoint([*head.entries, *marks]))
         indexes = [replace(i, needed=needed.get(i.topic, _NOTHING)) for i in indexes]
     found.segments = len(segments)
     _segments_in_order(segments, found)
@@ -345,14 +347,14 @@ def _judge_damage(report: RecoveryReport, segments: list[Segment], found: Verifi
 
 def _checkpoint(
     folder: Folder, found: Verification, needed_by: NeededBy
-) -> tuple[int, list[_StoredIndex]]:
-    """Return the position of the checkpoint, and the indexes that it covers."""
+) -> tuple[int, list[_StoredIndex], list[checkpoint.JournalEntry]]:
+    """Return the position of the checkpoint, the indexes that it covers, and its marks."""
     loaded = checkpoint.load(folder)
     if isinstance(loaded, str):
         (found.add_damage if "damaged" in loaded else found.notes.append)(
             f"{loaded}; a broker reads the whole log when it starts"
         )
-        return 0, []
+        return 0, [], []
     fields = json.loads(loaded.entries[0][2])
     needed = needed_by(loaded)
     queues = {topic["id"]: topic.get("queue", 0) for topic in fields["topics"]}
@@ -365,7 +367,8 @@ def _checkpoint(
         elif not (found.in_use and checkpoint.load(folder) != loaded):
             # Not there, unless a running broker has replaced both files since.
             found.add_damage(f"{index}; a broker makes it from the log when it starts")
-    return int(fields["position"]), indexes
+    marks = [entry for entry in loaded.entries if entry[0] == RecordKind.MARKS]
+    return int(fields["position"]), indexes, marks
 
 
 def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:

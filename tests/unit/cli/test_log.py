@@ -10,8 +10,10 @@ from random import Random
 
 import aiohttp
 import pytest
+from tests.unit.broker.disk_core import SEGMENT_BYTES, DiskCore
 
 from martlet.broker.broker import BrokerCore as Core
+from martlet.broker.recovery.needs import needed_by
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.cli.log import main
@@ -24,7 +26,6 @@ from martlet.log.storage import DiskStorage
 from martlet.log.verify import Verification, batch_trouble, verify
 from martlet.testing import Broker, BrokerProcess
 
-SEGMENT_BYTES = 1 << 16
 EPOCH_NS = 1_700_000_000_000_000_000
 
 
@@ -412,3 +413,28 @@ async def _publish_until_killed(broker: BrokerProcess) -> None:
             isinstance(error, aiohttp.ClientError)
             for error in await asyncio.gather(*tasks, return_exceptions=True)
         )
+
+
+def test_what_is_done_by_the_checkpoint_is_not_needed_by_a_newer_head(tmp_path: Path) -> None:
+    """A segment began while the checkpoint was flushed: its head doubts what was forwarded."""
+    core = DiskCore(tmp_path)
+    client = core.client("t").ready(1 << 20)
+    topic = core.broker.topic("t")
+    due_ns = core.clock.now_ns + 10**9
+    core.broker.delays.publish(topic, [b"later"] * 20, due_ns)
+    core.broker.commit()
+    for _ in range(3 * SEGMENT_BYTES // 4000):
+        core.publish("t", b"x" * 4000)
+    core.wait(2 * 10**9)
+    client.finish()
+    core.broker.write_journal()
+    job = begin_checkpoint(core.broker)
+    for _ in range(SEGMENT_BYTES // 4000 + 1):
+        core.publish("t", b"x" * 4000)
+    job.flush.run()
+    core.broker.log.flushed(job.flush)
+    job.save()
+    end_checkpoint(core.broker, job)
+    core.disk.close()
+    assert Folder(tmp_path).segments()[0].base > 0
+    assert verify(Folder(tmp_path), needed_by=needed_by).damage == []
