@@ -533,8 +533,9 @@ static int store_all(Lane *lane)
 {
     Lone *lones = lane->lones;
     int count = lane->lone_count, done = 0;
-    lane->lone_count = lane->input_bytes = lane->kept_floor = 0;
+    lane->lone_count = lane->input_bytes = 0;
     for (int first = 0, end; first < count; first = end) {
+        forget_kept(lane);
         end = first + 1;
         for (int other = end; other < count; other++)
             if (lones[other].topic == lones[first].topic) {
@@ -580,6 +581,8 @@ static PyObject *serve(PyObject *module, PyObject *args)
             done = result < 0 ? -1 : done | result;
             forget_kept(&lane);
         }
+        lane.kept_floor = 0;
+        forget_kept(&lane);
         last_ns = monotonic_ns();
     }
     PyBuffer_Release(&lane.received);

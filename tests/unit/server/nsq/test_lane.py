@@ -239,3 +239,24 @@ async def test_an_error_while_pubs_are_stored_ends_the_connections_that_sent_the
     assert good.received() == OK
     for client in (*bad, good):
         client.leave()
+
+
+@pytest.mark.parametrize("has_consumers", [False, True], ids=["alone", "with consumers"])
+async def test_pubs_to_as_many_topics_as_sockets_are_served_at_once(
+    twin: Twin, has_consumers: bool
+) -> None:
+    clients, consumers = [greeted(twin) for _ in range(64)], []
+    for number, client in enumerate(clients):
+        if has_consumers:
+            consumers.append(greeted(twin))
+            consumers[-1].send(b"SUB t%d c\nRDY 2500\n" % number)
+        client.send(pub(f"t{number}", b"x"))
+        client.received()
+        client.transport.client.send(pub(f"t{number}", b"%d" % number))
+    assert serve(twin, *clients) == SERVED
+    assert [client.received() for client in clients] == [OK] * len(clients)
+    assert [twin.broker.topic(f"t{number}").queue.end_offset for number in range(64)] == [2] * 64
+    for number, consumer in enumerate(consumers):
+        assert consumer.received().endswith(b"%d" % number)
+    for client in (*clients, *consumers):
+        client.leave()
