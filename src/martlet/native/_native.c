@@ -93,8 +93,7 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
     const uint8_t *first = (const uint8_t *)source.buf + at, *from = first;
     uint8_t *start = (uint8_t *)scratch.buf + scratch_at, *to = start;
     Py_ssize_t left = end - at, room = scratch.len - scratch_at;
-    if (scratch.len && count > ends.len / 4)
-        count = ends.len / 4;
+    if (scratch.len && count > ends.len / 4) count = ends.len / 4;
     for (; found < count && left >= head + 4 && !memcmp(from, first, (size_t)head); found++) {
         int64_t size = get_be32(from + head);
         if (size == 0 || size > max_size || size > left - head - 4 ||
@@ -289,8 +288,7 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
     const uint8_t *input = lane->received.buf;
     Py_ssize_t line_limit = length < MAX_LINE_BYTES ? length : MAX_LINE_BYTES;
     const uint8_t *newline = input[0] == 'P' ? memchr(input, '\n', (size_t)line_limit) : NULL;
-    if (newline == NULL)
-        return 0;
+    if (newline == NULL) return 0;
     GET(decoder, connection, decoder); GET(known_lines, decoder, _known_lines);
     GET(replies, connection, replies);
     GET(topics, part(lane, BROKER), topics);
@@ -509,8 +507,7 @@ static int serve_one(Lane *lane, PyObject *connection)
         if (done) return SERVED;
     }
     forget_kept(lane); /* Python may replace or close what was read */
-    return length < 0 ? feed(lane, connection, FAIL, error)
-                      : feed(lane, connection, FEED, length);
+    return feed(lane, connection, length < 0 ? FAIL : FEED, length < 0 ? error : length);
 }
 
 /* Serves a socket that has an event. */
