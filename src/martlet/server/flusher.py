@@ -64,7 +64,7 @@ class Flusher:
         self._loop = asyncio.get_running_loop()
         self._clock_s = clock_s
         self.flushing = False
-        self._flush_again = False
+        self._flush_again = self._again_is_awaited = False
         self._ended: asyncio.Future[None] | None = None
         self._checkpointing = False
         self.checkpoint_position = -1
@@ -96,6 +96,7 @@ class Flusher:
         """
         if self.flushing:
             self._flush_again = True
+            self._again_is_awaited |= is_awaited
             return
         log = self._broker.log
         if log.failed is not None or log.durable_position >= log.position:
@@ -110,7 +111,7 @@ class Flusher:
                 self._flushed(job, None)
             return
         self.flushing = True
-        self._flush_again = False
+        self._flush_again = self._again_is_awaited = False
         future = self._loop.run_in_executor(self._thread, self._run, job)
         future.add_done_callback(lambda done: self._flushed(job, done.exception()))
 
@@ -136,7 +137,8 @@ class Flusher:
             ended.set_result(None)
         self._on_durable()
         if self._flush_again:
-            self.flush()
+            self._flush_again = False
+            self.flush(is_awaited=self._again_is_awaited)
 
     def _ended_well(self, error: BaseException | None) -> bool:
         if error is None:

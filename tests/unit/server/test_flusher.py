@@ -146,6 +146,22 @@ async def test_quick_flushes_run_in_the_loop_and_slow_ones_in_the_thread(tmp_pat
     publisher.close()
 
 
+async def test_a_flush_that_follows_one_in_the_thread_is_back_in_the_loop(tmp_path: Path) -> None:
+    """With two clients one always waited for the next: all flushes stayed in the thread."""
+    publisher = Publisher(tmp_path)
+    topic = publisher.broker.topic("t")
+    for _ in range(2):
+        topic.stage([b"x"])
+        publisher.broker.commit()
+        publisher.storage.takes_s = QUICK_S / 2
+        publisher.flusher.flush(is_awaited=True)
+    await publisher.durable.wait()
+    assert publisher.broker.log.durable_position == publisher.broker.log.position
+    assert publisher.storage.threads[0] != threading.get_ident()
+    assert publisher.storage.threads[-1] == threading.get_ident()
+    publisher.close()
+
+
 async def test_large_flushes_and_those_nobody_awaits_run_in_the_thread(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path)
     for _ in range(3):
