@@ -83,7 +83,8 @@ class Native(Protocol):
         /,
     ) -> int:
         """Serve connections for at most `budget_ns`, until none has sent anything for `window_ns`,
-        or something else is to be done: the sum of `FED`, `ELSEWHERE` and `SERVED`.
+        or something else is to be done: the sum of `FED`, `ELSEWHERE` and `SERVED`. What has come
+        by now is served in any case.
         """
 
 

@@ -565,7 +565,7 @@ static PyObject *serve(PyObject *module, PyObject *args)
         return NULL;
     int64_t began_ns = monotonic_ns(), last_ns = began_ns;
     lane.kept_count = lane.kept_floor = lane.lone_count = lane.input_bytes = 0;
-    while (done >= 0 && !(done & (FED | ELSEWHERE)) && last_ns - began_ns < budget_ns) {
+    do {
         struct epoll_event events[MAX_EVENTS];
         Py_BEGIN_ALLOW_THREADS
         while ((count = epoll_wait(epoll, events, MAX_EVENTS, 0)) == 0 &&
@@ -581,7 +581,7 @@ static PyObject *serve(PyObject *module, PyObject *args)
         lane.kept_floor = 0;
         forget_kept(&lane);
         last_ns = monotonic_ns();
-    }
+    } while (done >= 0 && !(done & (FED | ELSEWHERE)) && last_ns - began_ns < budget_ns);
     PyBuffer_Release(&lane.received);
     return done < 0 ? NULL : PyLong_FromLong(done & ~READ);
 }

@@ -23,8 +23,10 @@ MAX_NS = 100_000
 """The maximum window; bytes that arrive within it after the loop went to sleep open it."""
 MIN_NS = 10_000
 """The minimum window: a shorter one is closed."""
-MAX_SERVE_NS = 500_000
-"""The maximum time of rounds without the loop."""
+MAX_SERVE_NS = 5_000_000
+"""The maximum time of rounds without the loop. Timers wait that long; other input ends them."""
+MAX_MORE_PASSES = 3
+"""The maximum number of further passes over the sockets in one such round."""
 FEW = 4
 """Up to this number of connections with input in one turn, each is answered by itself."""
 
@@ -69,9 +71,9 @@ class LoopTicks:
         self._window_ns = 0
         self.crowded = False
         """Whether many connections had input in the last turn."""
-        self.serve: Callable[[int], int] | None = None
-        """Polls and serves connections without the loop, until none has sent anything for a time
-        (see `martlet.server.nsq.lane.Lane.serve`).
+        self.serve: Callable[[int, int], int] | None = None
+        """Polls and serves connections without the loop, until none has sent anything for a time,
+        or for a maximum time (see `martlet.server.nsq.lane.Lane.serve`).
         """
 
     def heard(self) -> None:
@@ -113,13 +115,18 @@ class LoopTicks:
             raise
         self._since_ns = self._clock()
 
-    def _serve(self, serve: Callable[[int], int]) -> None:
+    def _serve(self, serve: Callable[[int, int], int]) -> None:
         """Serve connections as long as they send, and nothing else wants the loop."""
         until_ns = self._since_ns + MAX_SERVE_NS
         done = FED
-        while done == FED and self._since_ns < until_ns:
+        while done & (FED | ELSEWHERE) == FED and self._since_ns < until_ns:
             try:
-                done = serve(self._window_ns)
+                done = serve(self._window_ns, MAX_SERVE_NS)
+                # What came while Python handled a batch is committed and answered with it.
+                for _ in range(MAX_MORE_PASSES):
+                    if done & (FED | ELSEWHERE) != FED or not (more := serve(0, 0)):
+                        break
+                    done |= more
             except BaseException:
                 self._awake = False
                 raise

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from martlet.server.tick import FEW, MAX_NS, MIN_NS, LoopTicks
+from martlet.native import ELSEWHERE, FED, SERVED
+from martlet.server.tick import FEW, MAX_MORE_PASSES, MAX_NS, MAX_SERVE_NS, MIN_NS, LoopTicks
 
 
 class World:
@@ -112,6 +113,52 @@ def test_a_turn_of_many_clients_is_recognized(speakers: int, crowded: bool) -> N
         world.turns.heard()
     world.round()
     assert world.turns.crowded is crowded
+
+
+def test_what_came_while_a_batch_was_handled_ends_with_its_turn() -> None:
+    world = awake_world()
+    results = [FED, FED, FED | SERVED, 0, FED, 0, SERVED]
+    budgets = []
+
+    def serve(window_ns: int, budget_ns: int) -> int:
+        budgets.append(budget_ns)
+        return results.pop(0)
+
+    world.turns.serve = serve
+    world.turns.heard()
+    ended = world.ended
+    world.round()
+    assert budgets == [MAX_SERVE_NS, 0, 0, 0, MAX_SERVE_NS, 0, MAX_SERVE_NS]
+    assert world.ended == ended + 4
+
+
+def test_clients_that_send_without_end_are_answered_and_leave_the_loop_its_turn() -> None:
+    world = awake_world()
+    calls = 0
+
+    def serve(window_ns: int, budget_ns: int) -> int:
+        nonlocal calls
+        calls += 1
+        world.now_ns += MAX_SERVE_NS // 10
+        return FED
+
+    world.turns.serve = serve
+    world.turns.heard()
+    ended = world.ended
+    world.round()
+    assert calls == (world.ended - ended - 1) * (1 + MAX_MORE_PASSES) < 20
+    assert not world.asleep
+
+
+def test_other_input_ends_the_rounds_without_the_loop() -> None:
+    world = awake_world()
+    results = [FED, FED | ELSEWHERE]
+    world.turns.serve = lambda window_ns, budget_ns: results.pop(0)
+    world.turns.heard()
+    ended = world.ended
+    world.round()
+    assert world.ended == ended + 2
+    assert not results
 
 
 def test_a_turn_that_fails_is_the_last_of_none() -> None:

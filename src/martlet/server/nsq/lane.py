@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from martlet.native import Native
     from martlet.server.nsq.connection import ClientConnection
 
-_BUDGET_NS = 5_000_000
-"""The maximum time of one call. Timers wait that long; other input ends it."""
-
 
 class Lane:
     """The connections that are served without the event loop.
@@ -84,13 +81,13 @@ class Lane:
         """Leave a connection to the loop from now on, before its socket is closed."""
         del self._connections[fd]
 
-    def serve(self, window_ns: int) -> int:
-        """Serve connections until none has sent anything for a time, or something else is to be
-        done.
+    def serve(self, window_ns: int, budget_ns: int) -> int:
+        """Serve connections for at most `budget_ns`, until none has sent anything for `window_ns`,
+        or something else is to be done. Those that have sent something by now are served anyway.
 
         Returns the sum of FED, ELSEWHERE and SERVED of `martlet.native`; 0 if nothing came.
         """
-        return self._serve(self._parts, self._received, self._epoll, window_ns, _BUDGET_NS)
+        return self._serve(self._parts, self._received, self._epoll, window_ns, budget_ns)
 
 
 def open_lane(

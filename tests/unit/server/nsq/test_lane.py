@@ -44,7 +44,7 @@ def serve(twin: Twin, *clients: TwinClient, others: tuple[socket.socket, ...] = 
     for sock in watched:
         twin.epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
     try:
-        return lane(0)
+        return lane(0, 10**9)
     finally:
         for sock in watched:
             twin.epoll.unregister(sock.fileno())
