@@ -113,18 +113,24 @@ def test_a_command_gets_its_arguments_and_gives_the_exit_code(
     assert got == [["-a", "--help"]]
 
 
+def add_command(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
+    """Add the command `asks`, a module of that source."""
+    (folder / "asks_at_import.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setitem(COMMANDS, "asks", Command("asks_at_import", "a probe"))
+    monkeypatch.delitem(sys.modules, "asks_at_import", raising=False)
+
+
 def test_numpy_has_threads_only_if_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The threads of numpy took an eighth of a second of a processor as a broker started."""
-    (tmp_path / "asks_for_threads.py").write_text(
+    source = (
         'import os\nthreads = os.environ["OPENBLAS_NUM_THREADS"]\n'
         "main = lambda arguments: print(threads) or 0\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(COMMANDS, "asks", Command("asks_for_threads", "a probe"))
     for given, used in ((None, "1"), ("4", "4")):
-        monkeypatch.delitem(sys.modules, "asks_for_threads", raising=False)
+        add_command(monkeypatch, tmp_path, source)
         monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
         if given is not None:
             monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
@@ -135,12 +141,11 @@ def test_numpy_has_threads_only_if_they_are_asked_for(
 def test_a_command_is_imported_without_looking_for_garbage(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "asks_for_garbage.py").write_text(
+    source = (
         "import gc\nwhile_imported = gc.isenabled()\n"
         "main = lambda arguments: print(while_imported, gc.isenabled()) or 0\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(COMMANDS, "asks", Command("asks_for_garbage", "a probe"))
+    add_command(monkeypatch, tmp_path, source)
     assert main(["asks"]) == 0
     assert capsys.readouterr().out == "False True\n"
 

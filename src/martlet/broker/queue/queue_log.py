@@ -144,11 +144,17 @@ class QueueLog(StoredQueue):
         return frame
 
     def appended(
-        self, position: int, length: int, body_bytes: int, now_ns: int, count: int = 1
+        self,
+        position: int,
+        length: int,
+        body_bytes: int,
+        now_ns: int,
+        count: int = 1,
+        deliver_at_ns: int = 0,
     ) -> None:
         """Note that messages were stored, in a record at a position and of a length."""
         offset = self.end_offset
-        self.index.add(_entry((offset, position, count, length, now_ns, 0)))
+        self.index.add(_entry((offset, position, count, length, now_ns, deliver_at_ns)))
         self.end_offset = offset + count
         self.message_bytes += body_bytes
 
@@ -188,10 +194,9 @@ class QueueLog(StoredQueue):
             receipt.error = error
         else:
             length = len(record)
-            self.index.add(IndexEntry(first, position, count, length, stored_at_ns, deliver_at_ns))
             assert count > 0 and self.end_offset == first
-            self.end_offset = first + count
-            self.message_bytes += batch.payload_length - FRAME_HEADER_BYTES * count
+            body_bytes = batch.payload_length - FRAME_HEADER_BYTES * count
+            self.appended(position, length, body_bytes, stored_at_ns, count, deliver_at_ns)
             receipt.position = position + length
         finally:
             record.release()
