@@ -19,6 +19,7 @@ from martlet.native import FED, SERVED, native
 from martlet.options import BrokerOptions
 from martlet.server import build
 from martlet.server.build import build_server
+from martlet.server.flusher import Flusher
 from martlet.server.nsq.lane import Lane
 
 START_NS = 1_700_000_000 * 10**9
@@ -151,9 +152,12 @@ class Twin:
     Args:
         folder: its data folder.
         compiled: whether it has the compiled hot path.
+        flush: the flush mode. A flush takes no time, so it runs in the event loop.
     """
 
-    def __init__(self, folder: Path, *, compiled: bool, segment_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, *, compiled: bool, segment_bytes: int, flush: str = "async"
+    ) -> None:
         self.compiled = compiled
         self.clock = FixedClock()
         self.served_count = 0
@@ -170,17 +174,22 @@ class Twin:
                 max_msg_size=4000,
                 max_body_size=20_000,
                 mem_queue_size=8,  # of ephemeral topics and channels
+                flush=flush,
             )
             self.server = build_server(options)
+        self.server.flusher._clock_s = lambda: 0.0
+        self.server.flusher._recent_s = 1e-9
         self.broker = self.server.broker
         # It goes by the real clock; `pass_time` writes the journal instead.
         self.server.commits._journal.turn_ended = lambda: None  # type: ignore[method-assign]
 
-    def _lane(self, broker: Any, connection_type: Any, received: bytearray) -> Lane | None:
+    def _lane(
+        self, broker: Any, connection_type: Any, received: bytearray, flusher: Flusher | None
+    ) -> Lane | None:
         if not self.compiled:
             return None
         assert native is not None
-        return Lane(native, self.epoll.fileno(), broker, connection_type, received)
+        return Lane(native, self.epoll.fileno(), broker, connection_type, received, flusher)
 
     @contextmanager
     def own_way(self) -> Iterator[None]:
@@ -235,6 +244,7 @@ class Twin:
             "position": log.position,
             "log": bytes(segment.view[: log.position - segment.base]),
             "stored": (broker.stored_count, broker._last_stored_ns),
+            "durable": log.durable_position,
         }
         for topic in broker.queues.values():
             queue = topic.queue

@@ -161,9 +161,9 @@ beginnings = st.lists(
 class Pair:
     """The two brokers and their clients, driven alike."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flush: str = "async") -> None:
         self.twins = [
-            Twin(folder / name, compiled=name == "compiled", segment_bytes=1 << 16)
+            Twin(folder / name, compiled=name == "compiled", segment_bytes=1 << 16, flush=flush)
             for name in ("compiled", "python")
         ]
         for twin in self.twins:
@@ -269,11 +269,11 @@ class Pair:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(st.builds(list.__add__, beginnings, lives))
-def test_the_compiled_path_equals_python(chosen: list[Step]) -> None:
+@given(st.builds(list.__add__, beginnings, lives), st.sampled_from(["async", "async", "sync"]))
+def test_the_compiled_path_equals_python(chosen: list[Step], flush: str) -> None:
     async def run() -> None:
         with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-            pair = Pair(Path(folder))
+            pair = Pair(Path(folder), flush)
             try:
                 for step in chosen:
                     pair.step(step)
@@ -284,12 +284,13 @@ def test_the_compiled_path_equals_python(chosen: list[Step]) -> None:
     asyncio.run(run())
 
 
-def test_what_the_compiled_path_serves() -> None:
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_what_the_compiled_path_serves(flush: str) -> None:
     """A producer and a consumer that send one command at a time never need Python."""
 
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            pair = Pair(Path(folder))
+            pair = Pair(Path(folder), flush)
             try:
                 lone: Step = ("send", 0, Input("PUB", "a", (200,)))
                 finish: Step = ("answer", 1, "FIN")

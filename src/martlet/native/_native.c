@@ -135,14 +135,15 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 NAMES(DECLARE)
 
 /* What Python hands over, in order; the last ones are classes. See martlet.server.nsq.lane. */
-enum { BROKER, CONNECTIONS, FEED, FAIL, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER, CONNECTION };
+enum { BROKER, CONNECTIONS, FLUSH, FEED, FAIL, REFUSE, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER,
+       CONNECTION };
 enum { FED = 1, ELSEWHERE = 2, SERVED = 4, READ = 8 };
 
 /* A PUB that is all that came. */
 typedef struct {
     PyObject *connection, *topic, *name;
     const uint8_t *input, *body;
-    int64_t length, size;
+    int64_t length, size, stored; /* stored: 0 leaves it to Python, -1 is an error */
 } Lone;
 
 /* `kept` has every object that a command has read or made, until the command is done: so no call
@@ -156,10 +157,7 @@ typedef struct {
     uint8_t inputs[MAX_INPUT_BYTES]; /* theirs */
 } Lane;
 
-static PyObject *part(Lane *lane, Py_ssize_t number)
-{
-    return PyTuple_GetItem(lane->parts, number);
-}
+#define part(lane, number) PyTuple_GetItem((lane)->parts, number)
 
 /* Takes over a reference, which is NULL after an error. */
 static PyObject *keep(Lane *lane, PyObject *value)
@@ -242,8 +240,7 @@ static int send_bytes(Lane *lane, PyObject *connection, const uint8_t *data, Py_
         if (PyLong_AsLong(waiting) == 0)
             sent = send((int)fd, data, (size_t)length, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
-    if (sent == length)
-        return 0;
+    if (sent == length) return 0;
     if (sent < 0) sent = 0;
     LET(rest, PyBytes_FromStringAndSize((const char *)data + sent, length - sent));
     CALL(transport, n_write, rest);
@@ -290,10 +287,8 @@ static int read_lone(Lane *lane, PyObject *connection, Py_ssize_t length, Lone *
     const uint8_t *newline = input[0] == 'P' ? memchr(input, '\n', (size_t)line_limit) : NULL;
     if (newline == NULL) return 0;
     GET(decoder, connection, decoder); GET(known_lines, decoder, _known_lines);
-    GET(replies, connection, replies);
-    GET(topics, part(lane, BROKER), topics);
-    INT(max_lone, decoder, max_lone);
-    COUNT(reply_count, replies);
+    GET(replies, connection, replies); GET(topics, part(lane, BROKER), topics);
+    INT(max_lone, decoder, max_lone); COUNT(reply_count, replies);
     int64_t size = length - (newline + 5 - input);
     if (size <= 0 || size > max_lone || size > MAX_LONE_BYTES ||
         get_be32(newline + 1) != size || reply_count)
@@ -316,8 +311,7 @@ static int deliver_stored(Lane *lane, PyObject *topic, int64_t offset, PyObject 
     const uint8_t *frame = (const uint8_t *)PyBytes_AsString(record) + HEADER_BYTES;
     GET(queue, topic, queue); GET(awaiting, topic, awaiting);
     COUNT(awaiting_count, awaiting);
-    int sent = 1, running = is(topic, n_paused_at, Py_None);
-    TRY(running);
+    int sent = 1, running = is(topic, n_paused_at, Py_None); TRY(running);
     TRY(set_int(queue, n_visible_end, offset + 1));
     if (running && awaiting_count > 0)
         TRY(sent = deliver(lane, awaiting, offset, frame, length));
@@ -486,8 +480,7 @@ static int serve_one(Lane *lane, PyObject *connection)
     }
     ssize_t length = recv((int)fd, into.buf, (size_t)into.len, MSG_DONTWAIT);
     int error = errno;
-    if (!whole)
-        PyBuffer_Release(&into);
+    if (!whole) PyBuffer_Release(&into);
     if (length == 0 || (length < 0 && (error == EAGAIN || error == EINTR || error == EBADF)))
         return 0; /* the end stays there for the loop to see */
     if (length > 0 && whole) {
@@ -524,32 +517,39 @@ static int serve_event(Lane *lane, struct epoll_event *event)
     return result;
 }
 
-/* Stores and answers the PUBs that were read, those of a topic together. A FIN that has come at the
-   same time has made room for them. */
+/* Stores the PUBs that were read, those of a topic together, flushes them where there is a flush, and
+   answers. A FIN that has come at the same time has made room for them. */
 static int store_all(Lane *lane)
 {
-    Lone *lones = lane->lones;
-    int count = lane->lone_count, done = 0;
+    Lone *lones = lane->lones, *last = lones + lane->lone_count;
+    int done = 0, durable = 1;
     lane->lone_count = lane->input_bytes = 0;
-    for (int first = 0, end; first < count; first = end) {
+    for (Lone *first = lones, *end; first < last; first = end) {
         forget_kept(lane);
         end = first + 1;
-        for (int other = end; other < count; other++)
-            if (lones[other].topic == lones[first].topic) {
-                Lone found = lones[other];
-                lones[other] = lones[end];
-                lones[end++] = found;
+        for (Lone *other = end; other < last; other++)
+            if (other->topic == first->topic) {
+                Lone found = *other;
+                *other = *end;
+                *end++ = found;
             }
-        int stored = store(lane, lones + first, end - first);
-        if (stored < 0)
-            TRY(done |= fail(lane, lones + first, end - first));
-        for (Lone *lone = lones + first; stored >= 0 && lone < lones + end; lone++) {
-            if (!stored)
-                memmove(lane->received.buf, lone->input, (size_t)lone->length);
-            int result = stored ? answer(lane, lone)
-                                : feed(lane, lone->connection, FEED, lone->length);
-            TRY(done |= result < 0 ? fail(lane, lone, 1) : result);
-        }
+        int stored = store(lane, first, (int)(end - first));
+        TRY(done |= stored > 0 ? SERVED : stored < 0 ? fail(lane, first, (int)(end - first)) : 0);
+        for (Lone *lone = first; lone < end; lone++) lone->stored = stored;
+    }
+    if (done & SERVED && part(lane, FLUSH) != Py_None) {
+        LET(flushed, PyObject_CallFunction(part(lane, FLUSH), NULL));
+        durable = flushed == Py_True;
+    }
+    for (Lone *lone = lones; lone < last; lone++) {
+        forget_kept(lane);
+        if (lone->stored == 0)
+            memmove(lane->received.buf, lone->input, (size_t)lone->length);
+        int result = lone->stored < 0    ? 0
+                     : lone->stored == 0 ? feed(lane, lone->connection, FEED, lone->length)
+                     : durable           ? answer(lane, lone)
+                                         : feed(lane, lone->connection, REFUSE, 0);
+        TRY(done |= result < 0 ? fail(lane, lone, 1) : result);
     }
     return done;
 }

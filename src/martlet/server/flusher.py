@@ -101,23 +101,37 @@ class Flusher:
         log = self._broker.log
         if log.failed is not None or log.durable_position >= log.position:
             return
-        job = log.flush_job()
-        if is_awaited and self._is_quick(job):
-            try:
-                self._run(job)
-            except OSError as error:
-                self._flushed(job, error)
-            else:
-                self._flushed(job, None)
+        if is_awaited and self.is_quick:
+            self.flush_in_loop()
             return
+        job = log.flush_job()
         self.flushing = True
         self._flush_again = self._again_is_awaited = False
         future = self._loop.run_in_executor(self._thread, self._run, job)
         future.add_done_callback(lambda done: self._flushed(job, done.exception()))
 
-    def _is_quick(self, job: FlushJob) -> bool:
-        small = job.position - self._broker.log.durable_position <= MAX_QUICK_BYTES
-        return small and 0 < self._recent_s <= QUICK_S and not self._checkpointing
+    @property
+    def is_quick(self) -> bool:
+        """Whether a flush that a client waits for runs in the event loop."""
+        log = self._broker.log
+        small = log.position - log.durable_position <= MAX_QUICK_BYTES
+        busy = self.flushing or self._checkpointing
+        return small and 0 < self._recent_s <= QUICK_S and not busy
+
+    def flush_in_loop(self) -> bool:
+        """Make durable all that is written by now, while the event loop waits. False if that
+        failed.
+        """
+        if self.flushing:
+            return self.flush_now()
+        job = self._broker.log.flush_job()
+        try:
+            self._run(job)
+        except OSError as error:
+            self._flushed(job, error)
+        else:
+            self._flushed(job, None)
+        return self._broker.log.failed is None
 
     async def flushed(self) -> None:
         """Flush all that is written by now, and return when a flush has ended or failed."""

@@ -47,6 +47,7 @@ class GroupCommit:
 
     Attributes:
         answers_at_once: whether a reply need not wait once its message is written.
+        answers_flushed: whether a reply waits for nothing but this broker's flush.
         flusher: flushes the log and makes its checkpoints.
         ticks: a connection that has received bytes reports it here.
     """
@@ -66,6 +67,7 @@ class GroupCommit:
         self._sync_every = options.sync_every or 1
         self._answers_confirmed = answers_confirmed
         self.answers_at_once = not self._sync and not answers_confirmed
+        self.answers_flushed = self._sync and not answers_confirmed
         self.flusher = Flusher(broker, log, self._became_durable)
         self.on_log_moved: Callable[[], None] = lambda: None
         """Called when the log has grown in a tick, or has become durable."""
@@ -154,7 +156,7 @@ class GroupCommit:
         self.on_log_moved()  # Replicas flush it meanwhile.
         if self._sync and self._awaiting:
             # A disk that hangs must not stop a primary: its standbys may have flushed meanwhile.
-            self.flusher.flush(is_awaited=not self._answers_confirmed)
+            self.flusher.flush(is_awaited=self.answers_flushed)
         try:
             self._journal.turn_ended()
         except WritesRefused:  # Each publish is refused with it; the cursors are written later.

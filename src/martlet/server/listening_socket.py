@@ -83,7 +83,8 @@ def listen(address: str, flag: str) -> socket.socket:
         if sock is not None:
             sock.close()
         way_out = ways_out.get(error.errno, "correct --{flag}").format(flag=flag)
-        raise OSError(f"listen ({address}) failed: {error}; {way_out}") from error
+        reason = error.strerror or error
+        raise OSError(f"listen ({address}) failed: {reason}; {way_out}") from error
     sock.setblocking(False)
     return sock
 

@@ -5,12 +5,14 @@ which sockets are readable, and reads those of its connections itself::
 
     readable, a connection of the lane   ->   a lone FIN: handled in C
                                          ->   a lone PUB: stored and answered in C, in one record
-                                              with those to its topic that came at the same time
+                                              with those to its topic that came at the same time;
+                                              with ``--flush=sync`` they are flushed in between
                                          ->   other input: handled as the loop would hand it over
     anything else                        ->   left to the loop
 
 Readiness is level-triggered, so the loop sees whatever the lane leaves alone. Connections with TLS,
-compression or AUTH, and those that are held up or closing, are left to the loop.
+compression or AUTH, and those that are held up or closing, are left to the loop. So are all while
+flushes take long, or run in their thread.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.log.storage import DiskSegment
-from martlet.native import native
+from martlet.native import ELSEWHERE, native
+from martlet.protocol.nsq import v2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from martlet.broker.broker import BrokerCore
     from martlet.native import Native
+    from martlet.server.flusher import Flusher
     from martlet.server.nsq.connection import ClientConnection
 
 
@@ -44,6 +48,8 @@ class Lane:
         broker: stores the messages.
         connection_type: the class of the connections; their subclasses are left to Python.
         received: the shared receive buffer.
+        flusher: flushes what PUBs have stored, before they are answered; None with a flush mode
+            that answers once they are written.
     """
 
     def __init__(
@@ -53,7 +59,10 @@ class Lane:
         broker: BrokerCore,
         connection_type: type[ClientConnection],
         received: bytearray,
+        flusher: Flusher | None,
     ) -> None:
+        self._log = broker.log
+        self._flusher = flusher
         self._serve = functions.serve
         self._epoll = epoll
         self._received = received
@@ -62,8 +71,10 @@ class Lane:
         self._parts = (
             broker,
             self._connections,
+            flusher and flusher.flush_in_loop,
             _feed,
             _fail,
+            self._refuse,
             crc32c,
             DiskSegment,
             Delivery,
@@ -87,17 +98,27 @@ class Lane:
 
         Returns the sum of FED, ELSEWHERE and SERVED of `martlet.native`; 0 if nothing came.
         """
+        if self._flusher is not None and not self._flusher.is_quick:
+            return ELSEWHERE
         return self._serve(self._parts, self._received, self._epoll, window_ns, budget_ns)
+
+    def _refuse(self, connection: ClientConnection, _: int) -> None:
+        """Answer a PUB that is stored, and may not survive a power cut."""
+        error = f"PUB failed {self._log.failed}"
+        connection.refuse(v2.ProtocolError("E_PUB_FAILED", error))
 
 
 def open_lane(
-    broker: BrokerCore, connection_type: type[ClientConnection], received: bytearray
+    broker: BrokerCore,
+    connection_type: type[ClientConnection],
+    received: bytearray,
+    flusher: Flusher | None,
 ) -> Lane | None:
     """Return a lane; None where nothing is compiled, or the loop is not uvloop's."""
     backend: Callable[[], int] | None = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
     if native is None or backend is None:
         return None
-    return Lane(native, backend(), broker, connection_type, received)
+    return Lane(native, backend(), broker, connection_type, received, flusher)
 
 
 def _feed(connection: ClientConnection, nbytes: int) -> None:

@@ -129,7 +129,8 @@ class LonePublish:
         connection_type: the class of the connections, for the compiled way.
 
     Attributes:
-        lane: the compiled way; None where nothing is compiled, or answers wait.
+        lane: the compiled way; None where nothing is compiled, or answers wait
+            for replicas.
     """
 
     def __init__(
@@ -139,7 +140,13 @@ class LonePublish:
         buffer: bytearray,
         connection_type: type[ClientConnection],
     ) -> None:
-        self.lane = open_lane(broker, connection_type, buffer) if commits.answers_at_once else None
+        self._waits_for_replicas = not (commits.answers_at_once or commits.answers_flushed)
+        flusher = commits.flusher if commits.answers_flushed else None
+        self.lane = (
+            None
+            if self._waits_for_replicas
+            else open_lane(broker, connection_type, buffer, flusher)
+        )
         if self.lane is not None:
             commits.ticks.serve = self.lane.serve
         self._broker = broker
@@ -149,11 +156,12 @@ class LonePublish:
         self._view = memoryview(buffer)
 
     def publish(self, connection: ClientConnection, nbytes: int) -> bool:
-        """Append and answer a PUB at once, instead of at the tick's end.
+        """Append a PUB at once, instead of at the tick's end, and answer it unless the answer waits
+        for a flush.
 
         Returns False if the bytes are another command, or the PUB must wait.
         """
-        if connection.replies or self._ticks.crowded or not self._answers_at_once:
+        if connection.replies or self._ticks.crowded or self._waits_for_replicas:
             return False
         lone = connection.decoder.lone_publish(self._buffer, nbytes)
         if lone is None:
@@ -172,7 +180,12 @@ class LonePublish:
             return True
         counters = connection.message_counters
         counters[name] = counters.get(name, 0) + 1
-        connection.transport.write(v2.OK)
+        if self._answers_at_once:
+            connection.transport.write(v2.OK)
+        else:
+            receipt = Receipt()
+            receipt.position = self._broker.log.position
+            connection.promise(receipt, "PUB", 1)
         return True
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 import select
 import socket
@@ -14,7 +16,9 @@ from tests.property.native_twins import Twin, TwinClient
 
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.queue.queue_log import QueueLog
+from martlet.log.storage import DiskSegment
 from martlet.native import ELSEWHERE, FED, SERVED, native
+from martlet.server.flusher import QUICK_S
 
 pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
 
@@ -141,6 +145,80 @@ async def test_a_refused_write_is_pythons(twin: Twin) -> None:
     assert serve(twin, client) == FED
     twin.server.commits.end_tick()
     assert b"E_PUB_FAILED PUB failed for a test" in client.received()
+    client.leave()
+
+
+@pytest.fixture
+async def flushing(tmp_path: Path) -> AsyncIterator[Twin]:
+    """A broker with ``--flush=sync``."""
+    made = Twin(tmp_path, compiled=True, segment_bytes=1 << 16, flush="sync")
+    made.broker.topic("a")
+    made.broker.topic("b")
+    yield made
+    made.close()
+
+
+async def test_pubs_that_come_together_are_flushed_once_before_they_are_answered(
+    flushing: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [greeted(flushing) for _ in range(4)]
+    clients[0].send(pub("b", b"x"))
+    clients[0].received()
+    answered_early: list[bytes] = []
+    flush = DiskSegment.flush
+
+    def look(segment: DiskSegment) -> None:
+        answered_early.append(b"".join(client.received() for client in clients))
+        flush(segment)
+
+    monkeypatch.setattr(DiskSegment, "flush", look)
+    for client, topic in zip(clients, "baaa", strict=True):
+        client.transport.client.send(pub(topic, b"x"))
+    assert serve(flushing, *clients) == SERVED
+    assert answered_early == [b""]
+    assert [client.received() for client in clients] == [OK] * len(clients)
+    log = flushing.broker.log
+    assert log.durable_position == log.position
+    for client in clients:
+        client.leave()
+
+
+async def test_pubs_whose_flush_fails_are_refused_and_end_their_connections(
+    flushing: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = [greeted(flushing) for _ in range(3)]
+    monkeypatch.setattr(DiskSegment, "flush", lambda _: fail_with(errno.EIO))
+    for client in clients:
+        client.transport.client.send(PUB)
+    assert serve(flushing, *clients) == SERVED | FED
+    for client in clients:
+        answer = client.received()
+        assert b"E_PUB_FAILED PUB failed flushing the log failed" in answer
+        assert b"OK" not in answer.replace(b"E_BROKER", b"")
+        assert client.transport.closed
+        client.leave()
+
+
+def fail_with(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("what", ["a slow disk", "a flush in the thread", "a checkpoint"])
+async def test_while_flushes_take_long_the_loop_serves(flushing: Twin, what: str) -> None:
+    client, flusher = greeted(flushing), flushing.server.flusher
+    changed = {
+        "a slow disk": ("_recent_s", 10 * QUICK_S),
+        "a flush in the thread": ("flushing", True),
+        "a checkpoint": ("_checkpointing", True),
+    }
+    name, value = changed[what]
+    before = getattr(flusher, name)
+    setattr(flusher, name, value)
+    client.transport.client.send(PUB)
+    assert serve(flushing, client) == ELSEWHERE
+    setattr(flusher, name, before)
+    assert serve(flushing, client) == SERVED
+    assert client.received() == OK
     client.leave()
 
 
