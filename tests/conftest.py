@@ -1,4 +1,4 @@
-"""How tests are spread where several processes run them: ``./run test`` has four.
+"""How tests are spread where several processes run them: ``./run test`` has six.
 
 A file's tests stay in one process, since they share servers; and all that share a Spark session do,
 since a Java virtual machine costs ten seconds and a gigabyte.  What takes longest goes first.

@@ -311,7 +311,7 @@ def _coded() -> Iterator[tuple[str, str, str]]:
             if isinstance(coded := entry.get("code"), ast.Constant):
                 yield _CALLS, str(coded.value), _text(entry.get("text"))
             continue
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = _dotted(node.func).rpartition(".")[2]
         if name in kinds and node.args:
             yield from ((*kinds[name], text) for text in _texts(node.args[0], function))
         if name in _RAISED:
@@ -321,14 +321,24 @@ def _coded() -> Iterator[tuple[str, str, str]]:
                 yield from ((title, *each) for each in _split(path, first, "".join(more)))
 
 
-def _made() -> Iterator[tuple[Path, Function, ast.Call | ast.Dict]]:
+@cache
+def _made() -> list[tuple[Path, Function, ast.Call | ast.Dict]]:
     """Each call, and each dictionary, of each function."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Call | ast.Dict):
-                        yield path, function, node
+    return [
+        (path, function, node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call | ast.Dict)
+    ]
+
+
+def _dotted(node: ast.expr) -> str:
+    """The name of what is called; the last part of it, where it is an attribute of a call."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _split(path: Path, first: str, more: str) -> Iterator[tuple[str, str]]:
@@ -354,7 +364,7 @@ def _query_arguments(*, required: bool) -> set[str]:
     for _, _, node in _made():
         if not isinstance(node, ast.Call):
             continue
-        name = ast.unparse(node.func)
+        name = _dotted(node.func)
         is_needed = name == "request.argument" or (name == "request.number" and not node.args[1:])
         if is_needed if required else name == "request.number":
             found.add(_text(node.args[0]))
@@ -369,7 +379,7 @@ def _texts(node: ast.expr, function: Function) -> list[str]:
         return [
             text
             for each in ast.walk(function)
-            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == node.id
+            if isinstance(each, ast.Assign) and _dotted(each.targets[0]) == node.id
             for text in _texts(each.value, function)
         ]
     return [_text(node)]
