@@ -6,7 +6,12 @@ from typing import cast
 
 from martlet.client.group import batch as asynchronous
 from martlet.client.group.batch import PulledColumns
-from martlet.client.group.message import MessageQueue, PulledMessage, PulledMessageState
+from martlet.client.group.message import (
+    MessageQueue,
+    PulledMessage,
+    PulledMessageState,
+    pulled_messages,
+)
 from martlet.client.sync.loop_thread import LoopThread
 
 
@@ -38,7 +43,7 @@ def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     # A message uses only these methods of its queue.
     queue = cast(MessageQueue, PostedQueue(message, thread))
     fields = message.timestamp_ns, 1, message.id, message.body
-    [handed] = PulledMessage.all_of(queue, [(message.offset, fields)])
+    [handed] = pulled_messages(queue, [(message.offset, fields)])
     handed._packed, handed.errors = message.packed, message.errors
     handed.attempts = message.attempts
     handed._stage = PulledMessageState.OUT

@@ -25,7 +25,7 @@ from typing import Protocol
 from martlet.client.group.batch import PulledBatch
 from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
-from martlet.client.group.message import PulledMessage, PulledMessageState
+from martlet.client.group.message import PulledMessage, PulledMessageState, pulled_messages
 from martlet.client.group.queues.fetched_chunk import FetchedChunk, joined
 from martlet.client.group.queues.offset_tracker import OffsetTracker
 from martlet.client.group.queues.queue_id import QueueId
@@ -374,7 +374,7 @@ class AssignedQueue:
 
     def _messages_of(self, piece: FetchedChunk) -> list[PulledMessage]:
         fields = zip(piece.offsets(), piece.run.fields(), strict=True)
-        messages = PulledMessage.all_of(self, fields)
+        messages = pulled_messages(self, fields)
         for place, packed in piece.run.properties.items():
             messages[place]._packed = packed
         return messages
