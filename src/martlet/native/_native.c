@@ -135,7 +135,7 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
 NAMES(DECLARE)
 
 /* What Python hands over, in order; the last ones are classes. See martlet.server.nsq.lane. */
-enum { BROKER, CONNECTIONS, FLUSH, FEED, FAIL, REFUSE, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER,
+enum { BROKER, CONNECTIONS, FLUSH, FEED, FAIL, AWAIT, CRC, SEGMENT, DELIVERY, CHANNEL, CONSUMER,
        CONNECTION };
 enum { FED = 1, ELSEWHERE = 2, SERVED = 4, READ = 8 };
 
@@ -198,8 +198,7 @@ static void forget_kept(Lane *lane)
 static int get_int(PyObject *of, PyObject *name, int64_t *number)
 {
     PyObject *value = PyObject_GetAttr(of, name);
-    if (value == NULL)
-        return -1;
+    if (value == NULL) return -1;
     *number = (int64_t)PyLong_AsUnsignedLongLongMask(value); /* ids use all 64 bits */
     Py_DECREF(value);
     return *number == -1 && PyErr_Occurred() ? -1 : 0;
@@ -387,19 +386,6 @@ static int store(Lane *lane, const Lone *lones, int count)
     return 1;
 }
 
-/* Answers a PUB that is stored. */
-static int answer(Lane *lane, const Lone *lone)
-{
-    GET(counters, lone->connection, message_counters);
-    PyObject *before = PyDict_GetItemWithError(counters, lone->name);
-    NUMBER(count, before == NULL ? 1 : PyLong_AsLongLong(before) + 1);
-    if (PyErr_Occurred()) return -1;
-    TRY(PyDict_SetItem(counters, lone->name, count));
-    TRY(PyObject_SetAttr(lone->connection, n_heard, Py_True));
-    TRY(send_bytes(lane, lone->connection, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
-    return SERVED;
-}
-
 /* A FIN that is all that came, of a message in the window: as Channel.finish. */
 static int finish_lone(Lane *lane, PyObject *connection, Py_ssize_t length)
 {
@@ -517,6 +503,20 @@ static int serve_event(Lane *lane, struct epoll_event *event)
     return result;
 }
 
+/* Answers a PUB that is stored, or has Python answer it after another flush. */
+static int answer(Lane *lane, const Lone *lone, int durable)
+{
+    GET(counters, lone->connection, message_counters);
+    PyObject *before = PyDict_GetItemWithError(counters, lone->name);
+    NUMBER(count, before == NULL ? 1 : PyLong_AsLongLong(before) + 1);
+    if (PyErr_Occurred()) return -1;
+    TRY(PyDict_SetItem(counters, lone->name, count));
+    TRY(PyObject_SetAttr(lone->connection, n_heard, Py_True));
+    if (!durable) return feed(lane, lone->connection, AWAIT, 0);
+    TRY(send_bytes(lane, lone->connection, (const uint8_t *)"\0\0\0\6\0\0\0\0OK", 10));
+    return SERVED;
+}
+
 /* Stores the PUBs that were read, those of a topic together, flushes them where there is a flush, and
    answers. A FIN that has come at the same time has made room for them. */
 static int store_all(Lane *lane)
@@ -538,7 +538,8 @@ static int store_all(Lane *lane)
         for (Lone *lone = first; lone < end; lone++) lone->stored = stored;
     }
     if (done & SERVED && part(lane, FLUSH) != Py_None) {
-        LET(flushed, PyObject_CallFunction(part(lane, FLUSH), NULL));
+        PyObject *flushed = keep(lane, PyObject_CallFunction(part(lane, FLUSH), NULL));
+        if (flushed == NULL) return fail(lane, lones, (int)(last - lones));
         durable = flushed == Py_True;
     }
     for (Lone *lone = lones; lone < last; lone++) {
@@ -547,8 +548,7 @@ static int store_all(Lane *lane)
             memmove(lane->received.buf, lone->input, (size_t)lone->length);
         int result = lone->stored < 0    ? 0
                      : lone->stored == 0 ? feed(lane, lone->connection, FEED, lone->length)
-                     : durable           ? answer(lane, lone)
-                                         : feed(lane, lone->connection, REFUSE, 0);
+                                         : answer(lane, lone, durable);
         TRY(done |= result < 0 ? fail(lane, lone, 1) : result);
     }
     return done;

@@ -122,8 +122,7 @@ class Flusher:
         """Make durable all that is written by now, while the event loop waits. False if that
         failed.
         """
-        if self.flushing:
-            return self.flush_now()
+        assert not self.flushing
         job = self._broker.log.flush_job()
         try:
             self._run(job)

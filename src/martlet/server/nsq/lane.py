@@ -26,9 +26,9 @@ from crc32c import crc32c
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.queue_log import Receipt
 from martlet.log.storage import DiskSegment
 from martlet.native import ELSEWHERE, native
-from martlet.protocol.nsq import v2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,10 +71,10 @@ class Lane:
         self._parts = (
             broker,
             self._connections,
-            flusher and flusher.flush_in_loop,
+            self._flush if flusher is not None else None,
             _feed,
             _fail,
-            self._refuse,
+            self._await_flush,
             crc32c,
             DiskSegment,
             Delivery,
@@ -102,10 +102,16 @@ class Lane:
             return ELSEWHERE
         return self._serve(self._parts, self._received, self._epoll, window_ns, budget_ns)
 
-    def _refuse(self, connection: ClientConnection, _: int) -> None:
-        """Answer a PUB that is stored, and may not survive a power cut."""
-        error = f"PUB failed {self._log.failed}"
-        connection.refuse(v2.ProtocolError("E_PUB_FAILED", error))
+    def _flush(self) -> bool:
+        """Flush what PUBs have stored. False if that failed, or has to run in the thread."""
+        assert self._flusher is not None
+        return self._flusher.is_quick and self._flusher.flush_in_loop()
+
+    def _await_flush(self, connection: ClientConnection, _: int) -> None:
+        """Answer a stored PUB after the flush at the turn's end."""
+        receipt = Receipt()
+        receipt.position = self._log.position
+        connection.promise(receipt, "PUB", 1)
 
 
 def open_lane(

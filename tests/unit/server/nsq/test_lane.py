@@ -19,6 +19,7 @@ from martlet.broker.queue.queue_log import QueueLog
 from martlet.log.storage import DiskSegment
 from martlet.native import ELSEWHERE, FED, SERVED, native
 from martlet.server.flusher import QUICK_S
+from martlet.server.nsq.connection import ClientConnection
 
 pytestmark = pytest.mark.skipif(native is None, reason="the hot path is not compiled here")
 
@@ -191,12 +192,54 @@ async def test_pubs_whose_flush_fails_are_refused_and_end_their_connections(
     for client in clients:
         client.transport.client.send(PUB)
     assert serve(flushing, *clients) == SERVED | FED
+    flushing.server.commits.end_tick()
     for client in clients:
         answer = client.received()
         assert b"E_PUB_FAILED PUB failed flushing the log failed" in answer
         assert b"OK" not in answer.replace(b"E_BROKER", b"")
         assert client.transport.closed
         client.leave()
+
+
+async def test_an_unexpected_error_of_a_flush_ends_the_connections_of_its_pubs(
+    flushing: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their clients had waited without end for an answer."""
+    clients = [greeted(flushing) for _ in range(3)]
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: errors.append(context["exception"])
+    )
+    monkeypatch.setattr(DiskSegment, "flush", lambda _: 1 // 0)
+    for client in clients:
+        client.transport.client.send(PUB)
+    assert serve(flushing, *clients) == FED
+    assert [type(error) for error in errors] == [ZeroDivisionError] * len(clients)
+    for client in clients:
+        assert client.received() == b""
+        assert client.transport.closed
+        client.leave()
+
+
+async def test_pubs_stored_while_a_flush_begins_in_the_thread_wait_for_the_next(
+    flushing: Twin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop had waited for the thread."""
+    publisher, other = greeted(flushing), greeted(flushing)
+    flusher = flushing.server.flusher
+    monkeypatch.setattr(
+        ClientConnection, "buffer_updated", lambda *_: setattr(flusher, "flushing", True)
+    )
+    publisher.transport.client.send(PUB)
+    other.transport.client.send(b"NOP\n")
+    assert serve(flushing, publisher, other) == SERVED | FED
+    assert publisher.received() == b""
+    flusher.flushing = False
+    flushing.server.commits.end_tick()
+    assert publisher.received() == OK
+    assert publisher.connection.message_counters == {"a": 2}
+    publisher.leave()
+    other.leave()
 
 
 def fail_with(number: int) -> None:
