@@ -261,7 +261,7 @@ def assemble_server(
             SessionCommands(broker, options, _upgrades(tls, log), events, folder.broker_id),
             publishes,
             AckCommands(options.max_req_timeout_ns, events),
-            CallCommand(calls, log),
+            CallCommand(calls, log, commits.ticks.others_wait),
         ),
         lone=LonePublish(broker, commits, receive_buffer, ClientConnection),
         receive_buffer=receive_buffer,

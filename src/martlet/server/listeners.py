@@ -48,6 +48,7 @@ class Listeners:
         tcp_address, http_address: the actual addresses, with the port chosen for port 0.
         tcp_port, http_port, https_port: 0 if nothing listens, -1 for a Unix socket.
         operators: who may use Martlet's own routes of HTTP.
+        on_http_input: called with input over HTTP that takes several rounds of the loop.
         lag: that of the event loop, while these listen.
 
     Raises:
@@ -63,6 +64,7 @@ class Listeners:
         self._connection: Callable[[], asyncio.BaseProtocol]
         self._listeners: list[asyncio.Server] = []
         self._http_servers: list[HttpServer] = []
+        self.on_http_input: Callable[[], object] = lambda: None
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
         self.operators = Operators.load(options, log)
         self.lag = LoopLag()
@@ -123,6 +125,10 @@ class Listeners:
     def _accept(self) -> asyncio.BaseProtocol:
         return self._connection()
 
+    def _has_input(self) -> None:
+        """Call what `on_http_input` is by now: it changes with the role of a replica."""
+        self.on_http_input()
+
     async def _open_http(
         self,
         name: str,
@@ -134,7 +140,7 @@ class Listeners:
         # Imported here: aiohttp takes longer to import than a broker takes to listen.
         from martlet.server.http.server import HttpServer
 
-        server = HttpServer(routes, self.operators, https_port_instead)
+        server = HttpServer(routes, self.operators, https_port_instead, self._has_input)
         await server.start(sock, tls)
         self._http_servers.append(server)
         self._log.info("%s: listening on %s", name, shown(sock))

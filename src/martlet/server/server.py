@@ -75,6 +75,7 @@ class Server:
         """Accept connections, and start the periodic jobs."""
         options = self.options
         self.timer.start()
+        self.listeners.on_http_input = self.commits.ticks.others_wait
         await self.listeners.answer_by(self.connect, self.routes)
         if options.statsd_address:
             self._run(push(self.stats, options))

@@ -23,10 +23,14 @@ MAX_NS = 100_000
 """The maximum window; bytes that arrive within it after the loop went to sleep open it."""
 MIN_NS = 10_000
 """The minimum window: a shorter one is closed."""
-MAX_SERVE_NS = 5_000_000
+MAX_SERVE_NS = 10_000_000
 """The maximum time of rounds without the loop. Timers wait that long; other input ends them."""
 MAX_MORE_PASSES = 3
 """The maximum number of further passes over the sockets in one such round."""
+OTHERS_ROUNDS = 8
+"""The number of the loop's rounds that an HTTP request takes, about."""
+OTHERS_SERVE_NS = 500_000
+"""The maximum time between these rounds."""
 FEW = 4
 """Up to this number of connections with input in one turn, each is answered by itself."""
 
@@ -48,6 +52,7 @@ class LoopTicks:
         "_end",
         "_give_way",
         "_heard_count",
+        "_others_rounds",
         "_since_ns",
         "_window_ns",
         "crowded",
@@ -67,6 +72,8 @@ class LoopTicks:
         self._give_way = give_way
         self._awake = False
         self._heard_count = 0
+        self._others_rounds = 0
+        """The number of the next rounds that have to come soon."""
         self._since_ns = 0
         self._window_ns = 0
         self.crowded = False
@@ -75,6 +82,10 @@ class LoopTicks:
         """Polls and serves connections without the loop, until none has sent anything for a time,
         or for a maximum time (see `martlet.server.nsq.lane.Lane.serve`).
         """
+
+    def others_wait(self) -> None:
+        """Have the loop's next rounds come soon, for input that takes several."""
+        self._others_rounds = OTHERS_ROUNDS
 
     def heard(self) -> None:
         """Note that bytes have arrived: end the turn, and poll for more after it."""
@@ -117,11 +128,15 @@ class LoopTicks:
 
     def _serve(self, serve: Callable[[int, int], int]) -> None:
         """Serve connections as long as they send, and nothing else wants the loop."""
-        until_ns = self._since_ns + MAX_SERVE_NS
+        budget_ns = MAX_SERVE_NS
+        if self._others_rounds:
+            self._others_rounds -= 1
+            budget_ns = OTHERS_SERVE_NS
+        until_ns = self._since_ns + budget_ns
         done = FED
         while done & (FED | ELSEWHERE) == FED and self._since_ns < until_ns:
             try:
-                done = serve(self._window_ns, MAX_SERVE_NS)
+                done = serve(self._window_ns, budget_ns)
                 # What came while Python handled a batch is committed and answered with it.
                 for _ in range(MAX_MORE_PASSES):
                     if done & (FED | ELSEWHERE) != FED or not (more := serve(0, 0)):

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.crash.wire import http
 
+from martlet.client import Producer, PullConsumer
 from martlet.native import ELSEWHERE, FED, SERVED
-from martlet.server.tick import FEW, MAX_MORE_PASSES, MAX_NS, MAX_SERVE_NS, MIN_NS, LoopTicks
+from martlet.server.tick import (
+    FEW,
+    MAX_MORE_PASSES,
+    MAX_NS,
+    MAX_SERVE_NS,
+    MIN_NS,
+    OTHERS_ROUNDS,
+    OTHERS_SERVE_NS,
+    LoopTicks,
+)
+from martlet.testing import Broker
 
 
 class World:
@@ -159,6 +172,44 @@ def test_other_input_ends_the_rounds_without_the_loop() -> None:
     world.round()
     assert world.ended == ended + 2
     assert not results
+
+
+def test_the_loop_has_its_next_rounds_soon_for_what_takes_several() -> None:
+    """An HTTP request had waited in each for clients that publish."""
+    world = awake_world()
+    budgets = []
+
+    def serve(window_ns: int, budget_ns: int) -> int:
+        budgets.append(budget_ns)
+        return SERVED
+
+    world.turns.serve = serve
+    world.round()
+    world.turns.others_wait()
+    for _ in range(OTHERS_ROUNDS + 1):
+        world.round()
+    assert budgets == [MAX_SERVE_NS, *[OTHERS_SERVE_NS] * OTHERS_ROUNDS, MAX_SERVE_NS]
+
+
+async def test_requests_over_http_and_calls_that_wait_have_the_loop_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = 0
+
+    def count(_: LoopTicks) -> None:
+        nonlocal waited
+        waited += 1
+
+    monkeypatch.setattr(LoopTicks, "others_wait", count)
+    async with Broker(tmp_path) as broker:
+        await http(broker.http_address, "/ping")
+        assert waited == 1
+        async with Producer(broker.tcp_address) as producer:
+            await producer.publish("t", b"x")
+            assert waited == 1, "a PUB needs no further round"
+        async with PullConsumer("t", "g", broker.tcp_address, start="first") as consumer:
+            await anext(aiter(consumer))
+        assert waited > 1, "a fetch waits for its task"
 
 
 def test_a_turn_that_fails_is_the_last_of_none() -> None:

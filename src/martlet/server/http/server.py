@@ -68,6 +68,7 @@ class _Protocol(web.RequestHandler):
     """See `Request`."""
     publish_lone: Callable[[str, bytes], bool] | None = None
     """The fast path of ``/pub``; None once aiohttp has got any bytes."""
+    on_input: Callable[[], object]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve a client."""
@@ -88,6 +89,7 @@ class _Protocol(web.RequestHandler):
             if asked is not None and self._answer_lone(asked, self.publish_lone):
                 return
             self.publish_lone = None
+        self.on_input()
         super().data_received(data)
 
     def _answer_lone(
@@ -134,6 +136,7 @@ class HttpServer:
         operators: check that a client may use an endpoint; None if everyone may use all, but for
             changes by pages of other sites in a browser.
         https_port_instead: serve nothing, but point to HTTPS on this port; 0 if there is none.
+        on_input: called with each input that takes several rounds of the loop.
     """
 
     def __init__(
@@ -141,8 +144,10 @@ class HttpServer:
         routes: Routes,
         operators: Operators | None = None,
         https_port_instead: int | None = None,
+        on_input: Callable[[], object] = lambda: None,
     ) -> None:
         self._routes = routes
+        self._on_input = on_input
         self._operators = operators
         self._https_port_instead = https_port_instead
         self._listener: asyncio.Server | None = None
@@ -171,6 +176,7 @@ class HttpServer:
             is_vouched_for: see `Request`.
         """
         protocol = self._web()
+        cast(_Protocol, protocol).on_input = self._on_input
         if self._https_port_instead is None:
             cast(_Protocol, protocol).publish_lone = self._publish_lone
         if is_vouched_for is not None:

@@ -28,9 +28,13 @@ class CallCommand:
     Args:
         registry: has the methods.
         log: takes unexpected errors.
+        on_task: called with each call that takes several rounds of the loop.
     """
 
-    def __init__(self, registry: CallRegistry, log: logging.Logger) -> None:
+    def __init__(
+        self, registry: CallRegistry, log: logging.Logger, on_task: Callable[[], object]
+    ) -> None:
+        self._on_task = on_task
         self._registry = registry
         self._log = log
 
@@ -52,6 +56,7 @@ class CallCommand:
             text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
             _refuse(connection, command, "LIMIT_REACHED", text)
         else:
+            self._on_task()
             task = asyncio.get_running_loop().create_task(self._answer(connection, command))
             connection.calls.add(task)
             task.add_done_callback(connection.calls.discard)
