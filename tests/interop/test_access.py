@@ -122,7 +122,8 @@ def test_a_client_at_a_unix_socket_is_on_this_machine(tmp_path: Path) -> None:
             return [*super().command, f"--http-address={path}"]
 
         def _listens(self) -> bool:
-            return path.exists()
+            with socket.socket(socket.AF_UNIX) as probe:  # The file is there before it listens.
+                return probe.connect_ex(str(path)) == 0
 
     with Local() as broker:
         with socket.socket(socket.AF_UNIX) as raw:
