@@ -234,7 +234,7 @@ def _fields_read(handler: Function) -> Iterator[str]:
             if node.args and isinstance(node.args[0], ast.Constant):
                 yield str(node.args[0].value)
         elif any(isinstance(each, ast.Name) and each.id == "arguments" for each in node.args):
-            name = ast.unparse(function).rpartition(".")[2]
+            name = _dotted(function).rpartition(".")[2]
             for helper in _functions_of_calls().get(name, ()):
                 if helper is not handler:
                     yield from _fields_read(helper)

@@ -47,6 +47,7 @@ class GroupCommit:
 
     Attributes:
         answers_at_once: whether a reply need not wait once its message is written.
+        answers_confirmed: as given.
         answers_flushed: whether a reply waits for nothing but this broker's flush.
         flusher: flushes the log and makes its checkpoints.
         ticks: a connection that has received bytes reports it here.
@@ -65,7 +66,7 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._sync = options.flush == "sync"
         self._sync_every = options.sync_every or 1
-        self._answers_confirmed = answers_confirmed
+        self.answers_confirmed = answers_confirmed
         self.answers_at_once = not self._sync and not answers_confirmed
         self.answers_flushed = self._sync and not answers_confirmed
         self.flusher = Flusher(broker, log, self._became_durable)
@@ -94,7 +95,7 @@ class GroupCommit:
     @property
     def durable_position(self) -> int | None:
         """The position up to which answers may be given; None in the modes that answer on write."""
-        if self._answers_confirmed:
+        if self.answers_confirmed:
             return self._broker.confirmed_position
         return self._broker.log.durable_position if self._sync else None
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from martlet.broker.errors import WritesRefused
+from martlet.broker.queue.queue_log import Receipt
 from martlet.names import is_valid_name
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.decoder import Decoder
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.queue.consumer import ChannelConsumer
-    from martlet.broker.queue.queue_log import Receipt
     from martlet.broker.topic.topic import Topic
     from martlet.layer.tls import TlsLayer
     from martlet.options import BrokerOptions
@@ -510,6 +510,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         """
         self.replies.append((receipt, verb, reply))
         self._context.commits.stage(self)
+
+    def promise_flushed(self, position: int) -> None:
+        """Answer a PUB that is stored once the log is durable up to a position."""
+        receipt = Receipt()
+        receipt.position = position
+        self.promise(receipt, "PUB", 1)
 
     def fail(self, error: WritesRefused) -> None:
         """Refuse all publishes that are not durable, since they never will be."""

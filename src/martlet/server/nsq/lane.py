@@ -26,7 +26,6 @@ from crc32c import crc32c
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.delivery import Delivery
 from martlet.broker.queue.consumer import ChannelConsumer
-from martlet.broker.queue.queue_log import Receipt
 from martlet.log.storage import DiskSegment
 from martlet.native import ELSEWHERE, native
 
@@ -109,9 +108,7 @@ class Lane:
 
     def _await_flush(self, connection: ClientConnection, _: int) -> None:
         """Answer a stored PUB after the flush at the turn's end."""
-        receipt = Receipt()
-        receipt.position = self._log.position
-        connection.promise(receipt, "PUB", 1)
+        connection.promise_flushed(self._log.position)
 
 
 def open_lane(

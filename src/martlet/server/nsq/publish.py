@@ -140,7 +140,7 @@ class LonePublish:
         buffer: bytearray,
         connection_type: type[ClientConnection],
     ) -> None:
-        self._waits_for_replicas = not (commits.answers_at_once or commits.answers_flushed)
+        self._waits_for_replicas = commits.answers_confirmed
         flusher = commits.flusher if commits.answers_flushed else None
         self.lane = (
             None
@@ -183,9 +183,7 @@ class LonePublish:
         if self._answers_at_once:
             connection.transport.write(v2.OK)
         else:
-            receipt = Receipt()
-            receipt.position = self._broker.log.position
-            connection.promise(receipt, "PUB", 1)
+            connection.promise_flushed(self._broker.log.position)
         return True
 
 
