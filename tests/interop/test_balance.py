@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from tests.interop.ready_proxy import ReadyProxy
+from tests.polling import until
 
 from martlet.client import Backoff, Consumer, FailureBackoff, Message, Producer, Rotation
 from martlet.testing import BrokerProcess
@@ -56,12 +57,6 @@ def consumer_of(proxy: ReadyProxy, topic: str, max_in_flight: int) -> Consumer:
         retry=Backoff(first_s=0.02, max_s=0.1),
         backoff=FAST,
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_three_brokers_share_one_message_in_flight(brokers: list[BrokerProcess]) -> None:

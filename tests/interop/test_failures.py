@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import until
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.dead_letter import CHANNEL
@@ -21,7 +22,6 @@ from martlet.broker.queue.peek import PeekState, peek
 from martlet.client import Consumer, Identity, Message, Producer, sync
 from martlet.testing import Broker
 
-AMPLE_S = 60
 CRASHED = 17
 """How an agent's process ends."""
 AGENT = Path(__file__).parent / "agents" / "crashing_agent.py"
@@ -56,12 +56,6 @@ def dead_letters(broker: Broker) -> list[DeadLetter]:
     if topic is None:
         return []
     return letters(topic.channels[CHANNEL], 0, 1000)[0]
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(AMPLE_S):
-        while not holds():  # noqa: ASYNC110, the broker has no event for it
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

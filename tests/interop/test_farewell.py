@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.crash.wire import GONE, Wire, pub
 from tests.interop.certificates import Certificates
 from tests.interop.upgraded_wire import UpgradedWire
+from tests.polling import until
 
 from martlet.server.nsq import lingering_close as farewell
 from martlet.testing import Broker, BrokerProcess
@@ -23,6 +24,8 @@ FORMS: list[dict[str, object]] = [
     for tls in (False, True)
     for compression in ({}, {"snappy": True}, {"deflate": True})
 ]
+CUT_S = 4
+"""Less than what the lingering close takes by itself."""
 INVALID = b"E_INVALID invalid command BAD"
 
 
@@ -83,13 +86,6 @@ async def test_messages_of_a_refused_consumer_go_to_others_at_once() -> None:
         other.close()
 
 
-async def until(check: Callable[[], bool]) -> None:
-    """Sooner than the farewell ends by itself."""
-    async with asyncio.timeout(4):
-        while not check():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def flood(wire: Wire) -> None:
     """Send until the broker closes hard."""
     while True:
@@ -114,7 +110,7 @@ async def test_a_client_that_does_not_hang_up_is_cut_off(monkeypatch: pytest.Mon
         wire = await Wire.open(broker.tcp_address)
         wire.send(b"BAD\n")
         assert (await wire.answer()).data == INVALID
-        await until(lambda: not broker.server.connections)
+        await until(lambda: not broker.server.connections, CUT_S)
         wire.close()
 
 
@@ -125,7 +121,7 @@ async def test_no_more_than_some_may_take_their_time(monkeypatch: pytest.MonkeyP
         for wire in wires:
             wire.send(b"BAD\n")
             assert (await wire.answer()).data == INVALID
-        await until(lambda: len(broker.server.connections) <= 3)
+        await until(lambda: len(broker.server.connections) <= 3, CUT_S)
         assert len(broker.server.connections) == 3
         for wire in wires:
             wire.close()

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from tests.interop.test_pull import LIMIT_S, call, limited, member, put, until, with_queues
+from tests.interop.test_pull import LIMIT_S, call, limited, member, put, with_queues
+from tests.polling import until
 
 from martlet.client import ClientError, PulledMessage
 from martlet.client.group import session as outpost

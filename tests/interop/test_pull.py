@@ -6,12 +6,13 @@ import asyncio
 import random
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import until
 
 from martlet.addresses import Address
 from martlet.client import (
@@ -68,12 +69,6 @@ def fill(broker: Broker, count: int, start: int = 0) -> list[bytes]:
     for queue in range(QUEUES):
         put(broker, [b"%d %d" % (queue, n) for n in range(start, start + count)], queue)
     return [b"%d %d" % (q, n) for q in range(QUEUES) for n in range(start, start + count)]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110, many things change it
-            await asyncio.sleep(0.005)
 
 
 async def call(broker: Broker | BrokerProcess, method: str, **fields: Any) -> dict[str, Any]:

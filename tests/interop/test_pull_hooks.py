@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 import pytest
@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.polling import until
 from tests.unit.client.recorded_hooks import RecordedHooks
 
 from martlet.client import (
@@ -44,12 +45,6 @@ async def broker() -> AsyncIterator[Broker]:
 def put(broker: Broker, bodies: Sequence[bytes]) -> None:
     broker.server.broker.topic("t").part(0).stage(list(bodies))
     broker.server.broker.commit()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110, many things change it
-            await asyncio.sleep(0.005)
 
 
 async def fail_once(message: PulledMessage) -> None:

@@ -22,7 +22,7 @@ from tests.interop.auth_server import Answer, AuthServer, allowed
 from tests.interop.http_client import HttpClient
 from tests.interop.lookup_process import LookupProcess
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
-from tests.interop.test_pull import until
+from tests.polling import until
 from tests.unit.client.request_handlers import shout
 
 from martlet.client import (

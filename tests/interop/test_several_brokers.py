@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from tests.interop.cutting_proxy import CuttingProxy
-from tests.interop.test_pull import FAST, Ledger, call, put, until, with_queues
+from tests.interop.test_pull import FAST, Ledger, call, put, with_queues
+from tests.polling import until
 
 from martlet.addresses import Address
 from martlet.allocation import STRATEGIES
