@@ -81,8 +81,11 @@ class NeedCounter:
         self.bytes_by_base: dict[int, int] = {}
 
     def count(self, places: SegmentLocator, first_row: int) -> Iterator[None]:
-        """Count the rows from `first_row` on and no others, some at a time."""
+        """Count the rows from `first_row` on and no others, some at a time. Rows that come
+        meanwhile are left to the next call.
+        """
         index = self._index
+        end_row = index.end_row
         first_row = max(first_row, index.first_row)
         assert self.first_row <= self.end_row <= index.end_row
         if first_row >= self.end_row:
@@ -98,12 +101,12 @@ class NeedCounter:
             self._add(places, start, self.first_row, 1)
             self.first_row = start
             yield
-        while self.end_row < index.end_row:
-            end = min(index.end_row, self.end_row + _ROWS_AT_ONCE)
+        while self.end_row < end_row:
+            end = min(end_row, self.end_row + _ROWS_AT_ONCE)
             self._add(places, self.end_row, end, 1)
             self.end_row = end
             yield
-        assert self.first_row <= self.end_row == index.end_row
+        assert self.first_row <= self.end_row <= index.end_row
 
     def row_within(self, max_bytes: int) -> int:
         """Return the first row from which on all counted rows use at most `max_bytes`."""

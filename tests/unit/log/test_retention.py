@@ -121,6 +121,18 @@ def test_a_tally_follows_the_rows_wherever_the_floor_goes(made: Log) -> None:
     assert looked == [], "nothing has changed, so nothing is looked at"
 
 
+def test_a_count_ends_although_each_step_finds_new_rows(made: Log) -> None:
+    """A checkpoint never began while a broker took messages without a pause."""
+    places, tally = SegmentLocator(made.log.segments), NeedCounter(made.big)
+    for step, _ in enumerate(tally.count(places, 0)):
+        made.append(made.big, 1)
+        assert step < 15
+    assert tally.end_row == 100
+    assert list(tally.count(places, 0))
+    wanted = bytes_of(made, made.big, range(115))
+    assert [tally.bytes_by_base.get(s.base, 0) for s in made.log.segments] == wanted
+
+
 def segment_base(position: int) -> int:
     return position // SEGMENT_BYTES * SEGMENT_BYTES
 
