@@ -33,6 +33,7 @@ _FRAME = struct.Struct(">IIqH16s")
 _HEAD = struct.Struct(">IIqH12s")
 """A frame's header but for the last four digits of the id."""
 _END = struct.Struct("<I")
+_ENDS = np.dtype("<u4")
 _PADDING = bytes(8)
 _UNIFORM = int(RecordFlag.UNIFORM)
 _DIGITS_AT = _HEAD.size
@@ -84,7 +85,7 @@ class _Rows:
             (count,), self.body, scratch, at + FRAME_HEADER_BYTES, (stride,)
         )
         first = at - HEADER_BYTES + stride
-        self.ends = np.arange(first, first + count * stride, stride, dtype=np.uint32)
+        self.ends = np.arange(first, first + count * stride, stride, dtype=_ENDS)
 
 
 class LogBatch:
@@ -135,7 +136,8 @@ class LogBatch:
         self.count = 0
         self.end = HEADER_BYTES
         self._size: int | None = None
-        self._ends: list[int | npt.NDArray[np.uint32]] = []
+        self._ends: list[int | bytearray | memoryview] = []
+        """The ends of the frames: of one, or u32 of several."""
         self._properties: list[tuple[int, Sequence[Entry]]] = []
         self.properties_length = 0
         self.flags = 0
@@ -239,7 +241,7 @@ class LogBatch:
         rows.heads[:count] = np.frombuffer(self._head(size), _HEAD_TYPE)
         rows.digits[:count] = digits
         rows.bodies[:count] = bodies.view(rows.body)[:, 0]
-        self._ends.append(rows.ends[:count])
+        self._ends.append(rows.ends[:count].data)
         self.end = at + length
         self._of_size(size)
         self.count += count
@@ -272,7 +274,7 @@ class LogBatch:
         starts += _DIGITS_AT
         self._words[starts] = digits
         self.end = at + length
-        self._ends.append(ends + np.uint32(at - HEADER_BYTES))
+        self._ends.append((ends + np.uint32(at - HEADER_BYTES)).astype(_ENDS, copy=False).data)
         smallest = int(sizes.min())
         self._of_size(smallest if smallest == int(sizes.max()) else -1)
         self.count += count
@@ -283,11 +285,8 @@ class LogBatch:
         length = count * FRAME_HEADER_BYTES + bodies.total_bytes
         self._reserve(length)
         at = self.end
-        ends = bodies.lay_out(
-            self.scratch, at, (self.first_id + self.count) & _ID_MASK, self.stored_at_ns
-        )
-        ends += np.uint32(at - HEADER_BYTES)
-        self._ends.append(ends)
+        first_id = (self.first_id + self.count) & _ID_MASK
+        self._ends.append(bodies.lay_out(self.scratch, at, first_id, self.stored_at_ns))
         self._of_size(bodies.smallest if bodies.smallest == bodies.largest else -1)
         self.end = at + length
         self.count += count
@@ -330,7 +329,7 @@ class LogBatch:
         digits = self._digits(count)
         assert digits is not None
         self._words[starts + _DIGITS_AT] = digits
-        self._ends.append(ends + np.uint32(at - HEADER_BYTES))
+        self._ends.append((ends + np.uint32(at - HEADER_BYTES)).astype(_ENDS, copy=False).data)
         smallest = int(sizes.min())
         same = smallest == int(sizes.max())
         self._of_size(smallest - FRAME_HEADER_BYTES if same else -1)
@@ -360,8 +359,11 @@ class LogBatch:
 
     def frames(self) -> tuple[memoryview, npt.NDArray[np.uint32]]:
         """Return all frames, and where each ends, from the first one's start."""
-        ends = np.concatenate([np.atleast_1d(each) for each in self._ends])
-        return self._view[HEADER_BYTES : self.end], ends.astype(np.uint32, copy=False)
+        return self._view[HEADER_BYTES : self.end], np.frombuffer(self._trailer(), _ENDS)
+
+    def _trailer(self) -> bytes:
+        """Return the ends of all frames."""
+        return b"".join([_END.pack(e) if isinstance(e, int) else e for e in self._ends])
 
     def finish(self) -> tuple[memoryview, int]:
         """Write the trailer. Returns the record's bytes, with the header not sealed yet, and its
@@ -385,16 +387,5 @@ class LogBatch:
                 self._reserve(length - self.end)
             self._view[trailer_end:length] = _PADDING[: length - trailer_end]
         self._view[self.end : ends_at] = _PADDING[: ends_at - self.end]
-        if self.count == 1 and isinstance(self._ends[0], int):
-            _END.pack_into(self.scratch, ends_at, self._ends[0])
-            return self._view[:length], _UNIFORM | self.flags
-        trailer: npt.NDArray[np.uint32] = np.ndarray((self.count,), "<u4", self.scratch, ends_at)
-        at = 0
-        for ends in self._ends:
-            if isinstance(ends, int):
-                trailer[at] = ends
-                at += 1
-            else:
-                trailer[at : at + len(ends)] = ends
-                at += len(ends)
+        self._view[ends_at:trailer_end] = self._trailer()
         return self._view[:length], self.flags if self._size == -1 else _UNIFORM | self.flags

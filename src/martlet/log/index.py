@@ -17,10 +17,11 @@ matches the checksum in the last checkpoint.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ ENTRY = np.dtype(
         ("deliver_at_ns", "<i8"),
     ]
 )
-assert ENTRY.itemsize == 40
+_ROW = struct.Struct("<QQIIqq")
+assert ENTRY.itemsize == _ROW.size == 40
 
 MAX_ROWS_IN_MEMORY = 4096
 """This many rows are buffered in memory, at 40 bytes each in the file, before they are written to
@@ -68,6 +70,11 @@ class IndexEntry(NamedTuple):
     def end_offset(self) -> int:
         """The offset behind the batch's last message."""
         return self.first_offset + self.count
+
+
+def _packed(entries: list[IndexEntry]) -> Rows:
+    """Return some rows as a read-only array; numpy itself takes half as long again."""
+    return np.frombuffer(b"".join(starmap(_ROW.pack, entries)), ENTRY)
 
 
 def index_name(topic: int, queue: int, first_row: int) -> str:
@@ -145,7 +152,7 @@ class Index:
         for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
             if not len(run):
                 continue
-            rows = np.array([self._moved[number] for number in run.tolist()], ENTRY)
+            rows = _packed([self._moved[number] for number in run.tolist()])
             self._mapped = self._crc = None
             self.synced = False
             at = (int(run[0]) - self.first_row) * ENTRY.itemsize
@@ -166,7 +173,7 @@ class Index:
         """
         unwritten = self._tail[self._stored_end - self._tail_row :]
         if unwritten:
-            rows = np.array(unwritten, ENTRY)
+            rows = _packed(unwritten)
             assert _rises(rows), f"the rows of {self.name} overlap"
             at = (self._stored_end - self.first_row) * ENTRY.itemsize
             self._storage.write_at(self.name, rows.tobytes(), at)
@@ -220,7 +227,7 @@ class Index:
         if end > self._tail_row:
             begin = max(start, self._tail_row)
             tail = self._tail[begin - self._tail_row : end - self._tail_row]
-            parts.append(np.array(tail, ENTRY))
+            parts.append(_packed(tail))
         return np.concatenate(parts)
 
     def times(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -47,10 +47,10 @@ class FramePlace(NamedTuple):
     """Where and how frames are laid out.
 
     Attributes:
-        scratch: takes the frames; empty to measure bodies only.
+        scratch: the beginning of a record; empty to measure bodies only.
         at: the place of the first frame.
         first_id, stored_at_ns: of the messages.
-        ends: takes the end of each frame from `at`, u32 little-endian.
+        ends: takes the end of each frame, u32 little-endian, from the end of the record's header.
     """
 
     scratch: bytearray

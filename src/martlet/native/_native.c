@@ -28,43 +28,45 @@
 
 enum {
     MAGIC = 0x474c544d, /* martlet.log.record */
-    HEADER_BYTES = 80,
-    FRAME_HEADER_BYTES = 34,
-    FRAME_SIZE_EXTRA = 30,
+    HEADER_BYTES = 80, FRAME_HEADER_BYTES = 34, FRAME_SIZE_EXTRA = 30,
     FINISH_BYTES = 21, /* FIN, a space, 16 digits, a newline */
     MAX_LINE_BYTES = 128, /* martlet.protocol.nsq.decoder: of a line that is cached */
     MAX_LONE_BYTES = 1 << 14,
     COMFORTABLE_SPAN = 1 << 17, /* martlet.broker.queue.in_flight */
-    MAX_EVENTS = 64,
-    MAX_KEPT = 64 + 16 * MAX_EVENTS,
-    MAX_INPUT_BYTES = 1 << 15,
+    MAX_EVENTS = 64, MAX_KEPT = 64 + 16 * MAX_EVENTS, MAX_INPUT_BYTES = 1 << 15,
 };
 
 /* ---------------------------------------------------------------- numbers */
 
 static void put_be32(uint8_t *at, uint32_t number)
 {
-    number = __builtin_bswap32(number);
-    memcpy(at, &number, 4);
+    memcpy(at, &(uint32_t){__builtin_bswap32(number)}, 4);
 }
 
 static uint32_t get_be32(const uint8_t *at)
 {
-    uint32_t number;
-    memcpy(&number, at, 4);
-    return __builtin_bswap32(number);
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+/* Eight hexadecimal digits, a byte each, by arithmetic on all of them at once. */
+static void put_hex(uint8_t *at, uint64_t number)
+{
+    number = (number << 16 | number) & 0x0000ffff0000ffff;
+    number = (number << 8 | number) & 0x00ff00ff00ff00ff;
+    number = (number << 4 | number) & 0x0f0f0f0f0f0f0f0f;
+    uint64_t letters = (number + 0x0606060606060606) >> 4 & 0x0101010101010101;
+    number = __builtin_bswap64(number + 0x3030303030303030 + letters * ('a' - '0' - 10));
+    memcpy(at, &number, 8);
 }
 
 static void put_frame_head(uint8_t *at, uint32_t size, int64_t stored_at_ns, uint64_t id)
 {
     put_be32(at, FRAME_SIZE_EXTRA + size);
     put_be32(at + 4, 2); /* a message */
-    put_be32(at + 8, (uint32_t)((uint64_t)stored_at_ns >> 32));
-    put_be32(at + 12, (uint32_t)stored_at_ns);
-    at[16] = 0;
-    at[17] = 1; /* attempts */
-    for (int digit = 0; digit < 16; digit++)
-        at[18 + digit] = (uint8_t)"0123456789abcdef"[id >> (60 - 4 * digit) & 15];
+    memcpy(at + 8, &(uint64_t){__builtin_bswap64((uint64_t)stored_at_ns)}, 8);
+    memcpy(at + 16, "\0\1", 2); /* attempts */
+    put_hex(at + 18, id >> 32);
+    put_hex(at + 26, id & UINT32_MAX);
 }
 
 static int64_t monotonic_ns(void)
@@ -91,20 +93,20 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
         scratch_at > scratch.len || scratch.len > UINT32_MAX)
         at = end = scratch_at = count = 0;
     const uint8_t *first = (const uint8_t *)source.buf + at, *from = first;
-    uint8_t *start = (uint8_t *)scratch.buf + scratch_at, *to = start;
+    uint8_t *to = (uint8_t *)scratch.buf + scratch_at;
     Py_ssize_t left = end - at, room = scratch.len - scratch_at;
     if (scratch.len && count > ends.len / 4) count = ends.len / 4;
-    for (; found < count && left >= head + 4 && !memcmp(from, first, (size_t)head); found++) {
+    for (; found < count && left >= head + 4; found++) {
         int64_t size = get_be32(from + head);
-        if (size == 0 || size > max_size || size > left - head - 4 ||
-            (scratch.len && size > room - FRAME_HEADER_BYTES))
+        if ((head && memcmp(from, first, (size_t)head)) || size == 0 || size > max_size ||
+            size > left - head - 4 || (scratch.len && size > room - FRAME_HEADER_BYTES))
             break;
         if (scratch.len) {
             put_frame_head(to, (uint32_t)size, stored_at_ns, first_id + (uint64_t)found);
             memcpy(to + FRAME_HEADER_BYTES, from + head + 4, (size_t)size);
             to += FRAME_HEADER_BYTES + size;
             room -= FRAME_HEADER_BYTES + size;
-            uint32_t frame_end = (uint32_t)(to - start);
+            uint32_t frame_end = (uint32_t)(to - (uint8_t *)scratch.buf - HEADER_BYTES);
             memcpy((uint8_t *)ends.buf + 4 * found, &frame_end, 4);
         }
         smallest = found == 0 || size < smallest ? size : smallest;
@@ -112,9 +114,7 @@ static PyObject *frame_bodies(PyObject *module, PyObject *args)
         from += head + 4 + size;
         left -= head + 4 + size;
     }
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&scratch);
-    PyBuffer_Release(&ends);
+    PyBuffer_Release(&source); PyBuffer_Release(&scratch); PyBuffer_Release(&ends);
     return Py_BuildValue("(nnLL)", found, at + (Py_ssize_t)(from - first), smallest, largest);
 }
 

@@ -68,18 +68,16 @@ class RawBodies(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         return list(self)[index]
 
-    def lay_out(
-        self, scratch: bytearray, at: int, first_id: int, stored_at_ns: int
-    ) -> npt.NDArray[np.uint32]:
-        """Write the bodies as frames to `scratch`. Returns the end of each, from `at`:
-        ``uint32[n]``.
+    def lay_out(self, scratch: bytearray, at: int, first_id: int, stored_at_ns: int) -> bytearray:
+        """Write the bodies as frames to `scratch`, the beginning of a record.
 
-        The scratch must have room for them.
+        Returns the end of each, as u32, from the end of the record's header. The scratch must have
+        room for them.
         """
         place = FramePlace(scratch, at, first_id, stored_at_ns, bytearray(4 * self._count))
         done = self._native.frame_bodies(self._bodies, place)
         assert done[0] == self._count, "the receive buffer has changed, or the scratch is too small"
-        return np.frombuffer(place.ends, np.uint32)
+        return place.ends
 
 
 Bodies = list[bytes] | RawBodies | npt.NDArray[np.uint8]
