@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from martlet.cli import start
 from martlet.cli.garbage import not_collected
 from martlet.cli.servers import service
+from martlet.cli.servers.certificates import no_certificates
 from martlet.native import native
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
@@ -43,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a broker with the given flags; return the exit code of the process."""
     options = start.options(arguments(), BrokerOptions, argv, _hello)
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        with not_collected(), no_certificates():
+            import aiohttp  # noqa: F401
         return runner.run(_serve(options))
 
 
