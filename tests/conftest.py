@@ -6,6 +6,7 @@ since a Java virtual machine costs ten seconds and a gigabyte.  What takes longe
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from functools import cache
@@ -26,6 +27,13 @@ LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(template.install())
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect no garbage while tests are collected, and never look at the tests themselves."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
