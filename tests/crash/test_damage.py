@@ -19,6 +19,7 @@ from tests.crash.written_folder import (
     BATCH_COUNT,
     BATCHES,
     FINISHED,
+    OFTEN,
     SEGMENT_BYTES,
     WrittenFolder,
     bodies_of,
@@ -45,7 +46,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WrittenFold
     made = {}
     for name, clean, flags in (
         ("stopped", True, ()),
-        ("killed", False, ("--checkpoint-interval=20ms",)),
+        ("killed", False, (OFTEN,)),
         ("unsaved", False, ("--checkpoint-interval=1h",)),
     ):
         path = tmp_path_factory.mktemp(name) / "data"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from functools import partial
 from pathlib import Path
 
 from tests.crash.here import BrokerHere
 from tests.crash.wire import Wire, drain, http, mpub
+from tests.polling import until
 
 from martlet.log.folder import Folder
 from martlet.log.record import Header, RecordKind
@@ -19,6 +21,7 @@ BATCHES = 90
 BATCH_COUNT = 20
 FINISHED = 130
 """Number of the first messages that are finished: six batches and a half."""
+OFTEN = "--checkpoint-interval=20ms"
 SETTINGS = (
     f"--max-bytes-per-file={SEGMENT_BYTES}",
     "--min-free-bytes=0",
@@ -70,6 +73,8 @@ class WrittenFolder:
             wire.send(b"FIN %b\n" % got.id)
         wire.send(b"RDY 0\n")
         await self.journaled()
+        if OFTEN in self.flags:
+            await self.checkpointed()
         await self.publish(range(BATCHES, BATCHES + 1))
         wire.close()
         if clean:
@@ -82,6 +87,20 @@ class WrittenFolder:
         for number in range(5):
             await http(self.broker.http_address, f"/topic/create?topic=barrier{number}", b"")
             await asyncio.sleep(0.02)
+
+    async def checkpointed(self) -> None:
+        """Return when a checkpoint that has begun after this call is durable."""
+        for number in range(2):  # The first one may have begun before.
+            before = self._checkpoint()
+            await http(self.broker.http_address, f"/topic/create?topic=saved{number}", b"")
+            await until(partial(self._has_other_checkpoint, before))
+
+    def _checkpoint(self) -> bytes:
+        path = self.path / "checkpoint"
+        return path.read_bytes() if path.exists() else b""
+
+    def _has_other_checkpoint(self, before: bytes) -> bool:
+        return self._checkpoint() != before
 
     async def publish(self, batches: range) -> None:
         wire = await Wire.open(self.broker.tcp_address)
