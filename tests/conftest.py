@@ -27,11 +27,12 @@ LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(template.install())
-    gc.disable()
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", default=None):
+        gc.disable()  # This process collects tests.
 
 
 def pytest_collection_finish() -> None:
-    """Collect no garbage while tests are collected, and never look at the tests themselves."""
+    """Collect garbage again, but never look at the tests themselves."""
     gc.freeze()
     gc.enable()
 

@@ -1,4 +1,4 @@
-"""Wait for a condition that notifies no test."""
+"""Poll for what a test gets no event of."""
 
 import asyncio
 from collections.abc import Callable

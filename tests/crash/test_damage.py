@@ -19,7 +19,6 @@ from tests.crash.written_folder import (
     BATCH_COUNT,
     BATCHES,
     FINISHED,
-    OFTEN,
     SEGMENT_BYTES,
     WrittenFolder,
     bodies_of,
@@ -46,13 +45,13 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WrittenFold
     made = {}
     for name, clean, flags in (
         ("stopped", True, ()),
-        ("killed", False, (OFTEN,)),
+        ("killed", False, ("--checkpoint-interval=20ms",)),
         ("unsaved", False, ("--checkpoint-interval=1h",)),
     ):
         path = tmp_path_factory.mktemp(name) / "data"
         folder = WrittenFolder(path, *flags, process=True)
         try:
-            asyncio.run(folder.write(clean=clean))
+            asyncio.run(folder.write(clean=clean, checkpointed=name == "killed"))
         finally:
             folder.broker.close()
         made[name] = folder

@@ -21,7 +21,6 @@ BATCHES = 90
 BATCH_COUNT = 20
 FINISHED = 130
 """Number of the first messages that are finished: six batches and a half."""
-OFTEN = "--checkpoint-interval=20ms"
 SETTINGS = (
     f"--max-bytes-per-file={SEGMENT_BYTES}",
     "--min-free-bytes=0",
@@ -59,8 +58,13 @@ class WrittenFolder:
         assert isinstance(self.broker, BrokerProcess)
         self.broker.kill()
 
-    async def write(self, *, clean: bool) -> None:
-        """Publish and finish, then end the broker by SIGTERM, or SIGKILL."""
+    async def write(self, *, clean: bool, checkpointed: bool = False) -> None:
+        """Publish and finish, then end the broker by SIGTERM, or SIGKILL.
+
+        Args:
+            clean: whether by SIGTERM.
+            checkpointed: whether a checkpoint has all but the last batch.
+        """
         broker = self.broker
         broker.start()
         await http(broker.http_address, "/topic/create?topic=t", b"")
@@ -73,7 +77,7 @@ class WrittenFolder:
             wire.send(b"FIN %b\n" % got.id)
         wire.send(b"RDY 0\n")
         await self.journaled()
-        if OFTEN in self.flags:
+        if checkpointed:
             await self.checkpointed()
         await self.publish(range(BATCHES, BATCHES + 1))
         wire.close()

@@ -25,7 +25,7 @@ FORMS: list[dict[str, object]] = [
     for compression in ({}, {"snappy": True}, {"deflate": True})
 ]
 CUT_S = 4
-"""Less than what the lingering close takes by itself."""
+"""Shorter than a lingering close lasts by itself."""
 INVALID = b"E_INVALID invalid command BAD"
 
 
@@ -99,7 +99,7 @@ async def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.Monk
         wire = await Wire.open(broker.tcp_address)
         wire.send(b"BAD\n")
         with pytest.raises(GONE):
-            async with asyncio.timeout(4):  # sooner than by time alone
+            async with asyncio.timeout(CUT_S):
                 await flood(wire)
         wire.writer.transport.abort()
 

@@ -48,7 +48,7 @@ class FramePlace(NamedTuple):
 
     Attributes:
         scratch: the beginning of a record; empty to measure bodies only.
-        at: the place of the first frame.
+        at: the place of the first frame, behind the record's header.
         first_id, stored_at_ns: of the messages.
         ends: takes the end of each frame, u32 little-endian, from the end of the record's header.
     """

@@ -339,7 +339,9 @@ class LookupPeers:
         try:
             async with (
                 ClientSession(timeout=timeout) as session,
-                session.get(f"http://{address}/channels", params={"topic": topic}) as response,
+                session.get(
+                    f"http://{address}/channels", params={"topic": topic}, allow_redirects=False
+                ) as response,
             ):
                 names = (await read_json(response, _MAX_ANSWER_BYTES))["channels"]
                 return [

@@ -7,10 +7,12 @@ import logging
 import socket
 
 import pytest
+from aiohttp import web
 from tests.unit.client.scripted_broker import eventually
 
 from martlet.server import lookup_peer
 from martlet.testing import Broker
+from martlet.testing.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +65,35 @@ async def test_a_closed_port_is_logged_once_and_so_is_its_end(
     ]
     assert "failed attempts" in logged(caplog, address)[-2] + logged(caplog, address)[-1]
     assert caplog.text.count("cannot register") == 1
+
+
+async def test_a_redirect_of_a_daemon_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
+    asked = []
+
+    async def redirect(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=301, headers={"Location": "/elsewhere"})
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        answer = b'{"broadcast_address": "127.0.0.1", "http_port": %d}' % http_port
+        writer.write(len(answer).to_bytes(4) + answer)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    runner = web.ServerRunner(web.Server(redirect))
+    await runner.setup()
+    http_port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", http_port).start()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
+        port = daemon.sockets[0].getsockname()[1]
+        async with Broker(lookupd_tcp_addresses=(f"127.0.0.1:{port}",)) as broker:
+            await eventually(lambda: "peer info" in caplog.text)
+            broker.server.broker.topic("t")
+            await eventually(lambda: "the channels of t are not known" in caplog.text)
+    assert asked == ["/channels"]
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from martlet.cli import start
 from martlet.cli.garbage import not_collected
 from martlet.cli.servers import service
-from martlet.cli.servers.certificates import no_certificates
+from martlet.cli.servers.certificates import import_aiohttp
 from martlet.native import native
 from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
@@ -44,8 +44,6 @@ def main(argv: Sequence[str]) -> int:
     """Run a broker with the given flags; return the exit code of the process."""
     options = start.options(arguments(), BrokerOptions, argv, _hello)
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
-        with not_collected(), no_certificates():
-            import aiohttp  # noqa: F401
         return runner.run(_serve(options))
 
 
@@ -81,6 +79,8 @@ async def _serve_alone(options: BrokerOptions, stopping: asyncio.Event) -> None:
         from martlet.server.build import build_server
 
         server = build_server(options)
+        if options.http_address or options.https_address:
+            import_aiohttp()
         await server.start()
     _started()
     await stopping.wait()
@@ -89,6 +89,7 @@ async def _serve_alone(options: BrokerOptions, stopping: asyncio.Event) -> None:
 
 
 async def _serve_replica(options: BrokerOptions, stopping: asyncio.Event) -> None:
+    import_aiohttp()
     from martlet.server.replication.process import ReplicaProcess
 
     process = ReplicaProcess(options)

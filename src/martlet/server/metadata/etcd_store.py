@@ -118,7 +118,7 @@ class EtcdStore:
         for endpoint in list(self._endpoints):
             try:
                 async with self._session.post(
-                    f"http://{endpoint}/v3/{path}", json=question
+                    f"http://{endpoint}/v3/{path}", json=question, allow_redirects=False
                 ) as response:
                     answer: object = await response.json(content_type=None)
                     # A proxy answers with an empty body, or with anything else.

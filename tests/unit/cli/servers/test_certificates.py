@@ -8,34 +8,38 @@ from pathlib import Path
 import pytest
 from tests.interop.certificates import Certificates
 
-from martlet.cli.servers.certificates import no_certificates
-
 PROGRAM = """
-import ssl
-from martlet.cli.servers.certificates import no_certificates
+import os, signal, ssl, sys
+from martlet.cli.servers import broker, service
 
 def count(context):
     return context.cert_store_stats()["x509_ca"]
 
-assert count(ssl.create_default_context()) == 1
-with no_certificates():
-    from aiohttp import connector
-assert count(connector._SSL_CONTEXT_VERIFIED) == 0
-assert count(connector._SSL_CONTEXT_UNVERIFIED) == 0
-assert count(ssl.create_default_context()) == 1
+def notify(state):
+    if state == service.READY:
+        from aiohttp import connector
+        assert count(connector._SSL_CONTEXT_VERIFIED) == 0
+        assert count(connector._SSL_CONTEXT_UNVERIFIED) == 0
+        assert BEFORE is None or count(ssl.create_default_context()) == 1
+        assert os.environ.get("SSL_CERT_FILE") == BEFORE
+        print("checked")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+service.notify = notify
+listen = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+sys.exit(broker.main([f"--data-path={DATA_PATH}", *listen]))
 """
 
 
-def test_aiohttp_reads_no_certificates(tmp_path: Path) -> None:
-    environment = {**os.environ, "SSL_CERT_FILE": str(Certificates(tmp_path).authority)}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("before", ["/etc/own.pem", None])
-def test_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_broker_starts_without_the_machines_certificates(tmp_path: Path, is_set: bool) -> None:
+    before = str(Certificates(tmp_path).authority) if is_set else None
+    environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
     if before is not None:
-        monkeypatch.setenv("SSL_CERT_FILE", before)
-    with no_certificates():
-        assert os.environ["SSL_CERT_FILE"] == os.devnull
-    assert os.environ.get("SSL_CERT_FILE") == before
+        environment["SSL_CERT_FILE"] = before
+    program = f"BEFORE, DATA_PATH = {before!r}, {str(tmp_path / 'data')!r}\n{PROGRAM}"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "checked\n"), done.stderr

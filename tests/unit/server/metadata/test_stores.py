@@ -254,6 +254,25 @@ async def test_an_answer_that_is_not_etcds_is_no_answer(status: int, body: bytes
     await runner.cleanup()
 
 
+async def test_a_redirect_is_not_followed() -> None:
+    asked = set()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.add(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    store = EtcdStore([f"127.0.0.1:{port}"], "1")
+    with pytest.raises(StoreUnreachable, match="status 307"):
+        await store.look()
+    assert asked == {"/v3/kv/range"}
+    await store.close()
+    await runner.cleanup()
+
+
 def test_a_presence_of_a_later_version_is_read() -> None:
     assert Presence.unpack(b'{"epoch": 3, "colour": "red"}') == Presence(epoch=3)
     for wrong in (b"[]", b"7", b"", b'{"epoch": "3"}'):
