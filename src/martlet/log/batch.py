@@ -274,7 +274,7 @@ class LogBatch:
         starts += _DIGITS_AT
         self._words[starts] = digits
         self.end = at + length
-        self._ends.append((ends + np.uint32(at - HEADER_BYTES)).astype(_ENDS, copy=False).data)
+        self._add_ends(ends, at)
         smallest = int(sizes.min())
         self._of_size(smallest if smallest == int(sizes.max()) else -1)
         self.count += count
@@ -329,7 +329,7 @@ class LogBatch:
         digits = self._digits(count)
         assert digits is not None
         self._words[starts + _DIGITS_AT] = digits
-        self._ends.append((ends + np.uint32(at - HEADER_BYTES)).astype(_ENDS, copy=False).data)
+        self._add_ends(ends, at)
         smallest = int(sizes.min())
         same = smallest == int(sizes.max())
         self._of_size(smallest - FRAME_HEADER_BYTES if same else -1)
@@ -350,6 +350,10 @@ class LogBatch:
             (len(self.scratch) - 7,), ">i8", self.scratch, strides=(1,)
         )
         times[starts[:-1]] = times_ns
+
+    def _add_ends(self, ends: npt.NDArray[np.uint32], at: int) -> None:
+        """Note the ends of frames, from byte `at` of the record."""
+        self._ends.append((ends + np.uint32(at - HEADER_BYTES)).astype(_ENDS, copy=False).data)
 
     def _of_size(self, size: int) -> None:
         if self._size is None:
