@@ -22,6 +22,7 @@ from martlet.broker.queue.peek import PeekState, peek
 from martlet.client import Consumer, Identity, Message, Producer, sync
 from martlet.testing import Broker
 
+AMPLE_S = 60
 CRASHED = 17
 """How an agent's process ends."""
 AGENT = Path(__file__).parent / "agents" / "crashing_agent.py"
@@ -83,7 +84,7 @@ async def crash_until_all_is_done(
     for _ in range(20):
         async with agent(how, broker, concurrency, seconds_each) as process:
             ended = asyncio.create_task(process.wait())
-            done = asyncio.create_task(until(is_done))
+            done = asyncio.create_task(until(is_done, AMPLE_S))
             await asyncio.wait({ended, done}, return_when=asyncio.FIRST_COMPLETED)
             done.cancel()
             await asyncio.gather(done, return_exceptions=True)
@@ -160,7 +161,7 @@ async def test_a_slow_handler_makes_no_dead_letters_of_waiting_messages(broker: 
 
     async with quick(broker) as consumer:
         running = asyncio.create_task(consumer.run(handle))
-        await until(lambda: len(seen) == 40 and not channel.in_flight_count)
+        await until(lambda: len(seen) == 40 and not channel.in_flight_count, AMPLE_S)
         consumer.stop()
         await running
         assert consumer.counts.expired == 0
@@ -182,12 +183,12 @@ async def test_a_handler_that_hangs_keeps_nothing_from_others(broker: Broker) ->
 
     async with quick(broker) as hanging:
         first = asyncio.create_task(hanging.run(hang))
-        await until(lambda: channel.in_flight_count == 40)
+        await until(lambda: channel.in_flight_count == 40, AMPLE_S)
         async with quick(broker) as other:
             second = asyncio.create_task(other.run(handle))
-            await until(lambda: len(seen) == 39)
+            await until(lambda: len(seen) == 39, AMPLE_S)
             go_on.set()
-            await until(lambda: not channel.in_flight_count)
+            await until(lambda: not channel.in_flight_count, AMPLE_S)
             for consumer in (hanging, other):
                 consumer.stop()
             await asyncio.gather(first, second)
@@ -231,7 +232,7 @@ async def test_a_blocking_consumer_gives_back_free_of_charge_too(broker: Broker)
 
     for _ in range(2):
         await asyncio.to_thread(take_one)
-    await until(lambda: not channel.in_flight_count)
+    await until(lambda: not channel.in_flight_count, AMPLE_S)
     assert (channel.depth, channel.deferred_count, dead(broker)) == (48, 0, [])
     assert {each.attempts for each in peek(channel, 0, 100, [PeekState.DUE])} == {0}
 

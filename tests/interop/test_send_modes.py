@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from tests.interop.cutting_proxy import CuttingProxy
+from tests.polling import until
 from tests.unit.broker.core import bodies_of
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.broker.errors import WritesRefused
 from martlet.client import (
@@ -377,14 +378,14 @@ async def test_another_broker_is_asked_only_if_that_is_wanted(
         monkeypatch.setattr(other.server.flusher, "flush", lambda: None)
         addresses = (other.tcp_address, broker.tcp_address)
         async with producer_of(*addresses) as producer:
-            await eventually(lambda: producer.stats.connected == 2)
+            await until(lambda: producer.stats.connected == 2)
             results = await asyncio.gather(*(producer.send(f"t{n}", b"1") for n in range(2)))
             assert {each.status for each in results} == {
                 PutStatus.OK,
                 PutStatus.FLUSH_DISK_TIMEOUT,
             }
         async with producer_of(*addresses, retry_another_broker=True) as producer:
-            await eventually(lambda: producer.stats.connected == 2)
+            await until(lambda: producer.stats.connected == 2)
             results = await asyncio.gather(*(producer.send(f"t{n}", b"2") for n in range(2)))
             assert {each.status for each in results} == {PutStatus.OK}
             assert {each.broker for each in results} == {broker.tcp_address}
@@ -404,9 +405,9 @@ async def test_a_broker_that_is_known_no_more_takes_nothing(
             await asyncio.wait_for(proxy.swallowed.wait(), 20)
             proxy.refuses = True
             proxy.go_on()
-            await eventually(lambda: pool._links[address].connection is None)
+            await until(lambda: pool._links[address].connection is None)
             pool._add(parse_addresses(broker.tcp_address)[0])
-            await eventually(lambda: producer.stats.connected == 1)
+            await until(lambda: producer.stats.connected == 1)
             pool._drop(address)
             if elsewhere:
                 result = await future
@@ -419,7 +420,7 @@ async def test_a_broker_that_is_known_no_more_takes_nothing(
 
 async def test_messages_of_an_order_key_go_to_one_of_several_brokers(broker: Broker) -> None:
     async with Broker() as other, producer_of(broker.tcp_address, other.tcp_address) as producer:
-        await eventually(lambda: producer.stats.connected == 2)
+        await until(lambda: producer.stats.connected == 2)
         results = await asyncio.gather(
             *(producer.send("t", b"%d" % n, order_key=f"k{n % 8}") for n in range(80)),
             *(producer.send("t", b"x") for _ in range(4)),

@@ -11,6 +11,7 @@ import bcrypt
 import pytest
 from aiohttp import web
 from tests.admin_page import Page, broker_of, page_of
+from tests.answering import answering
 
 
 async def post(page: Page, **headers: str) -> int:
@@ -72,32 +73,28 @@ async def test_the_audit_is_kept_in_a_file_and_posted(tmp_path: Path) -> None:
         posted.append(await request.json())
         return web.Response()
 
-    runner = web.ServerRunner(web.Server(take))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0]
-    file = tmp_path / "audit.jsonl"
-    options: dict[str, Any] = {
-        "audit_file": str(file),
-        "notification_http_endpoint": f"http://{host}:{port}/",
-    }
-    async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
-        assert await post(page, **{"X-Forwarded-User": "ann", "User-Agent": "test"}) == 303
-        await page.server._audit._waiting.join()
-    (line,) = file.read_text().splitlines()
-    kept = json.loads(line)
-    assert (kept["action"], kept["topic"], kept["user"], kept["result"]) == (
-        *("pause_topic", "orders", "ann"),
-        "done",
-    )
-    (sent,) = posted
-    assert sent == {name: kept[name] for name in sent}
-    assert set(sent) == {
-        *("action", "topic", "timestamp", "user", "remote_ip", "user_agent", "url", "via")
-    }
-    async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
-        assert "pause_topic" in await page.get("/audit")
-    await runner.cleanup()
+    async with answering(take) as address:
+        file = tmp_path / "audit.jsonl"
+        options: dict[str, Any] = {
+            "audit_file": str(file),
+            "notification_http_endpoint": f"http://{address}/",
+        }
+        async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
+            assert await post(page, **{"X-Forwarded-User": "ann", "User-Agent": "test"}) == 303
+            await page.server._audit._waiting.join()
+        (line,) = file.read_text().splitlines()
+        kept = json.loads(line)
+        assert (kept["action"], kept["topic"], kept["user"], kept["result"]) == (
+            *("pause_topic", "orders", "ann"),
+            "done",
+        )
+        (sent,) = posted
+        assert sent == {name: kept[name] for name in sent}
+        assert set(sent) == {
+            *("action", "topic", "timestamp", "user", "remote_ip", "user_agent", "url", "via")
+        }
+        async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
+            assert "pause_topic" in await page.get("/audit")
 
 
 async def test_an_audit_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from tests.answering import answering
 
 from martlet.cli.broker_http import BrokerHttpOptions
 
@@ -21,13 +22,8 @@ async def server(answer: object, tokens: list[str]) -> AsyncIterator[str]:
         tokens.append(request.headers.get("Authorization", ""))
         return web.json_response(answer)
 
-    runner = web.ServerRunner(web.Server(handle))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0]
-    yield f"{host}:{port}"
-    await runner.cleanup()
+    async with answering(handle) as address:
+        yield address
 
 
 async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -> None:

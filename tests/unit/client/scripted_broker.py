@@ -86,13 +86,6 @@ async def as_any_broker(_command: Command) -> bool:
     return False
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until it is true; a crowded machine may take its time."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 class ScriptedBroker:
     """Attributes: what came (without IDENTIFY and NOP), and the connections, in order."""
 

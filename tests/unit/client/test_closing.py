@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
 from martlet.client.consumer.handling.handed_out import HandedOut
@@ -46,7 +47,7 @@ async def test_a_handler_that_does_not_heed_its_end_keeps_nothing_from_others(
         async with Consumer("t", "c", broker.address, close_timeout_s=0.2) as consumer:
             running = asyncio.create_task(consumer.run(handle))
             broker.deliver(1)
-            await eventually(lambda: consumer.counts.received == 1 and not consumer.stats.waiting)
+            await until(lambda: consumer.counts.received == 1 and not consumer.stats.waiting)
             await asyncio.sleep(0.01)
         assert time.monotonic() - began_s < 5
         assert broker.answered("REQ") == [1]
@@ -173,7 +174,7 @@ async def test_closing_a_producer_in_two_tasks_waits_for_answers_in_both() -> No
 
     async with ScriptedBroker(script) as broker, Producer(broker.address) as producer:
         stored = producer.submit("t", b"body")
-        await eventually(lambda: bool(broker.named("PUB")))
+        await until(lambda: bool(broker.named("PUB")))
         closing = [asyncio.create_task(producer.close()) for _ in range(2)]
         await asyncio.sleep(0.01)
         assert not any(each.done() for each in closing)

@@ -7,7 +7,8 @@ import logging
 import time
 
 import pytest
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import (
     Backoff,
@@ -118,7 +119,7 @@ async def test_as_many_handlers_as_asked_for_are_at_work() -> None:
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=3))
         broker.deliver(*range(10))
-        await eventually(lambda: at_work == 3)
+        await until(lambda: at_work == 3)
         await asyncio.sleep(0.02)
         assert at_work == 3
         go.set()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import web
-from tests.unit.client.scripted_broker import eventually
+from tests.answering import answering
+from tests.polling import until
 
 from martlet.server import lookup_peer
 from martlet.testing import Broker
-from martlet.testing.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,23 @@ def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
 def logged(caplog: pytest.LogCaptureFixture, address: str) -> list[str]:
     """Return the log lines about a daemon."""
     return [message for message in caplog.messages if address in message]
+
+
+def as_daemon(
+    http_address: str,
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Answer as a lookup daemon that serves HTTP at an address."""
+    host, _, port = http_address.rpartition(":")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        answer = b'{"broadcast_address": "%b", "http_port": %b}' % (host.encode(), port.encode())
+        writer.write(len(answer).to_bytes(4) + answer)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    return serve
 
 
 async def test_a_closed_port_is_logged_once_and_so_is_its_end(
@@ -42,21 +60,13 @@ async def test_a_closed_port_is_logged_once_and_so_is_its_end(
 
     monkeypatch.setattr(asyncio, "open_connection", open_connection)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        answer = b'{"broadcast_address": "127.0.0.1", "http_port": 4161}'
-        writer.write(len(answer).to_bytes(4) + answer)
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # and does not listen yet
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         async with Broker(lookupd_tcp_addresses=(address,)):
-            await eventually(lambda: attempts >= 5)
-            async with await asyncio.start_server(serve, sock=listener):
-                await eventually(lambda: "registered after" in caplog.text)
+            await until(lambda: attempts >= 5)
+            async with await asyncio.start_server(as_daemon("127.0.0.1:4161"), sock=listener):
+                await until(lambda: "registered after" in caplog.text)
     assert logged(caplog, address)[:3] == [
         f"LOOKUP({address}): adding peer",
         f"LOOKUP connecting to {address}",
@@ -74,26 +84,16 @@ async def test_a_redirect_of_a_daemon_is_not_followed(caplog: pytest.LogCaptureF
         asked.append(request.path)
         return web.Response(status=301, headers={"Location": "/elsewhere"})
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        answer = b'{"broadcast_address": "127.0.0.1", "http_port": %d}' % http_port
-        writer.write(len(answer).to_bytes(4) + answer)
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
-    runner = web.ServerRunner(web.Server(redirect))
-    await runner.setup()
-    http_port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", http_port).start()
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
+    async with (
+        answering(redirect) as address,
+        await asyncio.start_server(as_daemon(address), "127.0.0.1", 0) as daemon,
+    ):
         port = daemon.sockets[0].getsockname()[1]
         async with Broker(lookupd_tcp_addresses=(f"127.0.0.1:{port}",)) as broker:
-            await eventually(lambda: "peer info" in caplog.text)
+            await until(lambda: "peer info" in caplog.text)
             broker.server.broker.topic("t")
-            await eventually(lambda: "the channels of t are not known" in caplog.text)
+            await until(lambda: "the channels of t are not known" in caplog.text)
     assert asked == ["/channels"]
-    await runner.cleanup()
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ async def test_a_bad_answer_is_logged_in_words(
         address = f"127.0.0.1:{daemon.sockets[0].getsockname()[1]}"
         async with Broker(lookupd_tcp_addresses=(address,)):
             line = f"LOOKUPD({address}): cannot register: {why} (trying again)"
-            await eventually(lambda: line in caplog.messages)
+            await until(lambda: line in caplog.messages)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.cli.nsq_tools.to_file import FileOptions, Writers
 
@@ -53,7 +54,7 @@ async def test_a_file_that_cannot_be_begun_when_it_is_time_ends_it(tmp_path: Pat
     async with ScriptedBroker() as broker, asyncio.timeout(10):
         some = writers(folder, broker, rotate_interval_ns=1, sync_interval_ns=20_000_000)
         running = asyncio.create_task(some.run())
-        await eventually(lambda: folder.is_dir() and len(list(folder.iterdir())) > 1)
+        await until(lambda: folder.is_dir() and len(list(folder.iterdir())) > 1)
         folder.rename(tmp_path / "moved")
         folder.write_bytes(b"no folder")
         with pytest.raises(ExceptionGroup) as raised:
@@ -67,9 +68,9 @@ async def test_messages_do_not_wait_for_the_sync_interval(tmp_path: Path) -> Non
     async with ScriptedBroker() as broker, asyncio.timeout(10):
         some = writers(tmp_path, broker, sync_interval_ns=hour_ns, rotate_interval_ns=hour_ns)
         running = asyncio.create_task(some.run())
-        await eventually(lambda: bool(broker.named("RDY")))
+        await until(lambda: bool(broker.named("RDY")))
         broker.deliver(1)
-        await eventually(lambda: bool(broker.named("FIN")))
+        await until(lambda: bool(broker.named("FIN")))
         (file,) = tmp_path.iterdir()
         assert file.read_bytes()
         some.stop()
@@ -99,11 +100,11 @@ async def test_a_file_is_not_closed_while_it_is_flushed(
 
     async with ScriptedBroker() as broker, asyncio.timeout(10):
         running = asyncio.create_task(writers(tmp_path, broker, gzip=True).run())
-        await eventually(lambda: bool(broker.named("RDY")))
+        await until(lambda: bool(broker.named("RDY")))
         monkeypatch.setattr("martlet.cli.nsq_tools.output_file.os.fsync", slow)
         monkeypatch.setattr("martlet.cli.nsq_tools.output_file.os.close", closing)
         broker.deliver(1)
-        await eventually(flushing.is_set)
+        await until(flushing.is_set)
         running.cancel()
         await asyncio.sleep(0.05)
         assert done == []

@@ -4,7 +4,8 @@ import asyncio
 import time
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually, message_frame
+from tests.polling import until
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
 
 from martlet.client import (
     AlreadyAnswered,
@@ -41,7 +42,7 @@ async def test_a_lost_connection_hastens_those_to_other_addresses() -> None:
         async with Consumer("t", "c", addresses, backoff=backoff) as consumer:
             dialer = consumer._brokers.sessions[1]._dialer
             dialer._failures = 100
-            await eventually(lambda: dialer._failures > 100)
+            await until(lambda: dialer._failures > 100)
             await two.listen()
             await one.go_away()
             await two.until(lambda: two.named("RDY"))
@@ -102,7 +103,7 @@ async def test_a_subscribe_that_is_not_answered_is_tried_on_a_new_connection() -
         Consumer("t", "c", broker.address, connect_timeout_s=0.2, backoff=FAST) as consumer,
     ):
         assert "no answer to SUB within 0.2 s" in consumer.stats.connections[0].last_error
-        await eventually(lambda: consumer.connected_count == 1)
+        await until(lambda: consumer.connected_count == 1)
         assert len(broker.peers) == 2
 
 
@@ -122,7 +123,7 @@ async def test_an_idle_connection_that_stood_for_a_while_is_made_again_at_once(
             broker.peers[-1].hang_up()
         await broker.until(lambda: len(broker.named("RDY")) == 4)
         broker.peers[-1].hang_up()
-        await eventually(lambda: consumer.connected_count == 0)
+        await until(lambda: consumer.connected_count == 0)
         await asyncio.sleep(0.02)
         assert len(broker.peers) == 4, "this one did not stand for long"
 
@@ -153,12 +154,12 @@ async def test_ready_counts_are_shared_and_shared_again() -> None:
             def last() -> list[int]:
                 return [count for each in brokers for count in each.ready_counts()[-1:]]
 
-            await eventually(lambda: last() == [3, 3, 3])
+            await until(lambda: last() == [3, 3, 3])
             await two.go_away()
-            await eventually(lambda: sorted((last()[0], last()[2])) == [4, 5])
+            await until(lambda: sorted((last()[0], last()[2])) == [4, 5])
             assert consumer.connected_count == 2
             await two.listen()
-            await eventually(lambda: len(two.named("SUB")) == 2 and last() == [3, 3, 3])
+            await until(lambda: len(two.named("SUB")) == 2 and last() == [3, 3, 3])
 
 
 async def test_a_ready_count_is_never_above_the_broker_s_limit() -> None:
@@ -215,7 +216,7 @@ async def test_answers_that_came_too_late_are_counted_and_harm_nothing(
             (await anext(consumer)).finish()
         broker.deliver(9)
         (await anext(consumer)).finish()
-        await eventually(lambda: consumer.counts.late == 6)
+        await until(lambda: consumer.counts.late == 6)
         assert len(broker.peers) == 1
     assert caplog.text.count("too late") == 1, "not a line for each of thousands"
 
@@ -300,5 +301,5 @@ async def test_connections_take_turns_where_there_are_too_many() -> None:
         ScriptedBroker() as two,
         Consumer("t", "c", [one.address, two.address], max_in_flight=1, rotation=rotation),
     ):
-        await eventually(lambda: {1, 0} == set(one.ready_counts()) == set(two.ready_counts()))
-        await eventually(lambda: len(one.ready_counts()) > 4 and len(two.ready_counts()) > 4)
+        await until(lambda: {1, 0} == set(one.ready_counts()) == set(two.ready_counts()))
+        await until(lambda: len(one.ready_counts()) > 4 and len(two.ready_counts()) > 4)

@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import Backoff, Consumer, FailureBackoff, Message, Requeue, Rotation
 
@@ -160,13 +161,9 @@ async def test_only_one_message_is_tried_and_elsewhere_where_its_broker_goes() -
             "t", "c", addresses, max_in_flight=10, failure_backoff=QUICK, rotation=TURNS
         )
         async with handling(consumer):
-            await eventually(
-                lambda: [one.ready_counts()[-1:], two.ready_counts()[-1:]] == [[5]] * 2
-            )
+            await until(lambda: [one.ready_counts()[-1:], two.ready_counts()[-1:]] == [[5]] * 2)
             one.deliver(13)
-            await eventually(
-                lambda: sorted((one.ready_counts()[-1], two.ready_counts()[-1])) == [0, 1]
-            )
+            await until(lambda: sorted((one.ready_counts()[-1], two.ready_counts()[-1])) == [0, 1])
             trial, other = (one, two) if one.ready_counts()[-1] else (two, one)
             rotated = len(other.ready_counts())
             await other.until(lambda: other.ready_counts()[rotated:] == [1])
@@ -206,7 +203,7 @@ async def test_max_in_flight_can_change_and_messages_can_pause() -> None:
         counts = [one.ready_counts, two.ready_counts]
 
         async def become(expected: list[int]) -> None:
-            await eventually(lambda: [each()[-1] for each in counts if each()] == expected)
+            await until(lambda: [each()[-1] for each in counts if each()] == expected)
 
         await become([5, 5])
         consumer.change_max_in_flight(4)

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import FrozenInstanceError
 
 import pytest
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import Consumer, FailureBackoff
 
@@ -20,7 +21,7 @@ async def test_stats_show_the_state_of_each_broker() -> None:
             failure_backoff=FailureBackoff(multiplier_s=50),
         ) as consumer:
             one.deliver(*range(9))
-            await eventually(lambda: consumer.counts.received == 9)
+            await until(lambda: consumer.counts.received == 9)
             stats = consumer.stats
             assert [each.address for each in stats.connections] == [one.address, two.address]
             here, away = stats.connections
@@ -34,7 +35,7 @@ async def test_stats_show_the_state_of_each_broker() -> None:
             messages = [await anext(consumer) for _ in range(9)]
             for message in messages[:2]:
                 message.finish()
-            await eventually(lambda: consumer.counts.finished == 2)
+            await until(lambda: consumer.counts.finished == 2)
             assert not consumer.stats.is_starved, "7 of 10 are less than 85 %"
             messages[2].requeue(backoff=True)
             stats = consumer.stats

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.client import Consumer, Message
 from martlet.client.consumer.handling.backoff import BackoffState
@@ -87,13 +88,13 @@ async def test_handlers_that_hang_are_reported(caplog: pytest.LogCaptureFixture)
     ):
         running = asyncio.create_task(consumer.run(handle))
         broker.deliver(1, 2, 3)
-        await eventually(lambda: bool(causes))
+        await until(lambda: bool(causes))
         await asyncio.sleep(0.1)
         assert len(causes) == 1, "once for each stall"
         assert "2 wait here" in causes[0]
         assert "2 wait here" in consumer.stats.stall
         go.set()
-        await eventually(lambda: not consumer.stats.stall)
+        await until(lambda: not consumer.stats.stall)
         consumer.stop()
         await running
     assert "the consumer has stalled: for" in caplog.text
@@ -108,7 +109,7 @@ async def test_a_blocked_event_loop_is_logged(
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address, stall_after_s=0.1):
         await asyncio.sleep(0.03)
         time.sleep(0.2)  # noqa: ASYNC251
-        await eventually(lambda: "on='threads'" in caplog.text)
+        await until(lambda: "on='threads'" in caplog.text)
 
 
 async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() -> None:
@@ -148,7 +149,7 @@ async def test_looking_for_brokers_is_taken_up_again_where_it_breaks(
 
     monkeypatch.setattr(Discovery, "_ask", ask)
     async with Consumer("t", "c", lookup="127.0.0.1:1", on_stall=causes.append):
-        await eventually(lambda: calls > 2)
+        await until(lambda: calls > 2)
     assert "discovery of brokers failed" in causes[0]
     ended = calls
     await asyncio.sleep(0.03)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.addresses import Address
 from martlet.client import (
@@ -63,7 +64,7 @@ async def brokers(moods: list[Mood]) -> AsyncIterator[list[ScriptedBroker]]:
 
 
 async def connected(producer: Producer, count: int) -> None:
-    await eventually(lambda: producer.stats.connected == count)
+    await until(lambda: producer.stats.connected == count)
 
 
 def addresses(brokers: list[ScriptedBroker]) -> list[str]:
@@ -107,7 +108,7 @@ async def test_unanswered_messages_of_a_lost_broker_go_to_another(
         for number in range(6):
             publishes.append(asyncio.create_task(producer.publish("t", b"%d" % number)))
             await asyncio.sleep(0)
-            await eventually(lambda: len(moods[0].held + moods[1].held) == len(publishes))
+            await until(lambda: len(moods[0].held + moods[1].held) == len(publishes))
         moods[1].does = "store"
         moods[1].answer()
         await brokers[0].go_away()
@@ -195,7 +196,7 @@ async def test_the_only_broker_is_not_given_up(
     moods[0].does = "hold"
     async with Producer(brokers[0].address, answer_timeout_s=0.05) as producer:
         publish = asyncio.create_task(producer.publish("t", b"x"))
-        await eventually(lambda: producer.stats.brokers[0].health is Health.SILENT)
+        await until(lambda: producer.stats.brokers[0].health is Health.SILENT)
         await asyncio.sleep(0.15)
         assert len(brokers[0].peers) == 1
         moods[0].answer()
@@ -240,7 +241,7 @@ async def test_a_key_has_one_broker_and_moves_as_a_whole(
             publishes.append(
                 asyncio.create_task(producer.publish("t", b"%d" % number, order_key="k"))
             )
-            await eventually(lambda: len(moods[owner].held) == len(publishes))
+            await until(lambda: len(moods[owner].held) == len(publishes))
         await brokers[owner].go_away()
         publishes.append(asyncio.create_task(producer.publish("t", b"16", order_key="k")))
         await asyncio.gather(*publishes)

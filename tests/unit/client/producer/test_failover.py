@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker
 
 from martlet.addresses import Address
 from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
@@ -79,7 +80,7 @@ def sends(replicas: list[Replica]) -> list[int]:
 async def all_up(producer: Producer, count: int) -> None:
     """Wait until the producer has connected to so many addresses."""
     links = producer._pool.links
-    await eventually(lambda: sum(each.connection is not None for each in links) == count)
+    await until(lambda: sum(each.connection is not None for each in links) == count)
 
 
 async def test_addresses_of_one_broker_share_its_numbers() -> None:
@@ -179,7 +180,7 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
         await all_up(producer, 1)
         sent = producer.send_async("t", b"0")
         await refused.wait()
-        await eventually(lambda: producer.stats.retried > 0)
+        await until(lambda: producer.stats.retried > 0)
         await two.listen()
         await one.go_away()
         assert (await sent).broker == two.address
@@ -228,10 +229,10 @@ async def test_a_failover_does_not_wait_for_the_longest_delay() -> None:
         Producer([one.address, two.address], backoff=backoff, send_timeout_s=20) as producer,
     ):
         dialer = producer._pool.links[1]._dialer
-        await eventually(lambda: dialer._failures > 0)
+        await until(lambda: dialer._failures > 0)
         dialer._failures = 100
         await producer.send("t", b"0")
-        await eventually(lambda: dialer._failures > 100)
+        await until(lambda: dialer._failures > 100)
         await two.listen()
         await one.go_away()
         assert (await producer.send("t", b"1")).broker == two.address
@@ -257,7 +258,7 @@ async def test_a_broker_that_has_another_address_in_lookup_keeps_its_sends(
             send = producer.send_async("t", b"x")
             await one.until(lambda: first.sends)
             await one.go_away()
-            await eventually(lambda: producer.stats.connected == 0)
+            await until(lambda: producer.stats.connected == 0)
             await found.put([])
             await found.join()
             assert not producer._pool.links
@@ -322,7 +323,7 @@ async def test_the_broker_of_a_key_is_the_same_at_all_its_addresses() -> None:
         before = [(await producer.send("t", b"0", order_key=key)).broker for key in keys]
         await one.go_away()
         await two.listen()
-        await eventually(lambda: producer.stats.connected == 2)
+        await until(lambda: producer.stats.connected == 2)
         after = [(await producer.send("t", b"1", order_key=key)).broker for key in keys]
         assert {one.address, other.address} == set(before)
         assert after == [two.address if each == one.address else each for each in before]
@@ -361,9 +362,9 @@ async def test_lookup_daemons_are_polled_again_soon_after_a_lost_connection(
     monkeypatch.setattr(Discovery, "_ask", ask)
     looking = Discovery(None, ["127.0.0.1:1"], 60.0, lambda _found, _is_all: None)
     watch = asyncio.create_task(looking.watch())
-    await eventually(lambda: polls == 1)
+    await until(lambda: polls == 1)
     await asyncio.sleep(0.1)
     assert polls == 1
     looking.look_again()
-    await eventually(lambda: polls >= 4)
+    await until(lambda: polls >= 4)
     watch.cancel()

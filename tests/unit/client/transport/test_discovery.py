@@ -11,7 +11,7 @@ from itertools import repeat
 
 import pytest
 from aiohttp import web
-from tests.unit.client.scripted_broker import eventually
+from tests.polling import until
 
 from martlet.addresses import Address
 from martlet.client import Consumer, Producer, PullConsumer
@@ -69,7 +69,7 @@ async def look(*daemons: str) -> tuple[list[Address], bool]:
     watch = asyncio.create_task(
         Discovery("t", daemons, 60.0, lambda *args: found.append(args)).watch()
     )
-    await eventually(lambda: len(found) == len(daemons))
+    await until(lambda: len(found) == len(daemons))
     watch.cancel()
     await asyncio.wait([watch])
     return found[-1]
@@ -147,7 +147,7 @@ async def test_a_slow_daemon_does_not_delay_the_others() -> None:
         await search.first_found()
         assert found == [([Address("b", 4150)], False)]
         search.look_again()
-        await eventually(lambda: asked == 2)
+        await until(lambda: asked == 2)
         watch.cancel()
         await asyncio.wait([watch])
         go.set()
@@ -188,7 +188,7 @@ async def test_a_topic_that_no_broker_has_is_logged_once(caplog: pytest.LogCaptu
     async with not_found(*answers) as address, asyncio.timeout(discovery.ANSWER_S):
         search = Discovery("typo", [address], 60.0, found)
         watch = asyncio.create_task(search.watch())
-        await eventually(lambda: looks == len(answers))
+        await until(lambda: looks == len(answers))
         watch.cancel()
         await asyncio.wait([watch])
     line = f"http://{address}: no broker with topic 'typo' is known there; looking again every 60 s"
@@ -230,7 +230,7 @@ async def test_a_broadcast_address_that_does_not_resolve_is_logged_with_what_to_
     async with daemon(unresolved) as address, AsyncExitStack() as stack:
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         enter = asyncio.create_task(stack.enter_async_context(make(*names, lookup=address)))
-        await eventually(lambda: "cannot connect to nowhere.invalid:4150" in caplog.text)
+        await until(lambda: "cannot connect to nowhere.invalid:4150" in caplog.text)
         enter.cancel()
         await asyncio.wait([enter])
     assert "start its broker with --broadcast-address=NAME" in caplog.text

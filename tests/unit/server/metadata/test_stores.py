@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.answering import answering
 from tests.etcd import running_etcd
 
 from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet
@@ -241,17 +242,13 @@ async def test_an_answer_that_is_not_etcds_is_no_answer(status: int, body: bytes
     async def answer(request: web.BaseRequest) -> web.Response:
         return web.Response(status=status, body=body)
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    store = EtcdStore([f"127.0.0.1:{port}"], "1")
-    with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \(127.0.0.1:{port}"):
-        await store.look()
-    with pytest.raises(SwapUnclear):
-        await store.swap(FIRST, 0)
-    await store.close()
-    await runner.cleanup()
+    async with answering(answer) as address:
+        store = EtcdStore([address], "1")
+        with pytest.raises(StoreUnreachable, match=rf"etcd did not answer \({address}"):
+            await store.look()
+        with pytest.raises(SwapUnclear):
+            await store.swap(FIRST, 0)
+        await store.close()
 
 
 async def test_a_redirect_is_not_followed() -> None:
@@ -261,16 +258,12 @@ async def test_a_redirect_is_not_followed() -> None:
         asked.add(request.path)
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    store = EtcdStore([f"127.0.0.1:{port}"], "1")
-    with pytest.raises(StoreUnreachable, match="status 307"):
-        await store.look()
+    async with answering(answer) as address:
+        store = EtcdStore([address], "1")
+        with pytest.raises(StoreUnreachable, match="status 307"):
+            await store.look()
+        await store.close()
     assert asked == {"/v3/kv/range"}
-    await store.close()
-    await runner.cleanup()
 
 
 def test_a_presence_of_a_later_version_is_read() -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from tests.crash.wire import Wire, pub
 from tests.interop.certificates import Certificates
-from tests.unit.client.scripted_broker import eventually
+from tests.polling import until
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.policy import ChannelPolicy
@@ -181,7 +181,7 @@ async def test_input_during_a_handshake_is_no_command(tmp_path: Path) -> None:
         client.send(pub("t", b"slipped in"))
         client.socket.close()
         connection.beat()
-        await eventually(lambda: not broker.server.connections)
+        await until(lambda: not broker.server.connections)
         assert not broker.server.broker.topics
 
 
@@ -197,7 +197,7 @@ async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
         (connection,) = broker.server.connections
         broker.server.commits.stage(connection)
         wire.close()
-        await eventually(lambda: not broker.server.connections)
+        await until(lambda: not broker.server.connections)
     assert "on purpose" in caplog.text
 
 
@@ -212,9 +212,9 @@ async def test_nothing_behind_a_corrupt_chunk_is_a_command() -> None:
         broken = bytearray(corrupt)
         broken[-1] ^= 1
         client.send(good)
-        await eventually(lambda: "good" in broker.server.broker.topics)
+        await until(lambda: "good" in broker.server.broker.topics)
         client.send(bytes(broken) + behind)
-        await eventually(lambda: not broker.server.connections)
+        await until(lambda: not broker.server.connections)
         client.socket.close()
         assert list(broker.server.broker.topics) == ["good"]
 
@@ -265,10 +265,10 @@ async def test_a_standby_that_ends_a_silent_splice_is_no_error(
         ours, theirs = socket.socketpair()
         await loop.connect_accepted_socket(lambda: broker.server.connect("192.0.2.7:80"), theirs)
         ours.close()
-        await eventually(lambda: not broker.server.connections)
+        await until(lambda: not broker.server.connections)
         direct = await Wire.open(broker.tcp_address, magic=b"")
         direct.close()
-        await eventually(lambda: "failed to read protocol version - EOF" in caplog.text)
+        await until(lambda: "failed to read protocol version - EOF" in caplog.text)
     spliced, _, later = caplog.text.partition("TCP: new client(127.0.0.1:")
     assert "CLIENT(192.0.2.7:80): the standby that it is at no longer splices it" in spliced
     assert "ERROR" not in spliced

@@ -5,7 +5,8 @@ import gc
 import time
 
 import pytest
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import Consumer, Message
 
@@ -27,7 +28,7 @@ async def test_a_message_is_touched_while_its_handler_works(
         broker.deliver(1, 2)
         await broker.until(lambda: len(broker.answered("TOUCH")) >= 4)
         assert not consumer.counts.expired
-        await eventually(lambda: "delivers it again" in caplog.text)
+        await until(lambda: "delivers it again" in caplog.text)
         touches = len(broker.named("TOUCH"))
         await asyncio.sleep(0.4)
         assert len(broker.named("TOUCH")) == touches, "the broker would not heed it"
@@ -50,7 +51,7 @@ async def test_a_message_that_has_waited_is_touched_when_its_handler_begins() ->
         Consumer("t", "c", broker.address) as consumer,
     ):
         broker.deliver(1, 2)
-        await eventually(lambda: consumer.counts.received == 2)
+        await until(lambda: consumer.counts.received == 2)
         await asyncio.sleep(0.42)
         running = asyncio.create_task(consumer.run(handle))
         await broker.until(lambda: broker.answered("TOUCH") == [1])
@@ -110,7 +111,7 @@ async def test_iterated_messages_are_touched_while_they_are_held(
         messages.pop().finish()
         del messages[0]  # It can no longer be answered.
         await broker.until(lambda: broker.answered("TOUCH"))
-        await eventually(lambda: "delivers it again" in caplog.text)
+        await until(lambda: "delivers it again" in caplog.text)
         assert set(broker.answered("TOUCH")) == {2}
         assert not messages[0].is_answered
     assert caplog.text.count("--max-msg-timeout") == 1
@@ -129,7 +130,7 @@ async def test_touches_that_no_longer_help_are_logged_however_late_that_is_seen(
         message = await anext(consumer)
         await broker.until(lambda: broker.answered("TOUCH"))
         time.sleep(0.3)  # noqa: ASYNC251, the application holds the event loop up
-        await eventually(lambda: "delivers it again" in caplog.text)
+        await until(lambda: "delivers it again" in caplog.text)
         message.finish()
 
 
@@ -149,7 +150,7 @@ async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out(
         Consumer("t", "c", broker.address) as consumer,
     ):
         broker.deliver(1, 2)
-        await eventually(lambda: consumer.counts.received == 2)
+        await until(lambda: consumer.counts.received == 2)
         (subscription,) = consumer._brokers.sessions
         assert subscription._answers is not None
         subscription._answers.touch_before_s = 61.0  # all have waited for long

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.polling import until
+from tests.unit.client.scripted_broker import ScriptedBroker
 
 from martlet.client import Consumer, FailureBackoff, LinearDelay, Message, Requeue
 from martlet.client.consumer.handling.failure_policy import RETRY
@@ -65,7 +66,7 @@ async def test_a_message_given_up_is_handed_over_before_it_is_finished(
         broker.deliver(1, attempts=5)
         broker.deliver(2, attempts=6)
         await broker.until(lambda: broker.answered("FIN") == [1])
-        await eventually(lambda: "it was delivered 6 times, max_attempts is 5" in caplog.text)
+        await until(lambda: "it was delivered 6 times, max_attempts is 5" in caplog.text)
         assert broker.answered("FIN") == [1]
         go.set()
         await broker.until(lambda: broker.answered("FIN") == [1, 2])

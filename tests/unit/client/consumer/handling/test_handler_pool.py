@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.polling import until
 from tests.unit.client.process_handlers import obey
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually, message_frame
+from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 
 from martlet.client import Consumer, FailureBackoff, Message, MessageView, Requeue
 from martlet.client.consumer.handling.handler_pool import HandlerPool
@@ -64,7 +65,7 @@ async def test_threads_block_without_holding_up_heartbeats_or_each_other() -> No
     async with ScriptedBroker() as broker, handling(broker, handle, on="threads", concurrency=2):
         for number in range(6):
             deliver(broker, number, str(number))
-        await eventually(lambda: len(at_work) == 2)
+        await until(lambda: len(at_work) == 2)
         broker.peers[0].answer(b"_heartbeat_")
         await broker.until(lambda: broker.nops == 1)
         assert at_work == {0, 1}, "no more than there are threads"
@@ -86,7 +87,7 @@ async def test_a_thread_that_does_not_end_holds_up_no_closing() -> None:
             broker, lambda _message: go.wait(20), on="threads", close_timeout_s=0.4
         ) as consumer:
             deliver(broker, 1, "")
-            await eventually(lambda: not consumer.stats.waiting and consumer.counts.received == 1)
+            await until(lambda: not consumer.stats.waiting and consumer.counts.received == 1)
         assert time.monotonic() - began_s < 5
         assert broker.answered("REQ") == [1]
         go.set()
@@ -111,12 +112,12 @@ async def test_processes_survive_failures_of_their_handlers(
             pids = {int((tmp_path / name).read_text()) for name in ("one", "two")}
             assert len(pids | {os.getpid()}) == 3
             deliver(broker, 7, f"sleep {tmp_path / 'three'}")
-            await eventually((tmp_path / "three").exists)
+            await until((tmp_path / "three").exists)
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 10, "a process at work is ended"
         assert broker.answered("REQ")[-1] == 7
         pid = int((tmp_path / "three").read_text())
-        await eventually(lambda: not is_running(pid))
+        await until(lambda: not is_running(pid))
     assert "Odd: odd" in caplog.text
     assert "a process that handled messages has ended" in caplog.text
 
@@ -138,7 +139,7 @@ async def test_a_process_that_ended_while_idle_charges_no_message(tmp_path: Path
     try:
         await pool(Message(None, 9, 1, b"1" * 16, f"pid {tmp_path / 'one'}".encode()))
         os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
-        await eventually(lambda: bool(getattr(pool._executor, "_broken")))  # noqa: B009
+        await until(lambda: bool(getattr(pool._executor, "_broken")))  # noqa: B009
         await pool(Message(None, 9, 1, b"2" * 16, f"pid {tmp_path / 'two'}".encode()))
         assert (tmp_path / "two").exists()
     finally:
@@ -162,12 +163,12 @@ async def test_processes_end_with_a_consumer_that_is_killed(tmp_path: Path) -> N
         sys.executable, "-c", BEGINS_A_PROCESS, str(pid_file)
     )
     try:
-        await eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("."))
+        await until(lambda: pid_file.exists() and pid_file.read_text().endswith("."))
     finally:
         consumer.kill()
         await consumer.wait()
     pid = int(pid_file.read_text()[:-1])
-    await eventually(lambda: not is_running(pid))
+    await until(lambda: not is_running(pid))
 
 
 def is_running(pid: int) -> bool:
