@@ -2,17 +2,33 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from tests.crash.wire import Wire, http
 
+from martlet.durations import SECOND_NS
 from martlet.server import time_slice as pace
 from martlet.server.observability import stats, statsd
 from martlet.server.time_slice import TimeSlice
 from martlet.testing import Broker
 
+NSQD_FIELDS = {
+    "report": "version health start_time topics memory producers",
+    "topic": "topic_name channels depth backend_depth message_count message_bytes paused"
+    " e2e_processing_latency",
+    "channel": "channel_name depth backend_depth in_flight_count deferred_count message_count"
+    " requeue_count timeout_count client_count clients paused e2e_processing_latency",
+    "memory": "heap_objects heap_idle_bytes heap_in_use_bytes heap_released_bytes"
+    " gc_pause_usec_100 gc_pause_usec_99 gc_pause_usec_95 next_gc_bytes gc_total_runs",
+    "client": "client_id hostname version remote_address state ready_count in_flight_count"
+    " message_count finish_count requeue_count connect_ts sample_rate deflate snappy user_agent"
+    " pub_counts tls tls_cipher_suite tls_version tls_negotiated_protocol"
+    " tls_negotiated_protocol_is_mutual",
+}
+"""The fields of nsqd 1.3.0 in its order."""
 TOPICS = 40
 CHANNELS = 30
 CLIENTS = 20
@@ -138,3 +154,44 @@ async def test_a_channel_that_goes_while_its_topic_is_counted_is_left_out(
     report = await counting
     names = [each["channel_name"] for each in report["channels"]]
     assert names == [f"c{number:03}" for number in range(CHANNELS - 1)]
+
+
+async def test_the_fields_of_nsqd_come_first_and_in_its_order() -> None:
+    """A client of a zone has fields that nsqd 1.3.0 does not have."""
+    async with Broker() as broker:
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c", topology_zone="z")
+        wire.send(b"PUB t\n\0\0\0\1x")
+        await wire.ok()
+        text = await http(broker.http_address, "/stats?format=json")
+        started_s = broker.server.broker.started_at_ns // SECOND_NS
+        wire.close()
+    begin = f'{{"version":"1.3.0","health":"OK","start_time":{started_s},"topics":[{{"topic_name":'
+    assert text.decode().startswith(begin)
+    report = json.loads(text)
+    topic = report["topics"][0]
+    channel = topic["channels"][0]
+    objects = {
+        "report": report,
+        "topic": topic,
+        "channel": channel,
+        "memory": report["memory"],
+        "client": channel["clients"][0],
+    }
+    for name, fields in NSQD_FIELDS.items():
+        wanted = fields.split()
+        assert list(objects[name])[: len(wanted)] == wanted
+
+
+async def test_an_empty_broker_begins_its_report_as_nsqd() -> None:
+    async with Broker() as broker:
+        text = (await http(broker.http_address, "/stats?format=json")).decode()
+    assert re.match(
+        r'\{"version":"1.3.0","health":"OK","start_time":\d+,"topics":\[\],"memory":\{', text
+    )
+
+
+async def test_of_a_missing_topic_no_producers_are_reported(broker: Broker) -> None:
+    report = json.loads(await http(broker.http_address, "/stats?format=json&topic=missing"))
+    assert (report["topics"], report["producers"]) == (None, None)
+    text = (await http(broker.http_address, "/stats?topic=missing")).decode()
+    assert text.endswith("\nTopics: None\n\nProducers: None\n")

@@ -165,10 +165,14 @@ class NsqApi:
                 else:
                     topics.append(await stats_text.topic_text(report, now_ns, pace))
         head, process = self._stats.head(), pauses.memory() if memory else None
-        producers = await self._stats.producers(topic, pace) if clients else None
+        # Of a topic that is missing nsqd reports no producer either.
+        wants_producers = clients and topics is not None
+        producers = await self._stats.producers(topic, pace) if wants_producers else None
         if as_json:
             return respond_json(
-                await stats_text.report_json(head, topics, process, producers, pace)
+                await stats_text.report_json(
+                    head, topics, process, producers, self._stats.tail(), pace
+                )
             )
         return await stats_text.report_text(head, topics, process, producers, now_ns, pace)
 

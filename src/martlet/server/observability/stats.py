@@ -2,9 +2,9 @@
 
 One field differs in meaning: every waiting message is in the log, so ``backend_depth``, the depth
 on disk, is the full depth. An unmeasured value (latency, without its flag) is reported as nsqd
-reports an unused one. Martlet's own fields are:
+reports an unused one. Martlet's own fields follow nsqd's, in each object:
 
-- before the topics ``martlet_version``, ``connection_count``, ``log``, the space that the log takes
+- at the end of the report ``martlet_version``, ``connection_count``, ``log``, the space that the log takes
   and how long its flushes and checkpoints take, and ``replication`` of a broker with replicas;
 - ``dropped_count``, the messages that were removed to free space, by ``--disk-full-policy``, and
   ``refused_count``, those refused at publishing for lack of space;
@@ -79,11 +79,16 @@ class StatsSource:
         self._replication = replication
 
     def head(self) -> Report:
-        """The fields before the topics."""
+        """nsqd's fields before the topics."""
         return {
             "version": NSQD_VERSION,
             "health": self._broker.health,
             "start_time": self._broker.started_at_ns // SECOND_NS,
+        }
+
+    def tail(self) -> Report:
+        """Martlet's own fields of the whole report."""
+        return {
             "martlet_version": __version__,
             "connection_count": len(self._connections),
             "log": self._log(),
@@ -145,10 +150,10 @@ async def _topic(
         "backend_depth": depth,
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
-        "dropped_count": topic.dropped_count,
-        "refused_count": topic.refused_count,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
+        "dropped_count": topic.dropped_count,
+        "refused_count": topic.refused_count,
         **({"queues": await _queues(topic, pace)} if isinstance(topic, PartitionedTopic) else {}),
     }
 
@@ -191,19 +196,19 @@ async def _channel(
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
-        **_kind(channel),
-        **_near(channel),
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
+        "client_count": len(channel.consumers),
+        "clients": clients if include_clients else None,
+        "paused": channel.paused,
+        "e2e_processing_latency": _latency(channel.latency, levels),
         "dropped_count": channel.dropped_count,
         "filtered_count": channel.filtered_count,
         "dead_letter_count": channel.dead_letter_count,
         "oldest_message_age_ms": channel.oldest_age_ns // MILLISECOND_NS,
-        "client_count": len(channel.consumers),
-        "clients": clients if include_clients else None,
-        "paused": channel.paused,
         **({"rate_per_s": rate} if (rate := channel.parts[0].policy.rate_per_s) else {}),
-        "e2e_processing_latency": _latency(channel.latency, levels),
+        **_kind(channel),
+        **_near(channel),
     }
 
 
@@ -260,9 +265,6 @@ def _client(
         "snappy": client.snappy,
         "user_agent": identity.user_agent,
     }
-    if identity.topology_zone or identity.topology_region:
-        report["topology_zone"] = identity.topology_zone
-        report["topology_region"] = identity.topology_region
     if client.guard is not None and client.guard.authed and client.guard.given is not None:
         given = client.guard.given
         identities = {
@@ -279,13 +281,17 @@ def _client(
     if counts:
         report["pub_counts"] = counts
     tls = client.tls
-    return report | {
+    report |= {
         "tls": tls is not None,
         "tls_cipher_suite": suite_name(tls.context, tls.cipher) if tls else "",
         "tls_version": version_name(tls.version) if tls else "",
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": tls is not None,
     }
+    if identity.topology_zone or identity.topology_region:
+        report["topology_zone"] = identity.topology_zone
+        report["topology_region"] = identity.topology_region
+    return report
 
 
 class Pauses:

@@ -62,14 +62,20 @@ async def report_json(
     topics: Sequence[str] | None,
     memory: Report | None,
     producers: Sequence[Report] | None,
+    tail: Report,
     pace: TimeSlice,
 ) -> str:
-    """Return the report as JSON, of topics that are JSON already."""
-    shown = "null" if topics is None else f"[{','.join(topics)}]"
-    tail = _dumps({} if memory is None else {"memory": memory})[1:-1]
+    """Return the report as JSON, of topics that are JSON already: nsqd's fields in nsqd's order,
+    and then Martlet's own.
+    """
     clients = await _clients_json(producers or None, pace)
-    listed = "null" if clients is None else f"[{','.join(clients)}]"
-    return f'{_dumps(head)[:-1]},"topics":{shown},{tail}{"," if tail else ""}"producers":{listed}}}'
+    fields = {
+        "topics": "null" if topics is None else f"[{','.join(topics)}]",
+        **({} if memory is None else {"memory": _dumps(memory)}),
+        "producers": "null" if clients is None else f"[{','.join(clients)}]",
+        **{name: _dumps(value) for name, value in tail.items()},
+    }
+    return _dumps(head)[:-1] + "".join(f',"{name}":{text}' for name, text in fields.items()) + "}"
 
 
 async def report_text(

@@ -11,7 +11,7 @@ that they do not overrun the receiver.
 
 There are two differences from nsqd: a topic or channel that was deleted and created again counts
 from 0 instead of sending a negative difference, and gauges of Go's memory without an equivalent in
-Python are left out.
+Python are 0, as in ``/stats``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ _CHANNEL_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count"
 _CHANNEL_COUNTERS = ("requeue_count", "timeout_count")
 _MEMORY_GAUGES = (
     "heap_objects",
+    "heap_idle_bytes",
     "heap_in_use_bytes",
+    "heap_released_bytes",
     "gc_pause_usec_100",
     "gc_pause_usec_99",
     "gc_pause_usec_95",
+    "next_gc_bytes",
 )
 
 

@@ -278,8 +278,8 @@ def own_routes(
         head: dict[str, Any] = {"version": NSQD_VERSION, "health": "OK", "start_time": started_at_s}
         pace = TimeSlice()
         if request.query.get("format") == "json":
-            head["replication"] = status().report()
-            return respond_json(await stats_text.report_json(head, [], None, [], pace))
+            tail = {"replication": status().report()}
+            return respond_json(await stats_text.report_json(head, [], None, [], tail, pace))
         return await stats_text.report_text(head, [], None, [], time.time_ns(), pace)
 
     async def show_metrics(request: Request) -> object:
