@@ -4,8 +4,9 @@ One field differs in meaning: every waiting message is in the log, so ``backend_
 on disk, is the full depth. An unmeasured value (latency, without its flag) is reported as nsqd
 reports an unused one. Martlet's own fields follow nsqd's, in each object:
 
-- at the end of the report ``martlet_version``, ``connection_count``, ``log``, the space that the log takes
-  and how long its flushes and checkpoints take, and ``replication`` of a broker with replicas;
+- at the end of the report ``martlet_version``, ``connection_count``, ``log``, the space that the
+  log takes and how long its flushes and checkpoints take, and ``replication`` of a broker with
+  replicas;
 - ``dropped_count``, the messages that were removed to free space, by ``--disk-full-policy``, and
   ``refused_count``, those refused at publishing for lack of space;
 - of a channel ``dead_letter_count``, the messages that went to its dead-letter topic;
