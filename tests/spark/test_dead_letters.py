@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
         ("timeout after 30 s at 10.0.0.7:25", "timeout after # s at #.#.#.#:#"),
         ("id e7d662491237fac2 is none", "id # is none"),
         ("two\nlines", "two"),
+        ("0x1f and 0xg, beef and bee5", "# and 0xg, beef and #"),
+        ("1" * 500_000 + "_", "1" * 120),
         ("", ""),
     ],
 )

@@ -177,3 +177,10 @@ def test_another_type_of_a_column_is_refused() -> None:
 def test_a_bad_pattern_is_refused() -> None:
     with pytest.raises(ValueError, match=r"option topicPattern: '\(' is not a regular expression"):
         ReadOptions.parse({"addresses": "a:1", "topicPattern": "("}, "batch")
+
+
+def test_a_pattern_meets_names_of_strangers_in_time_by_their_length() -> None:
+    topics = ReadOptions.parse({"addresses": "a:1", "topicPattern": "(a+)+"}, "batch").topics
+    assert topics.has("a" * 64)
+    assert not topics.has("a" * 63 + "-")
+    assert not topics.has("-" + "a" * 63)

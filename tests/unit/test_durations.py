@@ -86,3 +86,8 @@ def test_reads_sizes(text: str, expected_bytes: int) -> None:
 def test_bad_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|whole number"):
         parse_size(text)
+
+
+def test_a_long_text_is_refused_in_time_by_its_length() -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size("1" * 1_000_000 + "!")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from martlet.client.transport.discovery import KnownTopics
 from martlet.durations import MINUTE_NS
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, request_timeout
+from martlet.patterns import BadPattern, compile_pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class _TopicsOptions(SourceOptions):
     channel: str = option("nsq_to_file", "the channel")
     topic_pattern: str = option(
         "",
-        "a regular expression: every topic that lookup daemons know and whose name holds a match",
+        "a regular expression in RE2's syntax, as Go's: every topic that lookup daemons know and"
+        " whose name holds a match",
     )
     topic_refresh_ns: int = option(
         MINUTE_NS, "the interval of polls of lookup daemons for topics", limits=(1, None)
@@ -47,8 +48,8 @@ class _TopicsOptions(SourceOptions):
         if self.topic_pattern and not self.lookupd_http_addresses:
             raise OptionError("--topic-pattern needs a --lookup")
         try:
-            re.compile(self.topic_pattern)
-        except re.error as error:
+            compile_pattern(self.topic_pattern)
+        except BadPattern as error:
             raise OptionError(f"--topic-pattern={self.topic_pattern}: {error}") from None
         if not self.channel:
             raise OptionError("--channel needs a name")
@@ -166,7 +167,7 @@ class Writers:
 
     async def _discover(self, group: asyncio.TaskGroup) -> None:
         options = self._options
-        pattern = re.compile(options.topic_pattern)
+        pattern = compile_pattern(options.topic_pattern)
         known = KnownTopics(
             options.lookupd_http_addresses,
             connect_s=options.connect_timeout_ns / 1e9,

@@ -17,7 +17,9 @@ class ArchiveOptions(StreamJobOptions):
         (), "a topic to archive; may be given several times", name="topic", section="archive"
     )
     topic_pattern: str = option(
-        "", "or every topic whose full name matches this regular expression, also future ones"
+        "",
+        "or every topic whose full name matches this regular expression in RE2's syntax, also"
+        " future ones",
     )
     out: str = option("", "folder or URL of the table")
     format: str = option(

@@ -69,7 +69,7 @@ IN_FLIGHT = "in_flight"
 _PAGE_LETTERS = 1000
 _MAX_BODY_BYTES = 8 << 20
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_NUMBER = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b")
+_NUMBER = re.compile(r"\b(?:0x)?(?=[a-fA-F]*\d)[0-9a-fA-F]++\b")
 _MAX_KIND_LENGTH = 120
 
 

@@ -9,28 +9,23 @@ is checked with the empty channel, so an authorization to publish needs a channe
 matches it.  All this is as in nsqd. An answer that nsqd refuses is refused here too, and the client
 is then denied as if the server did not answer.
 
-The expressions are written for Go.  Go's syntax that differs from Python's in this use, POSIX
-classes and ``\z``, is translated; any other syntax unknown to Python is refused.
+The expressions are matched as Go does, in linear time (`martlet.patterns`); together they have at
+most `_MAX_INSTRUCTIONS`, since each name that a client thinks up meets all of them.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
+
+from martlet.patterns import BadPattern, Pattern, compile_pattern
 
 PERMISSIONS = ("subscribe", "publish")
 _MAX_KNOWN = 1024
-_CLASSES = {
-    "alnum": "0-9A-Za-z",
-    "alpha": "A-Za-z",
-    "digit": "0-9",
-    "lower": "a-z",
-    "upper": "A-Z",
-    "word": "0-9A-Za-z_",
-    "xdigit": "0-9A-Fa-f",
-}
-_GO = re.compile(r"\\(?P<escaped>.)|\[:(?P<name>\w+):\]", re.DOTALL)
+_MAX_INSTRUCTIONS = 100_000
+"""Of all expressions of an answer: these compile, and match one name, within some 100 ms."""
+_MAX_SHOWN = 200
+_MAX_TTL_S = (1 << 63) - 1
 
 
 class BadAnswer(Exception):
@@ -41,8 +36,8 @@ class BadAnswer(Exception):
 class Authorization:
     """The permissions for some topics and channels."""
 
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: Pattern
+    channels: tuple[Pattern, ...]
     permissions: tuple[str, ...]
 
     def allows(self, topic: str, channel: str) -> bool:
@@ -94,47 +89,62 @@ def read_answer(data: bytes) -> Authorizations:
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"no JSON: {error}") from None
     fields = {} if value is None else _fields(value, "the answer")
-    rules = tuple(map(_rule, _list(fields, "authorizations")))
+    expressions = _Expressions()
+    rules = tuple(_rule(each, expressions) for each in _list(fields, "authorizations"))
     ttl_s = fields.get("ttl") or 0
     if type(ttl_s) is not int:
-        raise BadAnswer(f"ttl is {ttl_s!r}, no whole number")
+        raise BadAnswer(f"ttl is {_shown(ttl_s)}, no whole number")
+    if ttl_s > _MAX_TTL_S:
+        raise BadAnswer(f"ttl is above {_MAX_TTL_S}")
     if ttl_s <= 0:
         raise BadAnswer(f"invalid TTL {ttl_s} (must be >0)")
     return Authorizations(ttl_s, _text(fields, "identity"), _text(fields, "identity_url"), rules)
 
 
-def _rule(value: object) -> Authorization:
+def _rule(value: object, expressions: _Expressions) -> Authorization:
     fields = _fields(value, "an authorization")
     permissions = tuple(_list(fields, "permissions"))
     for permission in permissions:
         if permission not in PERMISSIONS:
-            raise BadAnswer(f"unknown permission {permission}")
-    topic = _compiled("topic", _text(fields, "topic"))
-    channels = tuple(_compiled("channel", each) for each in _list(fields, "channels"))
+            raise BadAnswer(f"unknown permission {_shown(permission)}")
+    topic = expressions.compile("topic", _text(fields, "topic"))
+    channels = tuple(
+        expressions.compile("channel", _as_text("channel", each))
+        for each in _list(fields, "channels")
+    )
     return Authorization(topic, channels, tuple(map(str, permissions)))
 
 
-def _compiled(what: str, text: object) -> re.Pattern[str]:
-    if not isinstance(text, str):
-        raise BadAnswer(f"{what} is {text!r}, no text")
-    try:
-        return re.compile(_GO.sub(_translated, text), re.ASCII)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise BadAnswer(f'unable to compile {what} "{text}" {error}') from None
+class _Expressions:
+    """The expressions of one answer."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def compile(self, what: str, text: str) -> Pattern:
+        """Compile an expression. Raises BadAnswer."""
+        try:
+            found = compile_pattern(text)
+        except BadPattern as error:
+            raise BadAnswer(f"unable to compile {what} {_shown(text)}: {error}") from None
+        self._size += found.programsize
+        if self._size > _MAX_INSTRUCTIONS:
+            raise BadAnswer(
+                f"its expressions together have more than {_MAX_INSTRUCTIONS} instructions at"
+                f" {what} {_shown(text)}: use fewer or simpler ones"
+            )
+        return found
 
 
-def _translated(match: re.Match[str]) -> str:
-    if match["escaped"]:
-        return r"\Z" if match["escaped"] == "z" else match[0]
-    if match["name"] not in _CLASSES:
-        raise re.error(f"invalid character class range: {match[0]}")
-    return _CLASSES[match["name"]]
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _fields(value: object, what: str) -> dict[str, object]:
     """Return the fields of an object, whose names may be in any case, as Go reads them."""
     if not isinstance(value, dict):
-        raise BadAnswer(f"{what} is {value!r}, no JSON object")
+        raise BadAnswer(f"{what} is {_shown(value)}, no JSON object")
     return {str(name).lower(): each for name, each in value.items()}
 
 
@@ -143,15 +153,17 @@ def _list(fields: dict[str, object], name: str) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadAnswer(f"{name} is {value!r}, no list")
+        raise BadAnswer(f"{name} is {_shown(value)}, no list")
     return value
 
 
 def _text(fields: dict[str, object], name: str) -> str:
-    """Read a text; half of a surrogate pair in it reads as U+FFFD."""
     value = fields.get(name)
-    if value is None:
-        return ""
+    return "" if value is None else _as_text(name, value)
+
+
+def _as_text(name: str, value: object) -> str:
+    """Read a text; half of a surrogate pair in it reads as U+FFFD."""
     if not isinstance(value, str):
-        raise BadAnswer(f"{name} is {value!r}, no text")
+        raise BadAnswer(f"{name} is {_shown(value)}, no text")
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

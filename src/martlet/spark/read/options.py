@@ -8,7 +8,7 @@ addresses             none             HTTP addresses of brokers, ``host:port`` 
 lookupAddresses       none             HTTP addresses of lookup daemons: all brokers that they know,
                                        also later ones; one of the two is required
 topic, subscribe      none             topics, comma separated (two names of one option)
-topicPattern,         none             a regular expression that matches the full name of a topic
+topicPattern,         none             a regular expression (RE2) of the full name of a topic
 subscribePattern                       (two names of one); one of topic and topicPattern is required
 startingOffsets       latest (streams) where to start: see `martlet.spark.read.offset_bound`
                       earliest (batch)
@@ -52,6 +52,7 @@ from typing import Literal
 from martlet.durations import parse_duration, parse_size
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.operator_tokens import VARIABLE
+from martlet.patterns import BadPattern, Pattern, compile_pattern
 from martlet.spark.brokers.addresses import SparkTls, checked_token_file, parse_addresses
 from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
@@ -112,7 +113,7 @@ class Topics:
     """The topics that a query reads, by name or by pattern."""
 
     names: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
+    pattern: Pattern | None = None
 
     def has(self, topic: str) -> bool:
         """Whether the query reads the topic."""
@@ -240,8 +241,8 @@ def _topics(options: Mapping[str, str]) -> Topics:
     if patterns:
         name = patterns[0]
         try:
-            return Topics(pattern=re.compile(options[name]))
-        except re.error as error:
+            return Topics(pattern=compile_pattern(options[name]))
+        except BadPattern as error:
             raise ValueError(
                 f"option {name}: {options[name]!r} is not a regular expression: {error}"
             ) from error

@@ -29,11 +29,40 @@ def answer(**rule: object) -> bytes:
         ("^[[:alpha:]]+$", "orders2", False),
         (r"^[\w-]+$", "my-orders", True),
         ("(?i)ORDERS", "orders", True),
+        (r"\Qorders\E", "orders", True),
+        (r"^\Q\C\E", "orders", False),
+        (r"^\\C", "orders", False),
+        ("^(?U)o+?rders$", "orders", True),
+        (r"^\pL+$", "orders", True),
+        ("^orders$", "orders\n", False),
+        ("(a+)+$", "a" * 60 + "-a-", False),
+        (r"([a-z]+-?)*\.x", "a" * 30 + "-a" * 8, False),
+        ("^(a?){30}a{30}$", "a" * 29, False),
         ("#ephemeral$", "orders#ephemeral", True),
     ],
 )
 def test_a_topic_is_matched_as_go_does(expression: str, topic: str, allowed: bool) -> None:
     assert read_answer(answer(topic=expression)).allow(topic, "c") is allowed
+
+
+def test_text_that_is_no_unicode_is_matched_as_the_replacement_character() -> None:
+    given = read_answer(answer(channels=["^\ud800$"]))
+    assert given.allow("t", "\ufffd")
+    assert not given.allow("t", "c")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        json.dumps(["x" * 100_000]).encode(),
+        answer(topic="(" * 100_000),
+        answer(permissions=["x" * 100_000]),
+    ],
+)
+def test_a_reason_shows_the_beginning_of_a_long_value(data: bytes) -> None:
+    with pytest.raises(BadAnswer) as error:
+        read_answer(data)
+    assert len(str(error.value)) < 600
 
 
 def test_to_publish_is_asked_with_the_empty_channel() -> None:
@@ -49,7 +78,15 @@ def test_to_publish_is_asked_with_the_empty_channel() -> None:
         (b"\xff", "no JSON"),
         (b"[" * 100_000, "no JSON"),
         (answer(topic="[[:nonsense:]]"), "invalid character class range"),
-        (answer(topic=r"\Qorders\E"), "unable to compile topic"),
+        (answer(topic="(?=orders)"), "unable to compile topic '.*': invalid perl operator"),
+        (answer(topic=r"(a)\1"), "invalid escape sequence"),
+        (answer(topic=r"orders\C"), "invalid escape sequence"),
+        (answer(topic=r"orders\Z"), "invalid escape sequence"),
+        (answer(topic="a{1001}"), "invalid repetition size"),
+        (answer(topic=r"(\pL{100}){10}"), "pattern too large"),
+        (answer(channels=[".{900}"] * 20), "more than 100000 instructions at channel '.*900}'"),
+        (answer(channels=[""] * 100_000), "more than 100000 instructions"),
+        (b'{"ttl": 9223372036854775808}', "ttl is above 9223372036854775807"),
         (answer(topic=1), "topic is 1, no text"),
         (answer(channels=["(" * 10_000]), "unable to compile channel"),
         (answer(permissions=["publish", 1]), "unknown permission 1"),
