@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import template
+from tests import children, template, time_limit
 
 SPARK = "tests/spark/"
 LONGEST = (
@@ -26,7 +26,11 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(children.guard())
     config.add_cleanup(template.install())
+    config.pluginmanager.register(time_limit)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(time_limit.RunningTests())
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", default=None):
         gc.disable()  # This process collects tests.
 
@@ -62,9 +66,33 @@ def _place(process: str) -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = _process_of
-    return scheduler
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        """Sends a group of tests to one process, and no test to a second one if its process ends.
+
+        The scheduling of xdist would send it again, and end that process, too, without end.
+        """
+
+        def _split_scope(self, nodeid: str) -> str:
+            return _process_of(nodeid)
+
+        def remove_node(self, node: Any) -> str | None:
+            groups = self.assigned_work.pop(node)
+            pending = (
+                name for group in groups.values() for name, done in group.items() if not done
+            )
+            crashed = next(pending, None)
+            if crashed is None:
+                return None
+            for scope, group in groups.items():
+                if crashed in group:
+                    group[crashed] = True
+                if not all(group.values()):
+                    self.workqueue[scope] = group
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return str(crashed)
+
+    return GroupScheduling(config, log)
 
 
 def _process_of(nodeid: str) -> str:
