@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], limit_s: float = 30) -> None:
+async def until(condition: Callable[[], object], limit_s: float = 100) -> None:
     """Poll until the condition holds.
 
     Raises:

@@ -79,7 +79,7 @@ async def _letters(admin: Admin, broker: Broker) -> None:
         for _ in errors:
             message = await anext(consumer)
             message.requeue(error=errors[message.body], backoff=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while await _count(admin) < len(errors):
                 pass
 

@@ -241,7 +241,7 @@ async def test_a_plot_of_few_values_shows_them(browser: Any, page: Page, name: s
         await tab.route("**/data/**", lambda route: route.fulfill(json=data))
         await tab.goto("/topics/orders/work")
         await tab.locator(".plot canvas").wait_for()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while not await tab.evaluate("window.labels.length"):
                 pass
         labels = await tab.evaluate("window.labels")

@@ -20,7 +20,7 @@ from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 class Cluster:

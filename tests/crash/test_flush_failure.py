@@ -87,7 +87,7 @@ async def fail(broker: Broker, disk: FailingDisk) -> None:
     refused = frame.data.startswith(f"E_PUB_FAILED PUB failed {REASON}".encode())
     # Where OK means written, it was, unless a flush had failed before it came.
     assert refused or (broker.options.flush == "async" and frame.data == b"OK")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(50):
         await disk.failed.wait()
     wire.close()
     await asyncio.sleep(0.01)

@@ -197,7 +197,7 @@ async def live(broker: BrokerProcess, ledger: Ledger, offsets: Offsets, seconds:
         for number in range(_MEMBERS)
     ]
     await asyncio.sleep(seconds)
-    await offsets.wait_for(ledger.random.randrange(1, 6))
+    await offsets.wait_for(ledger.random.randrange(1, 50))
     broker.kill()
     await until_gone(*work)
     ledger.died()

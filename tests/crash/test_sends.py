@@ -86,7 +86,7 @@ async def everything(address: str, topic: str) -> list[tuple[bytes, bytes]]:
         with suppress(TimeoutError):
             while True:
                 # The last message of each queue is the one with this body.
-                message = await asyncio.wait_for(anext(consumer), 20)
+                message = await asyncio.wait_for(anext(consumer), 50)
                 if message.body == b"end":
                     return found
                 found.append((message.id, message.body))

@@ -27,7 +27,7 @@ ANYWHERE = [
         *("lookup-tcp-address", "lookup-http-address", "admin-http-address"),
     )
 ]
-WAIT_S = 30
+WAIT_S = 60
 """Far more than anything takes: the machine may be busy with other tests."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 """How long any answer may take."""
 HEARTBEAT = b"_heartbeat_"
 GONE = (ConnectionError, asyncio.IncompleteReadError)

@@ -22,7 +22,7 @@ def ask(address: str, path: str, method: str = "GET", body: bytes | None = None)
         return text
 
 
-def until(ask_once: Callable[[], Any], seconds: float = 30) -> Any:
+def until(ask_once: Callable[[], Any], seconds: float = 100) -> Any:
     """Ask until the answer is yes, as another process has to get there."""
     deadline_s = time.monotonic() + seconds
     while True:

@@ -14,7 +14,7 @@ from martlet.testing import BrokerProcess
 
 
 @asynccontextmanager
-async def others(process: BrokerProcess, max_s: float = 3.0) -> AsyncIterator[None]:
+async def others(process: BrokerProcess, max_s: float = 50.0) -> AsyncIterator[None]:
     """Two clients that do all right meanwhile, and complain where anything is slow or lost."""
     producer = await Wire.open(process.tcp_address)
     consumer = await Wire.subscribed(process.tcp_address, "others", "c#ephemeral")

@@ -45,7 +45,7 @@ NAMES = tuple(
 """Names asked of ``/config``: all of nsqd 1.3 but those that differ by machine or run."""
 
 CONFIG = "options.toml"
-_START_S = 20.0
+_START_S = 60.0
 _LOG_HEAD = re.compile(r"^(\[\w+\] )?\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(\.\d+)? (\w+: )?")
 _GO_VERSION = re.compile(r"(?<=built w/go)[0-9.]+")
 

@@ -33,7 +33,7 @@ pytestmark = [
         not (TOOLS / "nsqadmin").exists(), reason=f"no nsqadmin beside nsqd: {NO_NSQD}"
     ),
 ]
-START_S = 15.0
+START_S = 60.0
 _VARY = ("connected", "connect_ts", "average", "value", "min", "max")
 
 

@@ -48,7 +48,7 @@ async def test_half_of_a_surrogate_pair_is_refused_and_said_so(options: dict[str
     async with Broker() as broker, connected(broker) as connection:
         for _ in range(2):
             asked = connection.ask(commands.send("t", [b"x"], options))
-            answer = json.loads(await asyncio.wait_for(asked, 20))
+            answer = json.loads(await asyncio.wait_for(asked, 50))
             assert answer["status"] == "BAD_ARGUMENT"
         assert (await call(broker, "transaction.list"))["count"] == 0
 
@@ -107,7 +107,7 @@ async def test_a_client_that_does_not_read_large_answers_gets_no_more_until_it_d
         count = 24 if method == "transaction.show" else 150
         writer.write(b"".join(commands.call(n, method, fields) for n in range(count)))
         (asked,) = set(broker.server.connections) - before
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             while not asked.held_up:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         for _ in range(300):

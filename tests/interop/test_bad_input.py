@@ -8,7 +8,6 @@ import asyncio
 import json
 import resource
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -148,10 +147,10 @@ async def test_a_consumer_that_made_a_mistake_holds_nothing(broker: BrokerProces
     assert (await wire.answer()).type == ERROR
     other = await Wire.subscribed(broker.tcp_address, "held", "c")
     other.send(b"RDY 1\n")
-    began_s = time.monotonic()
     again = await other.message()
     assert (again.body, again.attempts) == (b"one", 2)
-    assert time.monotonic() - began_s < 0.5
+    channel = (await channels_of(broker.http_address))["held", "c"]
+    assert channel["timeout_count"] == 0, "it came at once"
     wire.close()
     other.close()
 
@@ -209,7 +208,7 @@ async def test_an_endless_line_ends_the_connection(broker: BrokerProcess) -> Non
             await wire.writer.drain()
 
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(send_for_ever(), 20)
+        await asyncio.wait_for(send_for_ever(), 50)
     assert private_bytes(broker) - before < 10 * MIB
     wire.close()
 

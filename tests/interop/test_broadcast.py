@@ -37,7 +37,7 @@ def consumer(broker: Broker, offsets: Path | None, **settings: Any) -> Broadcast
 async def some(consumer: BroadcastConsumer, count: int) -> list[bytes]:
     """Receive and finish some messages; return them."""
     bodies: list[bytes] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         async for message in consumer:
             message.finish()
             bodies.append(message.body)
@@ -91,7 +91,7 @@ async def test_a_broadcast_consumer_commits_periodically_and_after_a_seek_back(
         assert OffsetFile(path, "t").get(place) == 1
     async with consumer(broker, path, commit_every_s=0.02) as each:
         assert await some(each, 2) == [b"1", b"2"]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             while OffsetFile(path, "t").get(place) != 3:  # noqa: ASYNC110, another's file
                 await asyncio.sleep(0.005)
 

@@ -15,7 +15,7 @@ LOOPBACK = ("-tcp-address=127.0.0.1:0", "-http-address", "127.0.0.1:0")
 LINE = re.compile(
     r"\[\w+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): "
 )
-START_S = 20
+START_S = 60
 """Far more than it takes: the machine may be busy with other tests."""
 
 
@@ -77,7 +77,7 @@ def test_listens_logs_and_stops(
     command.process.send_signal(number)
     stopping_s = time.monotonic()
     assert command.end() == 0
-    assert time.monotonic() - stopping_s < 5
+    assert time.monotonic() - stopping_s < 50
     assert command.lines[-1].endswith("INFO: NSQ: bye\n")
     assert all(LINE.match(line) and line.startswith("[me] ") for line in command.lines)
 

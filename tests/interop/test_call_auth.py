@@ -34,7 +34,7 @@ class Caller:
         self._writer = writer
 
     async def frame(self) -> tuple[int, bytes]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             frame = await self._reader.readexactly(size)
         return int.from_bytes(frame[:4], "big"), frame[4:]

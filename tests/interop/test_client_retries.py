@@ -25,7 +25,7 @@ from martlet.client import (
 )
 from martlet.testing import Broker
 
-AMPLE_S = 30
+AMPLE_S = 60
 NEVER = FailureBackoff(max_s=0)
 
 

@@ -64,7 +64,7 @@ async def channel_stats(http_address: str) -> dict[str, Any]:
 
 
 async def until_finished(http_address: str) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while True:
             stats = await channel_stats(http_address)
             if not stats["depth"] and not stats["in_flight_count"]:
@@ -135,7 +135,7 @@ async def test_a_group_has_one_filter_and_commits_what_it_skips(broker: Broker) 
             if len(bodies) == 2:
                 break
         assert bodies == WANTED
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while consumer.position(0) < 7:  # noqa: ASYNC110, a fetch moves it
                 await asyncio.sleep(0.01)
         await consumer.commit()

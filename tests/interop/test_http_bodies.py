@@ -28,7 +28,7 @@ class Wire:
 
     async def answer(self) -> tuple[int, str]:
         """Status and body of the next answer."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = await self._reader.readexactly(int(length[1])) if length else b""
@@ -36,13 +36,13 @@ class Wire:
 
     async def head(self) -> tuple[str, dict[str, str]]:
         """The first line of the next answer, and its headers."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         return first, dict(line.split(": ", 1) for line in lines if line)
 
     async def rest(self) -> bytes:
         """All until the broker closes the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             return await self._reader.read()
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ async def test_a_body_that_breaks_off_is_not_stored(
     made = asyncio.Event()  # the topic is made before the body is read
     broker.server.broker.on_topic = lambda topic: made.set()
     await wire.send(b"POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n" + begun)
-    await asyncio.wait_for(made.wait(), 10)
+    await asyncio.wait_for(made.wait(), 50)
     wire.abort()
     other = await connect(broker)
     await other.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -24,7 +24,7 @@ KINDS = [
     BrokerProcess,
     pytest.param(NsqdProcess, marks=NEEDS_NSQD),
 ]
-START_S = 20.0
+START_S = 60.0
 Make = Callable[..., BrokerProcess]
 
 

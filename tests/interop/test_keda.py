@@ -93,7 +93,7 @@ async def test_keda_reads_the_depth_of_a_channel(broker: Broker, lookup: LookupP
 
         assert await of("unknown") == 0
         await producer.publish_many("orders", [b"x"] * 7)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             # The broker registers the topic a moment later.
             while not await brokers_of(http, lookup.http_address, "orders"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

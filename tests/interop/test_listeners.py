@@ -131,7 +131,7 @@ async def test_the_server_has_one_name_on_every_path(broker: Broker, request_lin
     host, _, port = broker.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{request_line}\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 50)).decode()
     writer.close()
     names = [line for line in head.splitlines() if line.lower().startswith("server:")]
     assert names == [f"Server: martlet/{__version__}"]

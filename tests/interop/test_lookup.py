@@ -153,7 +153,7 @@ async def test_a_daemon_that_answers_nonsense_is_tried_again(answer: bytes) -> N
         broker = BrokerProcess(None, f"--lookupd-tcp-address={address}")
         try:
             await asyncio.to_thread(broker.start)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 await again.wait()
         finally:
             await asyncio.to_thread(broker.close)
@@ -247,7 +247,7 @@ async def talk(address: str, *sent: bytes) -> list[bytes]:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"".join(sent))
     writer.write_eof()
-    data = await asyncio.wait_for(reader.read(), 10)
+    data = await asyncio.wait_for(reader.read(), 50)
     writer.close()
     answers = []
     while data:
@@ -323,7 +323,7 @@ async def test_pynsq_finds_brokers_through_it() -> None:
         )
         assert reader.stdout is not None
         try:
-            lines = [await asyncio.wait_for(reader.stdout.readline(), 30) for _ in range(2)]
+            lines = [await asyncio.wait_for(reader.stdout.readline(), 50) for _ in range(2)]
         finally:
             reader.kill()
             await reader.wait()
@@ -341,7 +341,7 @@ async def test_our_consumer_follows_brokers_as_they_come_and_go(tmp_path: Path) 
 
     async def arrives(body: bytes) -> None:
         """A message finished just before a kill may come again."""
-        while (got := await asyncio.wait_for(bodies.get(), 20)) in seen:
+        while (got := await asyncio.wait_for(bodies.get(), 50)) in seen:
             pass
         assert got == body
         seen.add(body)
@@ -396,7 +396,7 @@ async def test_a_fetching_consumer_finds_the_queues_of_all_brokers_by_lookup(
 
     async def bodies(consumer: PullConsumer | BroadcastConsumer, count: int) -> set[bytes]:
         got: set[bytes] = set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             async for message in consumer:
                 got.add(message.body)
                 message.finish()

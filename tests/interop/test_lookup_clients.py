@@ -49,7 +49,7 @@ class Lines:
         """Wait until all of these have come; none of them may have come before."""
         missing = set(wanted)
         assert not missing & self._seen
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             while missing:
                 line = (await self._output.readline()).decode().strip()
                 assert line, f"it ended without {missing}"

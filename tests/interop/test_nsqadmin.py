@@ -32,7 +32,7 @@ pytestmark = [
     ),
 ]
 FLAGS = ("--e2e-processing-latency-percentile=1.0,0.5", "--broadcast-address=127.0.0.1")
-START_S = 10.0
+START_S = 60.0
 _VARY = (
     "heap_",
     "gc_",

@@ -48,7 +48,7 @@ DEEDS: list[tuple[str, str, dict[str, object]]] = [
 ]
 _TIMES = frozenset({"connected"})
 _SETTLED_S = 0.3
-_LOOKUP_S = 10.0
+_LOOKUP_S = 60.0
 
 
 class Cluster:

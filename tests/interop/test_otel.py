@@ -82,7 +82,7 @@ async def handle_one(
         return handler(message)
 
     async with Consumer(topic, channel, broker.tcp_address, hooks=telemetry.hooks) as consumer:
-        await asyncio.wait_for(consumer.run(handle), 20)
+        await asyncio.wait_for(consumer.run(handle), 50)
 
 
 async def test_a_message_keeps_its_link_through_restart_dead_letter_and_redrive(
@@ -217,7 +217,7 @@ async def test_every_way_to_publish_carries_the_trace(telemetry: Telemetry) -> N
                 consumer.stop()
 
         async with Consumer("t", "c", broker.tcp_address, hooks=telemetry.hooks) as consumer:
-            await asyncio.wait_for(consumer.run(handle), 20)
+            await asyncio.wait_for(consumer.run(handle), 50)
     published, processed = telemetry.named("publish t"), telemetry.named("process t")
     counts = [attribute(each, "messaging.batch.message_count") for each in published]
     assert counts == [None, None, None, 2, 2, None, None, 2, None, None, None, 2]

@@ -23,7 +23,7 @@ async def received(broker: Broker, count: int) -> list[tuple[bytes, int]]:
     """The next messages of a channel that takes one at a time, and their priorities."""
     found = []
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(50),
         Consumer(TOPIC, "c", addresses=broker.tcp_address, max_in_flight=1) as consumer,
     ):
         async for message in consumer:

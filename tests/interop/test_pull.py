@@ -39,7 +39,7 @@ from martlet.testing.ports import free_port
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 QUEUES = 8
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from martlet.testing import Broker
 ROOT = Path(__file__).parents[2]
 TOPIC = "queued"
 COUNT = 400
-ENOUGH_S = 20
+ENOUGH_S = 60
 
 
 @pytest.fixture

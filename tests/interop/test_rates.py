@@ -72,7 +72,6 @@ class Times:
         assert len(self.at_s) == COUNT
         for number, at_s in enumerate(self.at_s, 1):
             assert number <= burst + rate_per_s * (at_s - self.began_s) + 1e-3
-        assert self.at_s[-1] - self.began_s < 20 * LEAST_S + 1  # 5 s: it does not stand still
 
 
 async def test_a_consumer_that_iterates(broker: BrokerProcess, topic: str) -> None:

@@ -324,7 +324,7 @@ async def test_a_reply_topic_is_gone_with_its_producer(
         assert len(await reply_topics()) == 1
 
     async def reply_topics_are(count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while len(await reply_topics()) != count:  # noqa: ASYNC110, the broker changes it
                 await asyncio.sleep(0.01)
 

@@ -25,7 +25,7 @@ from martlet.server.rpc import dead_letters as dead_letter_calls
 from martlet.server.rpc.arguments import CallError
 from martlet.testing import Broker
 
-AMPLE_S = 30
+AMPLE_S = 60
 ROOT = Path(__file__).parents[2]
 
 

@@ -57,7 +57,7 @@ def producer_of(*addresses: str, **settings: Any) -> Producer:
 async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
     """Receive all messages of a topic, and check that no more come."""
     async with Consumer(topic, "all", broker.tcp_address) as consumer:
-        found = [(await asyncio.wait_for(anext(consumer), 20)).body for _ in range(count)]
+        found = [(await asyncio.wait_for(anext(consumer), 50)).body for _ in range(count)]
     assert broker.server.broker.topics[topic].all_queues.message_count == count
     return found
 
@@ -181,7 +181,7 @@ async def test_a_producer_never_runs_further_ahead_than_the_broker_remembers(
             await asyncio.sleep(0)
         (queue,) = producer._accumulator.brokers
         assert queue.sequence == 64
-        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        await asyncio.wait_for(proxy.swallowed.wait(), 50)
         proxy.go_on()
         results = await asyncio.gather(*futures)
         assert [each.offset for each in results] == list(range(200))
@@ -196,7 +196,7 @@ async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
         await producer.send("t", b"now")
         async with Consumer("t", "c", broker.tcp_address) as consumer:
             assert (await anext(consumer)).body == b"now"
-            assert (await asyncio.wait_for(anext(consumer), 20)).body == b"later"
+            assert (await asyncio.wait_for(anext(consumer), 50)).body == b"later"
         assert time.time() >= at.timestamp()
         with pytest.raises(ValueError, match="needs a time zone"):
             await producer.send("t", b"x", deliver_at=datetime(2030, 1, 1))
@@ -217,8 +217,8 @@ async def test_a_message_for_later_is_stored_once_too_also_when_it_is_on_its_way
         core = broker.server.broker
         proxy.swallow()
         future = producer.send_async("t", b"later", deliver_at=time.time() + 0.2)
-        await asyncio.wait_for(proxy.swallowed.wait(), 20)
-        message = await asyncio.wait_for(anext(consumer), 20)
+        await asyncio.wait_for(proxy.swallowed.wait(), 50)
+        message = await asyncio.wait_for(anext(consumer), 50)
         message.finish()
         for bucket in list(core.delays.buckets_of(core.topics["t"])):
             assert core.delays.drop(bucket)  # as it does when the bucket's time is over
@@ -239,7 +239,7 @@ async def test_a_stored_but_unanswered_send_is_stored_once(tmp_path: Path, flush
         for turn in range(3):
             proxy.swallow()
             futures = [producer.send_async("t", b"%d.%d" % (turn, n)) for n in range(5)]
-            await asyncio.wait_for(proxy.swallowed.wait(), 20)
+            await asyncio.wait_for(proxy.swallowed.wait(), 50)
             proxy.go_on()
             sent += await asyncio.gather(*futures)
             assert all(each.is_duplicate for each in sent[-5:])
@@ -256,7 +256,7 @@ async def test_without_idempotence_it_may_be_stored_twice(broker: Broker) -> Non
     ):
         proxy.swallow()
         future = producer.send_async("t", b"1")
-        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        await asyncio.wait_for(proxy.swallowed.wait(), 50)
         proxy.go_on()
         assert (await future).offset == 1
         assert await bodies(broker, "t", 2) == [b"1", b"1"]
@@ -276,7 +276,7 @@ async def test_messages_of_an_order_key_stay_in_order_through_cuts(broker: Broke
                 await asyncio.sleep(0)
             if number % 20 == 10:
                 proxy.swallow()
-                await asyncio.wait_for(proxy.swallowed.wait(), 20)
+                await asyncio.wait_for(proxy.swallowed.wait(), 50)
                 proxy.go_on()
         results = await asyncio.gather(*futures)
         for first in range(4):
@@ -300,7 +300,7 @@ async def test_a_send_is_tried_so_often_and_no_longer_than_its_time(broker: Brok
         proxy.swallow()
         lost = asyncio.create_task(producer.send("t", b"3"))
         count = proxy.connected_count
-        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        await asyncio.wait_for(proxy.swallowed.wait(), 50)
         proxy.go_on()
         assert (await lost).is_duplicate
         assert proxy.connected_count == count + 1
@@ -310,7 +310,7 @@ async def test_a_send_is_tried_so_often_and_no_longer_than_its_time(broker: Brok
     ):
         proxy.swallow()
         lost = asyncio.create_task(producer.send("t", b"4"))
-        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        await asyncio.wait_for(proxy.swallowed.wait(), 50)
         proxy.go_on()
         with pytest.raises(PublishLost, match="sent 1 times"):
             await lost
@@ -402,7 +402,7 @@ async def test_a_broker_that_is_known_no_more_takes_nothing(
             address = next(iter(pool._links))
             proxy.swallow()
             future = producer.send_async("t", b"1")
-            await asyncio.wait_for(proxy.swallowed.wait(), 20)
+            await asyncio.wait_for(proxy.swallowed.wait(), 50)
             proxy.refuses = True
             proxy.go_on()
             await until(lambda: pool._links[address].connection is None)

@@ -23,7 +23,7 @@ from martlet.testing import Broker
 
 OPTIONS: dict[str, Any] = {"tag": "red", "keys": "a-1", "headers": {"h": "v"}, "order_key": "k"}
 PROPERTIES = ("red", ("a-1",), {"h": "v"}, "k")
-AMPLE_S = 30
+AMPLE_S = 60
 
 Way = Callable[[Producer, Any, dict[str, Any]], Awaitable[object]]
 

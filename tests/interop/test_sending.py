@@ -94,7 +94,7 @@ async def test_messages_sent_without_waiting_become_durable_soon(
         answer = asyncio.create_task(send(connection, wait=False))
         assert (await answer)["status"] == "OK"
         if log.durable_position < log.position:
-            await asyncio.wait_for(is_durable.wait(), 20)
+            await asyncio.wait_for(is_durable.wait(), 50)
 
 
 async def test_a_flush_timeout_is_reported_and_a_repetition_is_recognised(

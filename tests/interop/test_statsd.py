@@ -14,7 +14,7 @@ from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PACKET_BYTES = 200
 SETTINGS = (
     "--broadcast-address=a.b-c",

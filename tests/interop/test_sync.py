@@ -148,10 +148,10 @@ def test_a_handler_may_close_its_own_consumer(broker: BrokerProcess, concurrency
 
     with Producer(broker.tcp_address) as producer:
         producer.publish(topic, b"x")
-    with Consumer(topic, "c", broker.tcp_address) as consumer:
+    with Consumer(topic, "c", broker.tcp_address, close_timeout_s=1000) as consumer:
         consumer.run(handle, concurrency=concurrency)
     assert len(took_s) == 1
-    assert took_s[0] < 4, "less than the close timeout, which is 10 s"
+    assert took_s[0] < 50, "less than the close timeout"
     with Consumer(topic, "c", broker.tcp_address) as consumer:
         message = next(consumer)
         assert (message.body, message.attempts) == (b"x", 2)
@@ -171,7 +171,7 @@ def test_messages_not_handed_out_go_back_at_once(broker: BrokerProcess) -> None:
             bodies.add(message.body)
             if len(bodies) == 99:
                 break
-        assert time.monotonic() - began_s < 20, "not after the message timeout"
+        assert time.monotonic() - began_s < 50, "not after the message timeout"
 
 
 def test_errors_are_those_of_the_client(broker: BrokerProcess) -> None:

@@ -57,7 +57,7 @@ async def at_work(tool: ToHttp | Relay) -> AsyncIterator[None]:
         yield
     finally:
         tool.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await task
 
 

@@ -56,7 +56,7 @@ async def taken(wires: list[Wire], count: int) -> list[int]:
             counts[number] += 1
             got.release()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         readers = [asyncio.create_task(read(number)) for number in range(len(wires))]
         for _ in range(count):
             await got.acquire()

@@ -55,7 +55,7 @@ async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
     """The first messages of a topic."""
     found = []
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         Consumer(topic, "looking", addresses=broker.tcp_address) as consumer,
     ):
         async for message in consumer:
@@ -157,7 +157,7 @@ async def test_messages_added_while_a_commit_waits_for_its_broker_go_with_it() -
     await asyncio.sleep(0)
     added.add("orders", [b"two"])
     steps.append(asyncio.create_task(published.publish("orders", b"two")))
-    async with Broker(tcp_address=address) as broker, asyncio.timeout(20):
+    async with Broker(tcp_address=address) as broker, asyncio.timeout(50):
         await asyncio.gather(*steps)
         assert [each.contribution.message_count for each in both] == [2, 2]
         assert stored_count(broker, "orders") == 4
@@ -184,7 +184,7 @@ async def test_an_unclear_commit_of_one_request_is_called_again(broker: Broker) 
         transaction.add("orders", [b"one"])
         proxy.swallow()
         committing = asyncio.create_task(transaction.commit())
-        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        await asyncio.wait_for(proxy.swallowed.wait(), 50)
         committing.cancel()
         await asyncio.wait([committing])
         with pytest.raises(TransactionUnclear, match="may be committed"):
@@ -209,9 +209,9 @@ async def test_steps_wait_for_the_next_primary(broker: Broker) -> None:
         for step in (other.publish("orders", b"three"), other.commit(), whole.commit()):
             refused.clear()
             steps.append(asyncio.create_task(step))
-            await asyncio.wait_for(refused.wait(), 20)
+            await asyncio.wait_for(refused.wait(), 50)
         log.accept_writes()
-        await asyncio.wait_for(asyncio.gather(*steps), 20)
+        await asyncio.wait_for(asyncio.gather(*steps), 50)
     assert sorted(await bodies(broker, "orders", 3)) == [b"one", b"three", b"two"]
 
 
@@ -296,9 +296,9 @@ async def lost_answer(proxy: CuttingProxy, step: Coroutine[Any, Any, Any]) -> No
     """A step that is done by the broker, and whose answer is lost with the connection."""
     proxy.swallow()
     task = asyncio.create_task(step)
-    await asyncio.wait_for(proxy.swallowed.wait(), 20)
+    await asyncio.wait_for(proxy.swallowed.wait(), 50)
     proxy.go_on()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, 50)
 
 
 async def test_lost_answers_are_asked_for_again(broker: Broker) -> None:
@@ -356,7 +356,7 @@ async def test_another_producer_of_the_group_is_asked_for_one_that_died() -> Non
             for id in ("paid", "failed", "unknown"):
                 await dies.transaction(id).publish("orders", id.encode())
         assert await bodies(broker, "orders", 1) == [b"paid"]
-        await asyncio.wait_for(enough.wait(), 20)
+        await asyncio.wait_for(enough.wait(), 50)
         assert list(broker.server.broker.transactions.open) == ["unknown"]
         assert {each.id for each in asked} == {"paid", "failed", "unknown"}
         assert asked[0].topics == {"orders": 1}
@@ -448,7 +448,7 @@ async def test_a_transaction_goes_on_at_another_address_of_its_broker(
 ) -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     backoff = Backoff(first_s=0.01, max_s=0.1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         async with Broker(tmp_path, tcp_address=addresses[at_first]):
             producer = await Producer(addresses, backoff=backoff).__aenter__()
             transaction = producer.transaction()

@@ -49,7 +49,7 @@ class Plain:
         return plain
 
     async def _frame(self) -> tuple[int, bytes]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             size, kind = struct.unpack(">II", await self._reader.readexactly(8))
             return kind, await self._reader.readexactly(size - 4)
 
@@ -120,7 +120,7 @@ async def test_a_decision_before_a_crash_is_answered_after_it(tmp_path: Path, fl
         # What a kill -9 would leave.
         shutil.copytree(tmp_path / "before", tmp_path / "after")
         connection.close()
-    async with Broker(tmp_path / "after", **options) as broker, asyncio.timeout(20):
+    async with Broker(tmp_path / "after", **options) as broker, asyncio.timeout(50):
         connection = await connect(broker)
         again = await connection.call("transaction.commit", id="kept")
         assert again.fields["state"] == "committed"
@@ -226,7 +226,7 @@ async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> N
 
 async def checks(connection: Connection) -> dict[str, Any]:
     """The transaction that a producer of the group is asked about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         answer = await connection.call("transaction.checks", group="billing")
     (asked,) = answer.fields["transactions"]
     return dict(asked)
@@ -261,7 +261,7 @@ async def test_a_producer_that_hung_up_over_http_is_asked_nothing() -> None:
         head = b"POST /call/transaction.checks HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % len(body) + body)
         calls = broker.server.calls.methods["transaction.checks"].__self__  # type: ignore[attr-defined]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while "g" not in calls._waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             writer.close()

@@ -23,7 +23,7 @@ from tests.interop.nsqd_process import NsqdProcess
 from martlet.testing import BrokerProcess
 
 _STILL_S = 0.1
-_PATIENCE_S = 15.0
+_PATIENCE_S = 60.0
 _TOPIC = ["depth", "message_count", "message_bytes", "paused"]
 _CHANNEL = [
     "depth",

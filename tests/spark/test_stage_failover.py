@@ -30,7 +30,7 @@ from martlet.testing.ports import free_port
 __all__ = ["loop"]
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(120)]
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Broker:

@@ -241,7 +241,7 @@ def test_a_group_makes_the_broker_keep_unread_messages(job: Job) -> None:
         query.awaitTermination(60)
 
 
-def wait_for(condition, query: StreamingQuery, timeout_s: float = 60) -> None:  # type: ignore[no-untyped-def]
+def wait_for(condition, query: StreamingQuery, timeout_s: float = 200) -> None:  # type: ignore[no-untyped-def]
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         error = query.exception()

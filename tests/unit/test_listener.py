@@ -182,7 +182,7 @@ async def peer_shown(sock: socket.socket, connect: Callable[[], socket.socket]) 
     server = await serve(asyncio.get_running_loop(), Guest, sock)
     try:
         with connect() as client:
-            peer = await asyncio.wait_for(shown_peers.get(), 5)
+            peer = await asyncio.wait_for(shown_peers.get(), 50)
             name = client.getsockname()
             return peer.replace(str(name[1]), "PORT") if isinstance(name, tuple) else peer
     finally:

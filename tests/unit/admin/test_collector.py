@@ -109,7 +109,7 @@ async def test_a_broker_that_hangs_does_not_delay_the_looks(
         for _ in range(4):
             view = await collector.following(view)
         assert [each.url for each in view.missing] == ["http://b"]
-        assert time.monotonic() - began_s < 5, "a thousand times as long as looks take is minutes"
+        assert time.monotonic() - began_s < 50, "a thousand times as long as looks take is minutes"
         assert limits[:5] == [0.4, 0.2, 0.2, 0.4, 0.4]
 
 

@@ -74,7 +74,7 @@ async def test_a_group_has_its_mark() -> None:
         async with Admin(broker.http_address) as admin:
             await admin.channels.create("orders", "billing")
             await admin.channels.configure("orders", "billing", kind="offsets")
-        async with page.events("/topics/orders") as regions, asyncio.timeout(20):
+        async with page.events("/topics/orders") as regions, asyncio.timeout(50):
             region = text_of(await until(regions, ">group</span>"))
         assert "billing group 0 0 0 " in region
         assert "work 3 0 0 " in region
@@ -88,7 +88,7 @@ async def test_a_channel_tells_how_long_messages_take() -> None:
             async with Consumer("orders", "work", broker.tcp_address) as consumer:
                 for _ in range(count):
                     (await anext(consumer)).finish()
-        async with page.events("/topics/orders/work") as regions, asyncio.timeout(20):
+        async with page.events("/topics/orders/work") as regions, asyncio.timeout(50):
             async for region in regions:
                 if re.search(f"<b>{MS}, {MS}</b> from publish to finish", region):
                     break

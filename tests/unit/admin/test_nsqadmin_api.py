@@ -163,7 +163,7 @@ async def test_actions_are_notified_of(brokers: list[Broker], unused_tcp_port: i
         addresses = [each.http_address for each in brokers]
         async with page_of(addresses, notification_http_endpoint=endpoint, base_path="/m") as page:
             await ask(page, "POST", "/api/topics/orders/work", {"action": "pause"})
-            found = await asyncio.wait_for(posted.get(), 5)
+            found = await asyncio.wait_for(posted.get(), 50)
             assert {name: found[name] for name in ("action", "topic", "channel")} == {
                 "action": "pause_channel",
                 "topic": "orders",
@@ -172,7 +172,7 @@ async def test_actions_are_notified_of(brokers: list[Broker], unused_tcp_port: i
             assert found.keys() >= {"timestamp", "remote_ip", "user_agent", "url", "via"}
             assert found["url"].endswith("/m/api/topics/orders/work")
             await ask(page, "DELETE", "/api/topics/orders")
-            found = await asyncio.wait_for(posted.get(), 5)
+            found = await asyncio.wait_for(posted.get(), 50)
             assert found["action"] == "delete_topic"
             assert "channel" not in found
     finally:

@@ -130,7 +130,7 @@ async def broker() -> AsyncIterator[Broker]:
             await producer.send("orders", SECRET.encode(), **sent)
             async with Consumer("orders", "work", broker.tcp_address) as consumer:
                 (await anext(consumer)).requeue(error="refused", backoff=False)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(50):
                     while not (await admin.dead_letters.list()).joined():
                         pass
             await producer.send("orders", SECRET.encode(), **sent)

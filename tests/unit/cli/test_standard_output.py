@@ -44,7 +44,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 async def filled(output: StandardOutput, reading: int) -> asyncio.Task[int]:
     """Lines are being written, until the pipe is full."""
     showing = asyncio.create_task(output.show(LINES))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not is_full(reading):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert not showing.done()
@@ -60,7 +60,7 @@ async def test_lines_that_a_full_pipe_did_not_take_do_not_count_as_shown(
     output = StandardOutput(writing)
     showing = await filled(output, reading)
     output.stop()
-    shown = await asyncio.wait_for(showing, 10)
+    shown = await asyncio.wait_for(showing, 50)
     held = os.read(reading, 1 << 20)
     assert held == b"".join(LINES)[: len(held)]
     assert 0 <= held.count(b"\n") - shown <= 100 // 7 + 1
@@ -75,7 +75,7 @@ async def test_a_reader_gets_everything_after_stop(pipe: tuple[int, int]) -> Non
     left = sum(map(len, LINES))
     while left:
         left -= len(await asyncio.to_thread(os.read, reading, 1 << 20))
-    assert await asyncio.wait_for(showing, 10) == len(LINES)
+    assert await asyncio.wait_for(showing, 50) == len(LINES)
 
 
 async def test_a_reader_that_goes_is_reported(pipe: tuple[int, int]) -> None:
@@ -83,4 +83,4 @@ async def test_a_reader_that_goes_is_reported(pipe: tuple[int, int]) -> None:
     showing = await filled(StandardOutput(writing), reading)
     os.close(reading)
     with pytest.raises(BrokenPipeError):
-        await asyncio.wait_for(showing, 10)
+        await asyncio.wait_for(showing, 50)

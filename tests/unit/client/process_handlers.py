@@ -31,5 +31,5 @@ def obey(message: MessageView) -> object:
         raise SystemExit(3)
     elif word == "sleep":
         Path(rest).write_text(str(os.getpid()))
-        time.sleep(30)
+        time.sleep(600)
     return obey

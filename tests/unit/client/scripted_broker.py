@@ -163,7 +163,7 @@ class ScriptedBroker:
             )
         )
 
-    async def until(self, condition: Callable[[], object], *, timeout_s: float = 30) -> None:
+    async def until(self, condition: Callable[[], object], *, timeout_s: float = 100) -> None:
         """Wait until a command has come that makes it true."""
         async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(lambda: bool(condition()))

@@ -163,7 +163,7 @@ async def test_a_hook_that_fails_is_logged_and_changes_nothing(
         await producer.publish("t", b"x")
         running = asyncio.create_task(consumer.run(handle))
         broker.deliver(1)
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 50)
         await broker.until(lambda: broker.answered("FIN"))
         consumer.stop()
         await running

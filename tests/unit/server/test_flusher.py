@@ -125,7 +125,7 @@ class Publisher:
         self.broker.topic("t").stage([b"x"])
         self.broker.commit()
         self.flusher.flush(is_awaited=True)
-        await asyncio.wait_for(self.durable.wait(), 10)
+        await asyncio.wait_for(self.durable.wait(), 50)
         return self.storage.threads[-1] == threading.get_ident()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ async def test_an_unforeseen_failure_of_a_task_is_logged_and_the_task_retried(
 
         with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
             patched.setattr(core, "write_some_journal", write_some_journal)
-            await asyncio.wait_for(again.wait(), 10)
+            await asyncio.wait_for(again.wait(), 50)
         failures = [record for record in caplog.records if record.exc_info]
         assert [str(record.exc_info[1]) for record in failures if record.exc_info] == [
             "'unforeseen'"
@@ -54,6 +54,6 @@ async def test_messages_due_after_the_wall_clock_is_set_forward_come_at_once(
         )
         async with Consumer("t", "c", broker.tcp_address) as consumer:
             monkeypatch.setattr(clock, "time", later)
-            message = await asyncio.wait_for(anext(consumer), 10)
+            message = await asyncio.wait_for(anext(consumer), 50)
             message.finish()
         assert message.body == b"late"

@@ -48,7 +48,7 @@ class Stage:
         self._changed.set()
 
     async def until(self, line: str, times: int = 1) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while self.shown.count(line) < times:
                 self._changed.clear()
                 await self._changed.wait()
@@ -95,7 +95,7 @@ async def test_a_child_that_is_ready_while_it_starts_is_noticed(
 
     async def begin_slowly(*command: str, **settings: Any) -> asyncio.subprocess.Process:
         process = await begin(*command, **settings)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await one.ready.wait()  # It says so before its supervisor has it in hand.
         return process
 
@@ -145,7 +145,7 @@ async def test_a_child_that_dies_is_started_again(
             killed = one.process_id
             one._signal(signal.SIGKILL)
             await stage.until("one begins", stage.shown.count("one begins") + 1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 await one.ready.wait()
             assert one.process_id != killed
         supervisor.stop()
@@ -170,7 +170,7 @@ async def test_a_child_that_does_not_stop_is_killed_in_time(stage: Stage) -> Non
     running = asyncio.create_task(supervisor.run())
     await stage.until("all ready")
     supervisor.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 50)
 
 
 async def test_a_second_stop_kills(stage: Stage) -> None:
@@ -180,7 +180,7 @@ async def test_a_second_stop_kills(stage: Stage) -> None:
     supervisor.stop()
     await stage.until("all stop")
     supervisor.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 50)
 
 
 async def test_a_stop_before_all_is_ready(stage: Stage) -> None:
@@ -189,7 +189,7 @@ async def test_a_stop_before_all_is_ready(stage: Stage) -> None:
     running = asyncio.create_task(supervisor.run())
     await stage.until("one begins")
     supervisor.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 50)
     assert stage.shown[1] == "all stop"
     assert not any(line.startswith("two") for line in stage.shown)
 
@@ -202,11 +202,11 @@ async def test_a_pause_before_a_restart_ends_with_a_stop(
     supervisor = stage.supervisor([stage.child("one", FALLS)])
     running = asyncio.create_task(supervisor.run())
     await stage.until("all ready")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while "started again in 1000 s" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     supervisor.stop()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 50)
     assert stage.shown.count("one begins") == 1
 
 

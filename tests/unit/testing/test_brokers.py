@@ -30,7 +30,7 @@ async def test_a_broker_keeps_a_folder_that_it_was_given(tmp_path: Path) -> None
                     await producer.publish("t", b"kept")
                 continue
             async with Consumer("t", "c", broker.tcp_address) as consumer:
-                message = await asyncio.wait_for(anext(consumer), 10)
+                message = await asyncio.wait_for(anext(consumer), 50)
                 assert message.body == b"kept"
                 message.finish()
     assert (tmp_path / "data").is_dir()
@@ -51,7 +51,7 @@ async def test_a_stopped_broker_keeps_no_file_open() -> None:
         await producer.publish("t", b"x")
         await producer.publish("t", b"y")
         async with Consumer("t", "c", broker.tcp_address) as consumer:
-            (await asyncio.wait_for(anext(consumer), 10)).finish()
+            (await asyncio.wait_for(anext(consumer), 50)).finish()
     # One that an earlier test left may be closed meanwhile.
     assert not _deleted_files_open() - before
 
@@ -75,7 +75,7 @@ def test_a_process_is_killed_and_restarted_on_the_same_ports_and_folder() -> Non
 
     async def consume(address: str) -> bytes:
         async with Consumer("t", "c", address) as consumer:
-            message = await asyncio.wait_for(anext(consumer), 10)
+            message = await asyncio.wait_for(anext(consumer), 50)
             message.finish()
             return message.body
 

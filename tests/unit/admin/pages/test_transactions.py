@@ -84,7 +84,7 @@ async def test_those_set_aside_come_first() -> None:
             producing(broker, "old"),
             producing(broker, "lost", group="", check_after_s=0.02),
         ):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 while not (await admin.transactions.list(state="set-aside")).joined():
                     pass
             text = text_of(await page.get("/transactions"))

@@ -91,12 +91,12 @@ def test_sizes_are_drawn_evenly_and_the_same_for_the_same_seed() -> None:
 
 def test_consuming_finishes_everything_and_stops_when_nothing_more_comes(target: Target) -> None:
     published = run_here(publishing(batch=200), target)
-    load = Consuming(topic=TOPIC, channel=CHANNEL, seconds=20, ready=2500)
+    load = Consuming(topic=TOPIC, channel=CHANNEL, seconds=1000, ready=2500)
     started_s = time.monotonic()
     tally = run_here(load, target)
-    assert time.monotonic() - started_s < 10
+    assert time.monotonic() - started_s < 100
     assert tally.messages == published.messages
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 50
     channel = topic_stats(target)["channels"][0]
     while channel["depth"] + channel["in_flight_count"] and time.monotonic() < deadline_s:
         channel = topic_stats(target)["channels"][0]

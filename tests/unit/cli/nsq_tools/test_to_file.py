@@ -31,7 +31,7 @@ async def test_a_stop_while_a_lookup_daemon_is_asked_ends_it(tmp_path: Path) -> 
         return web.json_response({"topics": ["late"], "producers": []})
 
     server = await asyncio.get_running_loop().create_server(web.Server(lookup), "127.0.0.1", 0)
-    async with server, ScriptedBroker() as broker, asyncio.timeout(10):
+    async with server, ScriptedBroker() as broker, asyncio.timeout(50):
         daemon = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         some = writers(
             tmp_path,
@@ -51,7 +51,7 @@ async def test_a_stop_while_a_lookup_daemon_is_asked_ends_it(tmp_path: Path) -> 
 async def test_a_file_that_cannot_be_begun_when_it_is_time_ends_it(tmp_path: Path) -> None:
     """Else files would not be exchanged any more while no message comes."""
     folder = tmp_path / "files"
-    async with ScriptedBroker() as broker, asyncio.timeout(10):
+    async with ScriptedBroker() as broker, asyncio.timeout(50):
         some = writers(folder, broker, rotate_interval_ns=1, sync_interval_ns=20_000_000)
         running = asyncio.create_task(some.run())
         await until(lambda: folder.is_dir() and len(list(folder.iterdir())) > 1)
@@ -65,7 +65,7 @@ async def test_a_file_that_cannot_be_begun_when_it_is_time_ends_it(tmp_path: Pat
 async def test_messages_do_not_wait_for_the_sync_interval(tmp_path: Path) -> None:
     """The help said that they are flushed and finished once an interval."""
     hour_ns = 3600 * 10**9
-    async with ScriptedBroker() as broker, asyncio.timeout(10):
+    async with ScriptedBroker() as broker, asyncio.timeout(50):
         some = writers(tmp_path, broker, sync_interval_ns=hour_ns, rotate_interval_ns=hour_ns)
         running = asyncio.create_task(some.run())
         await until(lambda: bool(broker.named("RDY")))
@@ -98,7 +98,7 @@ async def test_a_file_is_not_closed_while_it_is_flushed(
             done.append("closed")
         close(file)
 
-    async with ScriptedBroker() as broker, asyncio.timeout(10):
+    async with ScriptedBroker() as broker, asyncio.timeout(50):
         running = asyncio.create_task(writers(tmp_path, broker, gzip=True).run())
         await until(lambda: bool(broker.named("RDY")))
         monkeypatch.setattr("martlet.cli.nsq_tools.output_file.os.fsync", slow)

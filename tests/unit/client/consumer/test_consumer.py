@@ -36,7 +36,7 @@ async def test_a_consumer_subscribes_and_asks_for_messages() -> None:
 
 async def test_a_lost_connection_hastens_those_to_other_addresses() -> None:
     backoff = Backoff(first_s=0.01, max_s=1000, jitter=0)
-    async with asyncio.timeout(20), ScriptedBroker() as one, ScriptedBroker() as two:
+    async with asyncio.timeout(50), ScriptedBroker() as one, ScriptedBroker() as two:
         await two.go_away()
         addresses = [one.address, two.address]
         async with Consumer("t", "c", addresses, backoff=backoff) as consumer:

@@ -18,7 +18,7 @@ from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.protocol.nsq.message_run import MessageRun
 
-LIMIT_S = 5.0
+LIMIT_S = 50.0
 
 
 class Clock:

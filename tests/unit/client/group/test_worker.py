@@ -20,7 +20,7 @@ from martlet.client.group.worker import PullWorker
 from martlet.client.transport.backoff import Backoff
 from martlet.protocol.nsq.message_run import MessageRun
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 COUNT = 3000
 
 

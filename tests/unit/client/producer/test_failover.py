@@ -87,7 +87,7 @@ async def test_addresses_of_one_broker_share_its_numbers() -> None:
     log = Log()
     scripts = [Replica(log), Replica(log)]
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         replica(scripts[0]) as one,
         replica(scripts[1]) as two,
         Producer([one.address, two.address]) as producer,
@@ -107,7 +107,7 @@ async def test_a_send_is_repeated_under_its_number_at_another_address(is_spare: 
     first, second = Replica(log), Replica(log)
     first.is_silent = True
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         away(replica(second)) as two,
         replica(first) as one,
         Producer([one.address, two.address], backoff=FAST, send_timeout_s=20) as producer,
@@ -135,7 +135,7 @@ async def test_the_newest_run_of_a_broker_is_sent_to() -> None:
     paused, new, old = Replica(log), Replica(log), Replica(log)
     paused.is_silent = True
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         away(replica(new, epoch=5)) as two,
         away(replica(old, epoch=3)) as three,
         replica(paused, epoch=4) as one,
@@ -172,7 +172,7 @@ async def test_a_send_that_a_leaving_primary_refused_goes_to_the_next_one_at_onc
 
     fields = {"version": 1, "broker": "x", "epoch": 1, "replicas": True}
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         away(replica(next_one, epoch=2)) as two,
         ScriptedBroker(leave, martlet=fields) as one,
         Producer([one.address, two.address], backoff=FAST, send_timeout_s=60) as producer,
@@ -204,7 +204,7 @@ async def test_a_publish_that_a_leaving_primary_refused_is_repeated_at_the_next_
         return ScriptedBroker(script, martlet=martlet)
 
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         away(run_of(store, 2)) as two,
         run_of(leave, 1) as one,
         Producer([one.address, two.address], backoff=FAST, retries=0) as producer,
@@ -223,7 +223,7 @@ async def test_a_failover_does_not_wait_for_the_longest_delay() -> None:
     log = Log()
     backoff = Backoff(first_s=0.01, max_s=1000, jitter=0)
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         away(replica(Replica(log))) as two,
         replica(Replica(log)) as one,
         Producer([one.address, two.address], backoff=backoff, send_timeout_s=20) as producer,
@@ -252,7 +252,7 @@ async def test_a_broker_that_has_another_address_in_lookup_keeps_its_sends(
             found.task_done()
 
     monkeypatch.setattr(Discovery, "watch", watch)
-    async with asyncio.timeout(20), replica(first) as one, replica(second) as two:
+    async with asyncio.timeout(50), replica(first) as one, replica(second) as two:
         await found.put([one.address])
         async with Producer(lookup="127.0.0.1:1", backoff=FAST, send_timeout_s=20) as producer:
             send = producer.send_async("t", b"x")
@@ -273,7 +273,7 @@ async def test_another_broker_at_the_address_gets_none_of_the_numbered_sends() -
     before, after = Replica(Log()), Replica(Log())
     before.is_silent = True
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         replica(before, "x") as broker,
         Producer(broker.address, backoff=FAST, send_timeout_s=0.5) as producer,
     ):
@@ -295,7 +295,7 @@ async def test_brokers_that_tell_no_id_are_known_by_their_addresses() -> None:
     log = Log()
     scripts = [Replica(log), Replica(log)]
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         replica(scripts[0], "") as one,
         replica(scripts[1], "") as two,
         Producer([one.address, two.address]) as producer,
@@ -312,7 +312,7 @@ async def test_the_broker_of_a_key_is_the_same_at_all_its_addresses() -> None:
     logs = [Log(), Log()]
     scripts = [Replica(logs[0]), Replica(logs[0]), Replica(logs[1])]
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(50),
         replica(scripts[0], "x") as one,
         away(replica(scripts[1], "x")) as two,
         replica(scripts[2], "y") as other,
@@ -334,7 +334,7 @@ async def test_the_blocking_producer_goes_on_at_another_address() -> None:
     first, second = Replica(log), Replica(log)
     first.is_silent = True
 
-    async with asyncio.timeout(20), away(replica(second)) as two, replica(first) as one:
+    async with asyncio.timeout(50), away(replica(second)) as two, replica(first) as one:
         addresses = [one.address, two.address]
 
         def send() -> bool:

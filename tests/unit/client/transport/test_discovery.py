@@ -49,7 +49,7 @@ async def not_found(*bodies: bytes | None) -> AsyncIterator[str]:
         body = next(left)
         if body is None:
             writer.write(b"\0\0\0\x0e")
-            await asyncio.wait_for(reader.read(), 10)  # The client has given up by then.
+            await asyncio.wait_for(reader.read(), 50)  # The client has given up by then.
             writer.write(b"E_BAD_PROTOCOL")
         else:
             status = b"200 OK" if b"producers" in body else b"404 Not Found"

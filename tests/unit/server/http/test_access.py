@@ -43,7 +43,7 @@ async def routes_of_a_replica(folder: Path) -> list[Routes]:
     )
     process = ReplicaProcess(options)
     going = asyncio.create_task(process.run())
-    await asyncio.wait_for(process.node.is_serving.wait(), 20)
+    await asyncio.wait_for(process.node.is_serving.wait(), 50)
     assert process.node.server is not None
 
     async def refuse(request: Request) -> object:

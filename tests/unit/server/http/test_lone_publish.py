@@ -33,7 +33,7 @@ class Caller:
         return await self.answer()
 
     async def answer(self) -> bytes:
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 50)
         length = re.search(rb"Content-Length: (\d+)", head)
         body = await self.reader.readexactly(int(length[1]) if length else 0)
         return re.sub(rb"Date: [^\r]*", b"Date", head) + body

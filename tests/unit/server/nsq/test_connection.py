@@ -92,7 +92,7 @@ class Client:
         self.socket.send(data)
 
     async def receive(self, size: int) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while len(self.received) < size:
                 self.received += self._plain(await self._receive())
         taken, self.received = self.received[:size], self.received[size:]
@@ -166,7 +166,7 @@ async def test_commands_sent_before_a_client_was_lost_count(layers: str, tmp_pat
         client.send(b"".join(b"FIN %s\n" % id for id in ids[:2]))
         client.socket.close()
         connection.beat()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             await lost.wait()
         assert channel.depth + channel.in_flight_count == 1
 
@@ -174,7 +174,7 @@ async def test_commands_sent_before_a_client_was_lost_count(layers: str, tmp_pat
 async def test_input_during_a_handshake_is_no_command(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     options = {"tls_cert": str(certificates.certificate), "tls_key": str(certificates.key)}
-    async with asyncio.timeout(10), Broker(**options) as broker:
+    async with asyncio.timeout(50), Broker(**options) as broker:
         client = Client(broker.tcp_address)
         await client.identify(tls_v1=True)
         (connection,) = broker.server.connections
@@ -192,7 +192,7 @@ async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
         raise AssertionError("on purpose")
 
     monkeypatch.setattr(Channel, "remove_consumer", broken)
-    async with asyncio.timeout(10), Broker() as broker:
+    async with asyncio.timeout(50), Broker() as broker:
         wire = await Wire.subscribed(broker.tcp_address, "t", "c")
         (connection,) = broker.server.connections
         broker.server.commits.stage(connection)
@@ -202,7 +202,7 @@ async def test_a_connection_is_counted_no_longer_though_its_channel_fails(
 
 
 async def test_nothing_behind_a_corrupt_chunk_is_a_command() -> None:
-    async with asyncio.timeout(10), Broker() as broker:
+    async with asyncio.timeout(50), Broker() as broker:
         client = Client(broker.tcp_address)
         await client.identify(snappy=True)
         codec = Snappy()
@@ -220,7 +220,7 @@ async def test_nothing_behind_a_corrupt_chunk_is_a_command() -> None:
 
 
 async def test_unread_input_is_handled_up_to_a_limit() -> None:
-    async with asyncio.timeout(30), Broker() as broker:
+    async with asyncio.timeout(50), Broker() as broker:
         client = Client(broker.tcp_address)
         await client.identify(deflate=True)
         client.inflate()
@@ -240,7 +240,7 @@ async def test_unread_input_is_handled_up_to_a_limit() -> None:
 async def test_unread_input_takes_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few compressed bytes may be very many commands."""
     monkeypatch.setattr(unread_input, "MAX_CPU_NS", 0)
-    async with asyncio.timeout(30), Broker() as broker:
+    async with asyncio.timeout(50), Broker() as broker:
         client = Client(broker.tcp_address)
         await client.identify(deflate=True)
         client.inflate()

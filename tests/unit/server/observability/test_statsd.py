@@ -126,7 +126,7 @@ async def test_a_bad_address_is_logged_each_time(
     try:
         async with Broker(statsd_address=address, statsd_interval_ns=5_000_000):
             for _ in range(2):
-                await asyncio.wait_for(logged.wait(), 10)
+                await asyncio.wait_for(logged.wait(), 50)
                 logged.clear()
     finally:
         log.removeHandler(handler)

@@ -15,6 +15,7 @@ from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import pytest
+from tests import polling
 from tests.crash.wire import GONE, Wire, mpub
 from tests.interop.certificates import Certificates
 
@@ -107,7 +108,7 @@ async def test_a_held_client_is_served_as_soon_as_its_replica_is_primary(
     going = asyncio.create_task(process.run())
     wire = await Wire.open(process.listeners.tcp_address)
     wire.send(mpub("t", [b"held"]))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not process.spliced:  # noqa: ASYNC110, it tells nobody
             await asyncio.sleep(0.01)
     store = SqliteStore(tmp_path / "replicas.db", "martlet")
@@ -138,7 +139,7 @@ async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> 
     assert await store.swap(ReplicaSet.first("a", {"a": address}, broker="broker-2"), 0)
     process = ReplicaProcess(node.options, log)
     running_again = asyncio.create_task(process.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not hasattr(process.node, "replica") or not process.node.replica.problem:  # noqa: ASYNC110, looks tell nobody
             await asyncio.sleep(0.01)
     report = process.node.status.report()
@@ -209,7 +210,7 @@ async def test_strangers_at_the_replica_port_harm_nobody(tmp_path: Path) -> None
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_STRANGERS + 20)]
         link = await connect(address, LinkTrust(), node._own_link)
         link.send(Frame(FrameKind.HELLO, 1, body=b"{}"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while not link.is_closed:  # noqa: ASYNC110, it tells its owner
                 await asyncio.sleep(0.01)
         assert len(node.strangers) <= MAX_STRANGERS
@@ -294,7 +295,7 @@ async def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, secret: b
         else:
             stranger = await connect(address, wrong, lambda: link(wrong))
             stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(50):
                 while not stranger.is_closed:  # noqa: ASYNC110, it tells its owner
                     await asyncio.sleep(0.01)
         await publish(node, b"one")
@@ -388,7 +389,7 @@ async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -
     async with running(tmp_path) as node:
         store = SqliteStore(tmp_path / "replicas.db", "martlet")
         await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while not (problem := (await store.look()).presences["a"].problem):
                 await store.announce("b", Presence(modes="--flush=sync --replication=sync"))
                 await asyncio.sleep(0.05)
@@ -412,7 +413,7 @@ async def test_a_metadata_store_that_is_away_is_in_the_metrics(
             return found
 
         async def until(is_reachable: bool) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(50):
                 while store()["is_reachable"] is not is_reachable:  # noqa: ASYNC110, looks tell nobody
                     await asyncio.sleep(0.01)
 
@@ -423,12 +424,11 @@ async def test_a_metadata_store_that_is_away_is_in_the_metrics(
                 away.setattr(node._store, name, AsyncMock(side_effect=error))
             await until(False)
             silent_ms = store()["silent_ms"]
-            await asyncio.sleep(0.1)
-            assert store()["silent_ms"] >= silent_ms + 50
+            await polling.until(lambda: store()["silent_ms"] > silent_ms)
             assert "martlet_replica_metadata_store_reachable 0\n" in node.status.metrics()
             await publish(node, b"one")
         await until(True)
-        assert store()["silent_ms"] < 5000
+        await polling.until(lambda: store()["silent_ms"] < silent_ms)
         assert "martlet_replica_metadata_store_reachable 1\n" in node.status.metrics()
 
 
@@ -444,7 +444,7 @@ async def test_a_replica_without_a_replica_set_shows_why(tmp_path: Path) -> None
     process = ReplicaProcess(options, log)
     going = asyncio.create_task(process.run())
     async with aiohttp.ClientSession(f"http://{process.listeners.http_address}") as session:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while "create one" not in process.node.membership.waits_for:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with session.get("/replica") as answer:
@@ -481,7 +481,7 @@ async def test_replicas_show_each_other_certificates(tmp_path: Path) -> None:
         for trust in (LinkTrust(), LinkTrust(client_tls=strange)):
             stranger = await connect(address, trust, lambda trust=trust: link(trust))  # type: ignore[misc]
             stranger.send(Frame(FrameKind.SPLICE, 0, body=b"10.0.0.1:1"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(50):
                 while not stranger.is_closed:  # noqa: ASYNC110, it tells its owner
                     await asyncio.sleep(0.01)
         await publish(node, b"one")
@@ -556,7 +556,7 @@ async def test_the_primary_opens_the_routes_of_operators_where_a_standby_vouches
         answer = Answer()
         transport = link.release(answer)
         transport.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             await answer.ended.wait()
         assert answer.received.split()[1] == status
 
@@ -605,7 +605,7 @@ async def test_flags_of_the_first_replica_set_warn_without_initial_replicas(
     )
     process = ReplicaProcess(options, log)
     going = asyncio.create_task(process.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while "create one" not in process.node.membership.waits_for:  # noqa: ASYNC110, looks tell nobody
             await asyncio.sleep(0.01)
     process.stop()
@@ -628,7 +628,7 @@ async def test_clients_over_tcp_do_not_wait_for_requests_over_http_when_a_primar
         async with aiohttp.ClientSession() as session:
             url = f"http://{server.http_address}/v1/topics/t/channels/c/receive?wait=60"
             asking = asyncio.create_task(session.post(url))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(50):
                 while not server.leases.poll_count:  # noqa: ASYNC110, it is counted
                     await asyncio.sleep(0.01)
                 node._ended.set_exception(SteppedDown("another replica is primary"))

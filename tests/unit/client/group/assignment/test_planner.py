@@ -59,7 +59,7 @@ async def test_a_broker_that_is_found_anew_counts_once(
     before, anew, other = (Post(at, ["a", "b"]) for at in ("x:1", "x:1", "y:1"))
     planning = Planner("t", "a", AllocationChoice(strategy))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             for post in (before, other):
                 planning.met(cast("BrokerMembership", post))
             await before.planned.wait()

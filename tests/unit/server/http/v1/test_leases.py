@@ -46,7 +46,7 @@ async def asking() -> AsyncIterator[Asking]:
 
 
 async def until_polling(client: Asking, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while client.leases.poll_count != count:  # noqa: ASYNC110, the server calls no test
             await asyncio.sleep(0.001)
 
@@ -91,7 +91,7 @@ async def test_nothing_is_left_of_a_lease_that_is_done(monkeypatch: pytest.Monke
             assert (len(client.leases), len(channel.consumers)) == (0, 0)
         await client.publish(1)
         await client.receive("?visibility=0.1")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while client.leases:  # noqa: ASYNC110, as above
                 await asyncio.sleep(0.001)
         assert (channel.timeout_count, len(channel.consumers)) == (1, 0)
