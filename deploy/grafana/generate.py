@@ -37,7 +37,7 @@ ROWS = {
     "Log": ("martlet_log_",),
     "Replicas": ("martlet_replica_",),
     "Clients": _CLIENTS,
-    "Processes": ("martlet_event_loop_", "process_", "python_"),
+    "Processes": ("martlet_event_loop_", "martlet_dropped_log_", "process_", "python_"),
 }
 """The rows, and how the names of their metrics begin."""
 

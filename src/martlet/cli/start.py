@@ -20,6 +20,7 @@ from typing import TextIO, TypeVar
 from martlet import __version__
 from martlet.options import LogLevel, LogOptions, OptionError
 from martlet.options.command_line import ParsedArguments
+from martlet.server.observability.log_stream import LogStream, dropped_lines, log_stream
 
 T = TypeVar("T", bound=LogOptions)
 ROOT = "martlet"
@@ -112,14 +113,23 @@ class LineFormatter(logging.Formatter):
         return line
 
 
+def _line(formatter: LineFormatter, text: str) -> str:
+    record = logging.LogRecord(ROOT, logging.WARNING, "", 0, text, None, None)
+    return f"{formatter.format(record)}\n"
+
+
 def set_up_logging(level: LogLevel, prefix: str, stream: TextIO | None = None) -> logging.Logger:
     """Send the package's log records to a stream (standard error); return its logger."""
     # Skip lookups of fields that no line shows: they take a third of the time of a line.
     logging._srcfile = None  # as the documentation of logging says
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logger = logging.getLogger(ROOT)
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(prefix))
+    output = log_stream(sys.stderr) if stream is None else stream
+    formatter = LineFormatter(prefix)
+    if isinstance(output, LogStream):
+        output.notice = lambda count: _line(formatter, dropped_lines(count))
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(formatter)
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(level.for_logging)

@@ -14,6 +14,7 @@ from martlet.cli import start
 from martlet.cli.servers import service
 from martlet.extras import how_to_install
 from martlet.options.admin import AdminOptions
+from martlet.server.observability.log_stream import replace_standard_streams
 
 log = logging.getLogger(start.ROOT)
 
@@ -25,6 +26,7 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Serve the page with the given flags; return the exit code of the process."""
+    replace_standard_streams()
     command = start.arguments("admin", DESCRIPTION, AdminOptions)
     options = start.options(command, AdminOptions, argv, lambda _options: [start.version()])
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:

@@ -22,6 +22,7 @@ from martlet.options import BrokerOptions, OptionError
 from martlet.options.command_line import ParsedArguments
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.note import BadNote
+from martlet.server.observability.log_stream import replace_standard_streams
 
 log = logging.getLogger(start.ROOT)
 
@@ -42,6 +43,7 @@ def arguments() -> ParsedArguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run a broker with the given flags; return the exit code of the process."""
+    replace_standard_streams()
     options = start.options(arguments(), BrokerOptions, argv, _hello)
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))

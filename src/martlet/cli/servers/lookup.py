@@ -14,6 +14,7 @@ from martlet.cli import start
 from martlet.cli.servers import service
 from martlet.lookup.daemon import Lookup
 from martlet.options import LookupOptions
+from martlet.server.observability.log_stream import replace_standard_streams
 
 log = logging.getLogger(start.ROOT)
 
@@ -25,6 +26,7 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Run a lookup daemon with the given flags; return the exit code of the process."""
+    replace_standard_streams()
     command = start.arguments("lookup", DESCRIPTION, LookupOptions)
     options = start.options(command, LookupOptions, argv, lambda _options: [start.version()])
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:

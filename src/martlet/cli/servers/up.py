@@ -21,6 +21,7 @@ from martlet.options import BrokerOptions, LookupOptions, OptionError
 from martlet.options.admin import AdminOptions
 from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.data_folder import refusal
+from martlet.server.observability.log_stream import replace_standard_streams
 from martlet.supervisor.child import Child
 from martlet.supervisor.options import UpOptions
 from martlet.supervisor.plan import Planned, ServerPlan, plan
@@ -42,6 +43,7 @@ _log = logging.getLogger(start.ROOT)
 
 def main(argv: Sequence[str]) -> int:
     """Run the servers; return the exit code of the process."""
+    replace_standard_streams()
     at = list(argv).index("--") if "--" in argv else len(argv)
     options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
     if options.admin and find_spec("jinja2") is None:
@@ -78,12 +80,8 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
     start.set_up_logging(options.log_level, f"{'up':<{width}} | {options.log_prefix}")
 
     def show(name: str, line: bytes) -> None:
-        try:
-            sys.stderr.buffer.write(f"{name:<{width}} | ".encode() + line + b"\n")
-            sys.stderr.buffer.flush()
-        except OSError:
-            # The log has lost its reader. The servers must not wait for one.
-            return
+        # Where the log is not read, the servers must not wait for that.
+        sys.stderr.write(f"{name:<{width}} | {line.decode(errors='backslashreplace')}\n")
 
     def child(server: Planned) -> Child:
         command = [sys.executable, "-m", "martlet.cli.servers.supervised", str(os.getpid())]
@@ -113,10 +111,7 @@ def _print_ready(options: UpOptions, found: ServerPlan) -> None:
     lines += [f"the admin page is at http://{server.http_address}/" for server in found.admin]
     if options.replicas > 1:
         lines.append(f"martlet replicas show --metadata={options.metadata_address}")
-    try:
-        print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
-    except OSError as error:
-        _log.warning("the servers' addresses could not be printed: %s", error)
+    print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
     service.notify(service.READY)
 
 

@@ -28,6 +28,7 @@ from martlet.broker.transactions.state import TransactionState
 from martlet.durations import SECOND_NS
 from martlet.server.observability import prometheus
 from martlet.server.observability.histogram import Histogram
+from martlet.server.observability.log_stream import LogStream
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
@@ -493,6 +494,16 @@ def process_metrics(lag: LoopLag) -> str:
         prometheus.head(build, "gauge", "The running version, and Python's.")
         + prometheus.values(build, [(prometheus.label_text(versions), 1)])
         + lag.metrics()
+        + prometheus.lone(
+            [
+                (
+                    "martlet_dropped_log_lines_total",
+                    "counter",
+                    "Lines of the process's own log that were dropped, since nobody read them.",
+                    LogStream.total_dropped_lines,
+                )
+            ]
+        )
         + _process(fields, started_s)
         + prometheus.head(name, "counter", "Runs of the garbage collector.")
         + prometheus.values(name, generations)
