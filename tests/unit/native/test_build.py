@@ -90,3 +90,16 @@ def test_the_sanitizers_find_nothing(copied: Path, monkeypatch: pytest.MonkeyPat
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_is_for_every_linux_with_an_old_glibc(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [ROOT / ".ci" / "wheels", tmp_path], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 0
+    (wheel,) = tmp_path.iterdir()
+    assert done.stdout == f"{wheel}\n"
+    assert "-cp311-abi3-" in wheel.name
+    assert "manylinux_2_17_" in wheel.name
