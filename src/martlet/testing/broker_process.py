@@ -14,8 +14,8 @@ from typing import IO, Self
 
 from martlet.testing.ports import free_port
 
-START_S = 20.0
-"""How long a broker may take until it listens: it may have much to recover."""
+START_TIMEOUT_S = 60.0
+"""The default of how long a broker may take until it listens: it may have much to recover."""
 STOP_S = 10.0
 
 
@@ -35,12 +35,18 @@ class BrokerProcess:
         https_address: where HTTPS is, if the arguments name a certificate.
     """
 
-    def __init__(self, data_dir: str | Path | None = None, *arguments: str) -> None:
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        *arguments: str,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """Take the settings; the process starts with ``with`` or ``start``.
 
         Args:
             data_dir: where to keep the data.
             arguments: more of ``martlet broker``, such as ``--msg-timeout=2s``.
+            start_timeout_s: how long each start may take until the broker listens.
         """
         self._data_dir = data_dir
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
@@ -48,6 +54,7 @@ class BrokerProcess:
         self.http_address = f"127.0.0.1:{free_port()}"
         self.https_address = f"127.0.0.1:{free_port()}"
         self._arguments = arguments
+        self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -115,7 +122,7 @@ class BrokerProcess:
         if self._log is None:
             self._log = tempfile.TemporaryFile(prefix="martlet-log-")  # noqa: SIM115, see close
         self._process = self._spawn(self.command, self._log)
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + self._start_timeout_s
         while not self._listens():
             code = self._process.poll()
             if code is not None:
@@ -123,7 +130,10 @@ class BrokerProcess:
                 raise RuntimeError(f"the broker ended with code {code}:\n{self.log()}")
             if time.monotonic() > deadline_s:
                 self.kill()
-                raise RuntimeError(f"the broker did not listen in {START_S:g} s:\n{self.log()}")
+                raise RuntimeError(
+                    f"the broker did not listen in start_timeout_s={self._start_timeout_s:g}:\n"
+                    f"{self.log()}"
+                )
             time.sleep(0.01)
 
     @staticmethod

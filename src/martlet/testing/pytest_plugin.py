@@ -12,7 +12,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from martlet.testing.broker import Broker
-from martlet.testing.broker_process import BrokerProcess
+from martlet.testing.broker_process import START_TIMEOUT_S, BrokerProcess
+
+START_TIMEOUT = "martlet_start_timeout_s"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the setting of ``martlet_broker_process``."""
+    text = "seconds that a broker of martlet_broker_process may take until it listens"
+    parser.addini(START_TIMEOUT, text, default=str(START_TIMEOUT_S))
 
 
 def async_fixture(function: Callable[[], AsyncIterator[Broker]]) -> object:
@@ -32,9 +40,17 @@ async def martlet_broker() -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-def martlet_broker_process() -> Iterator[BrokerProcess]:
-    """A broker as a process, empty, on free ports, with ``kill()`` and ``restart()``."""
-    with BrokerProcess() as broker:
+def martlet_broker_process(pytestconfig: pytest.Config) -> Iterator[BrokerProcess]:
+    """A broker as a process, empty, on free ports, with ``kill()`` and ``restart()``.
+
+    Each start may take ``martlet_start_timeout_s`` of pytest's configuration.
+    """
+    text = pytestconfig.getini(START_TIMEOUT)
+    try:
+        start_timeout_s = float(text)
+    except ValueError:
+        raise pytest.UsageError(f"{START_TIMEOUT}={text}: it is a number of seconds") from None
+    with BrokerProcess(start_timeout_s=start_timeout_s) as broker:
         yield broker
         # pytest shows this where the test has failed.
         print(broker.log(), file=sys.stderr)
