@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +24,7 @@ from examples.flights.place import DemoFolder
 from examples.flights.report import table
 
 _RATE = 20_000
+_SPACE = "1 GB of disk"
 _DESCRIPTION = """\
 The main job on real data. A broker of its own takes the flights that left New York City in 2013;
 four consumers handle them and sometimes fail; Spark archives them; the broker is killed in the
@@ -77,12 +78,23 @@ def _count(text: str) -> int:
 
 def _demo(given: argparse.Namespace, place: DemoFolder, console: Console) -> int:
     _log_to(place.client_log)
+    for line in _plan(given):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"broker's data   {place.data}", highlight=False, soft_wrap=True)
     console.print(f"Parquet archive {place.parquet}", highlight=False, soft_wrap=True)
     with DemoBoard(console) as board:
         account = asyncio.run(_run(DemoJob(place, board, given.flights, given.rate)))
         seconds = board.seconds
     return _print_summary(account, place, console, seconds)
+
+
+def _plan(given: argparse.Namespace) -> Iterator[str]:
+    """Say what the demonstration is about to do, and how long that takes."""
+    count = given.flights or FLIGHTS
+    seconds = 25 + count / given.rate
+    yield f"This takes about {seconds:.0f} s on 2 processors, and {_SPACE}. A broker of its own"
+    yield f"takes {count:,} flights at {given.rate:,}/s; 4 consumers handle them and fail at times;"
+    yield "Spark archives them; the broker is killed with SIGKILL in the middle, and started again."
 
 
 async def _run(job: DemoJob) -> DemoTotals:
