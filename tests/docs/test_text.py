@@ -15,6 +15,7 @@ from tests.docs.page import DOCS, README, ROOT, Block, Page, pages
 from tests.interop.nsqd_process import NEEDS_NSQD, NSQD
 
 from martlet.cli.main import main
+from martlet.client import public
 
 PAGES = pages()
 MAX_README_WORDS = 900
@@ -164,3 +165,14 @@ def test_every_page_is_in_the_navigation() -> None:
     found = {str(page.path.relative_to(DOCS)) for page in PAGES if page.path != README}
     listed = {name for name in found if not re.match(r"decisions/\d", name)}
     assert named == listed
+
+
+def test_each_error_of_the_client_is_on_its_page() -> None:
+    text = (DOCS / "guides" / "client-errors.md").read_text(encoding="utf-8")
+    errors = {
+        name
+        for name, value in vars(public).items()
+        if isinstance(value, type) and issubclass(value, public.ClientError)
+    }
+    assert len(errors) > 20
+    assert not {name for name in errors if f"| `{name}` |" not in text} - {"ClientError"}
