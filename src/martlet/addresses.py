@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from ipaddress import ip_address
 from typing import NamedTuple
 
 DEFAULT_PORT = 4150
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
+_MAX_NAME_BYTES = 253
+_MAX_SHOWN = 100
 
 
 class Address(NamedTuple):
@@ -35,6 +40,37 @@ class Address(NamedTuple):
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"{text!r} is no address: it must be like 127.0.0.1:{DEFAULT_PORT}")
         return cls(host, int(port))
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is a host name or an IP address, and nothing else: it can stand in a
+    URL. IPv6 has neither brackets nor a zone, and Unicode names are written in ASCII, as xn--.
+    """
+    try:
+        return "%" not in text and bool(ip_address(text))
+    except ValueError:
+        pass
+    if len(text) > _MAX_NAME_BYTES or not _NAME.fullmatch(text):
+        return False
+    try:
+        # Other spellings of an IP address, which resolvers take: 127.1, 0x7f000001, 2130706433.
+        socket.inet_aton(text.rstrip("."))
+    except OSError:
+        return True
+    return False
+
+
+def lookup_address(host: object, port: object) -> Address:
+    """Read the address of a broker that a lookup daemon names: anyone may register one.
+
+    Raises:
+        ValueError: it is no host name or IP address with a port.
+    """
+    if not isinstance(host, str) or not is_host(host):
+        raise ValueError(f"{repr(host)[:_MAX_SHOWN]} is no host name or IP address")
+    if type(port) is not int or not 0 < port < 65536:
+        raise ValueError(f"{repr(port)[:_MAX_SHOWN]} is no port")
+    return Address(host, port)
 
 
 def is_loopback(address: str) -> bool:

@@ -3,16 +3,26 @@
 A request has one in the header ``Authorization: Bearer TOKEN``. A file has one token a line: the
 broker accepts each, and a client sends the first. So tokens are replaced one file after the other,
 with the new and the old one in the broker's.
+
+Anyone who reaches a lookup daemon can register a broker there. So brokers that a lookup daemon
+names get no token, but for those that the operator trusts.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
+
+from martlet.addresses import Address, is_host
 
 FLAG = "operator-token-file"
 SETTING = "operator_token_file"
 """Its name in the client's config file."""
+TRUSTED_FLAG = "trusted-broker"
+TRUSTED_SETTING = "trusted_broker"
+TRUSTED_VARIABLE = "MARTLET_TRUSTED_BROKER"
 VARIABLE = "MARTLET_OPERATOR_TOKEN_FILE"
 """The environment variable that stands for the flag, of commands and Spark jobs."""
 SCHEME = "Bearer "
@@ -63,6 +73,65 @@ def read_tokens(path: str, setting: str = f"--{FLAG}") -> tuple[str, ...]:
     if len(tokens) > MAX_TOKENS or len(data) > _MAX_FILE_BYTES:
         raise OSError(f"{name} has more than {MAX_TOKENS} tokens, or {_MAX_FILE_BYTES} bytes")
     return tuple(tokens)
+
+
+class TrustedBrokers:
+    """The brokers that get the token although a lookup daemon alone names them.
+
+    Args:
+        entries: networks such as 10.0.0.0/8, IP addresses, host names, and domains such as
+            ``.example.org`` for all names below. Addresses and names may have a port. A network is
+            for brokers that are named by an IP address.
+
+    Raises:
+        ValueError: an entry is none of these.
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._networks: list[IPv4Network | IPv6Network] = []
+        self._places: set[tuple[str, int]] = set()
+        self._domains: set[str] = set()
+        for entry in entries:
+            try:
+                self._networks.append(ip_network(entry, strict=False))
+            except ValueError:
+                host, port = _place(entry.removeprefix("."))
+                if entry.startswith(".") and not port:
+                    self._domains.add(f".{host}")
+                else:
+                    self._places.add((host, port))
+
+    def has(self, address: Address) -> bool:
+        """Return whether it is one of them."""
+        ip = _ip(address.host)
+        if ip is not None and any(ip in network for network in self._networks):
+            return True
+        host = _comparable(address.host)
+        if any(host.endswith(domain) for domain in self._domains):
+            return True
+        return not self._places.isdisjoint(((host, 0), (host, address.port)))
+
+
+def _place(entry: str) -> tuple[str, int]:
+    """Return a host and a port, 0 for any. Raises ValueError."""
+    host, _, port = entry.rpartition(":")
+    address = Address.parse(entry) if port.isdigit() and host else Address(entry.strip("[]"), 0)
+    if not is_host(address.host):
+        raise ValueError(f"{entry!r} is no network such as 10.0.0.0/8, IP address or host name")
+    return _comparable(address.host), address.port
+
+
+def _comparable(host: str) -> str:
+    ip = _ip(host)
+    return str(ip) if ip is not None else host.lower().rstrip(".")
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def token_headers(path: str, setting: str = f"--{FLAG}") -> dict[str, str]:

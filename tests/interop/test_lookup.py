@@ -236,6 +236,12 @@ def refusing(request: pytest.FixtureRequest) -> Iterator[LookupProcess]:
         yield process
 
 
+@pytest.fixture(scope="module")
+def martlet_lookup() -> Iterator[LookupProcess]:
+    with LookupProcess() as process:
+        yield process
+
+
 def framed(fields: dict[str, object] | bytes) -> bytes:
     body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     return b"IDENTIFY\n" + struct.pack(">i", len(body)) + body
@@ -289,6 +295,49 @@ async def test_the_protocol_to_the_letter(
 ) -> None:
     got = await talk(refusing.tcp_address, sent)
     assert [b"{" if answer.startswith(b"{") else answer for answer in got] == answers
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("broadcast_address", "10.0.0.1:80/admin/shutdown?confirm=yes&x="),
+        ("broadcast_address", "user@10.0.0.1"),
+        ("broadcast_address", "10.0.0.1#"),
+        ("broadcast_address", "a\r\nX: y"),
+        ("broadcast_address", "a%2fb"),
+        ("broadcast_address", "[::1]"),
+        ("broadcast_address", "fe80::1%eth0"),
+        ("broadcast_address", "b\u00fccher"),
+        ("broadcast_address", "127.1"),
+        ("http_port", 65536),
+        ("http_port", -2),
+        ("tcp_port", 10**30),
+    ],
+)
+async def test_a_broker_that_no_client_could_reach_is_refused(
+    martlet_lookup: LookupProcess, field: str, value: object
+) -> None:
+    sent = b"  V1" + framed(HELLO | {field: value}) + b"REGISTER refused\n"
+    (answer,) = await talk(martlet_lookup.tcp_address, sent)
+    assert answer.startswith(b"E_BAD_BODY IDENTIFY ")
+    assert b"is no host name or IP address" in answer or b"is no port" in answer
+    assert b"\r" not in answer
+    assert "refused" not in ask(martlet_lookup.http_address, "/topics")["topics"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"broadcast_address": "::1"},
+        {"broadcast_address": "my_service.example."},
+        {"tcp_port": -1, "http_port": -1},  # Unix sockets
+    ],
+)
+async def test_a_broker_with_a_host_or_a_unix_socket_is_taken(
+    martlet_lookup: LookupProcess, changes: dict[str, object]
+) -> None:
+    sent = b"  V1" + framed(HELLO | changes) + b"REGISTER t\n"
+    assert (await talk(martlet_lookup.tcp_address, sent))[1:] == [b"OK"]
 
 
 async def test_endless_input_is_cut_off() -> None:

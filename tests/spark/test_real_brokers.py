@@ -21,6 +21,7 @@ from tests.spark.publish import ask, key_of, post, publish
 from martlet.client.sync import Producer
 from martlet.log.index import ENTRY
 from martlet.pipeline.audit import AuditOptions, require_topics
+from martlet.spark.brokers.addresses import OperatorToken
 from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
 from martlet.spark.read.batch import BatchReader
 from martlet.spark.read.data_loss import DataLossError, LossReport
@@ -386,7 +387,11 @@ def test_a_token_that_is_replaced_is_used_for_the_next_request(
 ) -> None:
     mine = tmp_path / "mine"
     mine.write_text(TOKEN)
-    endpoint = Endpoint(guarded.http_address, 1000, operator_token_file=str(mine))
+    endpoint = Endpoint(
+        guarded.http_address,
+        1000,
+        token=OperatorToken(str(mine), frozenset([guarded.http_address])),
+    )
     assert endpoint.listing().queues
     mine.write_text("another-token-of-theirs")
     with pytest.raises(BrokerRefused, match="OPERATOR_TOKEN_WRONG"):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from martlet.operator_tokens import MAX_TOKENS, read_tokens, token_headers
+from martlet.addresses import Address
+from martlet.operator_tokens import MAX_TOKENS, TrustedBrokers, read_tokens, token_headers
 
 TOKEN = "0123456789abcdef"
 OTHER = "fedcba9876543210=="
@@ -48,3 +49,41 @@ def test_a_missing_file_is_named_with_the_option_that_names_it(tmp_path: Path) -
     assert str(refused.value) == (
         f"option operatorTokenFile={tmp_path}/none cannot be read: No such file or directory"
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "host", "port", "is_trusted"),
+    [
+        ("10.0.0.0/8", "10.1.2.3", 4151, True),
+        ("10.0.0.0/8", "11.1.2.3", 4151, False),
+        ("10.0.0.0/8", "::ffff:10.1.2.3", 4151, True),
+        ("10.0.0.0/8", "ten.example.org", 4151, False),
+        ("10.1.2.3", "10.1.2.3", 9, True),
+        ("10.1.2.3:4151", "10.1.2.3", 4151, True),
+        ("10.1.2.3:4151", "10.1.2.3", 4152, False),
+        ("2001:db8::/32", "2001:DB8::7", 4151, True),
+        ("::1", "::1", 4151, True),
+        ("[::1]", "::1", 4151, True),
+        ("[::1]:4151", "::1", 4151, True),
+        ("[::1]:4151", "::1", 4152, False),
+        ("mq1", "mq1", 4151, True),
+        ("mq1", "MQ1.", 4151, True),
+        ("mq1", "mq1.example.org", 4151, False),
+        ("mq1", "mq10", 4151, False),
+        ("mq1:4151", "mq1", 4152, False),
+        ("mq1.example.org", "mq1.example.org", 4151, True),
+        (".example.org", "mq1.example.org", 4151, True),
+        (".example.org", "evil-example.org", 4151, False),
+        (".example.org", "example.org", 4151, False),
+    ],
+)
+def test_a_broker_is_trusted_by_its_network_address_name_or_domain(
+    entry: str, host: str, port: int, is_trusted: bool
+) -> None:
+    assert TrustedBrokers([entry]).has(Address(host, port)) is is_trusted
+
+
+@pytest.mark.parametrize("entry", ["", "a/b", "10.0.0.0/33", "*", "http://mq1", "mq1:0", "u@mq1"])
+def test_what_is_no_broker_cannot_be_trusted(entry: str) -> None:
+    with pytest.raises(ValueError, match=r"is no|is not|must be"):
+        TrustedBrokers([entry])

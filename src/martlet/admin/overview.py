@@ -24,6 +24,7 @@ from martlet.client.admin import (
     ReplicaReport,
     TopicStats,
 )
+from martlet.client.admin.http import WITHHELD
 
 _TOP = 10
 """The rows of each list of the overview."""
@@ -226,7 +227,14 @@ async def node(request: web.Request) -> web.StreamResponse:
         if found.url not in view.asked:
             view.asked[found.url] = asyncio.ensure_future(_ask_node(site, found.url))
         report, daemons = await asyncio.shield(view.asked[found.url])
-        return {"broker": found, "list": table, "report": report, "daemons": daemons}
+        withheld = WITHHELD if site.admin.http.withholds_token(found.url) else ""
+        return {
+            "broker": found,
+            "list": table,
+            "report": report,
+            "daemons": daemons,
+            "withheld": withheld,
+        }
 
     return await site.show(request, "node.html", context)
 

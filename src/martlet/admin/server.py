@@ -206,6 +206,7 @@ def _admin(options: AdminOptions) -> Admin:
         connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
         request_timeout_s=options.http_client_request_timeout_ns / 1e9,
         operator_token=read_tokens(path)[0] if path else None,
+        trusted_brokers=options.trusted_brokers,
         tls=tls,
     )
 

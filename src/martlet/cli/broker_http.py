@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from martlet.client.admin import Admin
 from martlet.durations import SECOND_NS
 from martlet.operator_tokens import read_tokens
-from martlet.options.addresses import AddressOptions
+from martlet.options.addresses import AddressOptions, check_trusted, trusted_brokers_option
 from martlet.options.checks import require_name
 from martlet.options.flag import OptionError, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
@@ -20,6 +20,11 @@ class BrokerHttpOptions(AddressOptions):
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout()
     operator_token_file: str = operator_token_file()
+    trusted_brokers: tuple[str, ...] = trusted_brokers_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_trusted("--trusted-broker", self.trusted_brokers)
 
     def admin(self) -> Admin:
         """Return the API over these brokers. Raises OSError: the token cannot be read."""
@@ -30,6 +35,7 @@ class BrokerHttpOptions(AddressOptions):
             connect_timeout_s=self.connect_timeout_ns / SECOND_NS,
             request_timeout_s=self.request_timeout_ns / SECOND_NS,
             operator_token=read_tokens(path)[0] if path else None,
+            trusted_brokers=self.trusted_brokers,
         )
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TypedDict, cast
 
+from martlet.addresses import lookup_address
 from martlet.lookup.registry import Peer, Registry
 from martlet.names import is_valid_name
 from martlet.protocol import lookup as v1
@@ -15,6 +16,9 @@ from martlet.server.listening_socket import shown_peer
 from martlet.server.nsq.lingering_close import take_leave
 
 log = logging.getLogger(__name__)
+
+_UNIX_SOCKET = -1
+"""The port of a listener without one, as nsqd says it."""
 
 
 class LookupConnection(asyncio.Protocol):
@@ -122,6 +126,7 @@ class LookupConnection(asyncio.Protocol):
             raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
         values = {name: str(known.get(name) or "") for name in texts}
         tcp_port, http_port = (cast(int, known[name]) for name in ports)
+        _check_place(values["broadcast_address"], tcp_port, http_port)
         peer = Peer(
             id=self.remote_address,
             hostname=values["hostname"],
@@ -153,6 +158,17 @@ class LookupConnection(asyncio.Protocol):
         for connection in [each for each in self._connections if each._peer in before]:
             connection._leave()
             connection._transport.abort()
+
+
+def _check_place(host: str, *ports: int) -> None:
+    """Refuse a broker that no client could reach: readers make URLs of what it says."""
+    for port in ports:
+        if port == _UNIX_SOCKET:
+            port = 1
+        try:
+            lookup_address(host, port)
+        except ValueError as error:
+            raise ProtocolError("E_BAD_BODY", f"IDENTIFY {error}") from None
 
 
 class _Primary(TypedDict, total=False):

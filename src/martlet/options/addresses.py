@@ -24,6 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
+from martlet.operator_tokens import (
+    SETTING,
+    TRUSTED_FLAG,
+    TRUSTED_SETTING,
+    TRUSTED_VARIABLE,
+    VARIABLE,
+    TrustedBrokers,
+)
 from martlet.options.flag import OptionError, option
 from martlet.options.options import LogOptions
 
@@ -50,8 +58,9 @@ class ClientSetting(NamedTuple):
 SETTINGS: Mapping[str, ClientSetting] = {
     "address": ClientSetting("MARTLET_ADDRESS", True, "HTTP addresses of brokers"),
     "lookup": ClientSetting("MARTLET_LOOKUP", True, "HTTP addresses of lookup daemons"),
-    "operator_token_file": ClientSetting(
-        "MARTLET_OPERATOR_TOKEN_FILE", False, "the file with an operator's token"
+    SETTING: ClientSetting(VARIABLE, False, "the file with an operator's token"),
+    TRUSTED_SETTING: ClientSetting(
+        TRUSTED_VARIABLE, True, "brokers that get the token where a lookup daemon names them"
     ),
 }
 """By name, all settings."""
@@ -120,10 +129,20 @@ def check_setting(where: str, name: str, value: object) -> tuple[str, ...]:
         raise OptionError(f"{where}: {name} is {value!r}, which is not text in UTF-8")
     if not setting.is_list and len(values) > 1:
         raise OptionError(f"{where}: {name} has {len(values)} values, and takes one")
-    if setting.is_list:
+    if name == TRUSTED_SETTING:
+        check_trusted(f"{where}: {name}", values)
+    elif setting.is_list:
         for address in values:
             _check_address(f"{where}: {name}", address)
     return tuple(values)
+
+
+def check_trusted(where: str, values: Sequence[str]) -> None:
+    """Check ``--trusted-broker``. Raises OptionError, which begins with `where`."""
+    try:
+        TrustedBrokers(values)
+    except ValueError as error:
+        raise OptionError(f"{where}: {error}") from None
 
 
 def _check_address(where: str, address: str) -> None:
@@ -240,6 +259,26 @@ def lookup_option(config_key: str = "") -> Any:
         LOOKUP_HELP,
         name=("lookup", "lookupd-http-address"),
         config_key=config_key,
+    )
+
+
+def _default_trusted() -> tuple[str, ...]:
+    # A wrong config file is an error of the commands that need it.
+    with suppress(OptionError):
+        return default_of(TRUSTED_SETTING)
+    return ()
+
+
+def trusted_brokers_option() -> Any:
+    """``--trusted-broker``, by default what the environment says."""
+    return option(
+        _default_trusted,
+        "a network such as 10.0.0.0/8, an IP address, a host name, or a domain such as"
+        " .example.org: brokers there get the operator's token although a lookup daemon alone names"
+        " them; may be given several times"
+        f" (default: ${TRUSTED_VARIABLE})",
+        name=TRUSTED_FLAG,
+        config_key="trusted_brokers",
     )
 
 

@@ -9,7 +9,13 @@ from typing import ClassVar
 
 from martlet.addresses import is_loopback
 from martlet.durations import SECOND_NS
-from martlet.options.addresses import AddressOptions, address_option, lookup_option
+from martlet.options.addresses import (
+    AddressOptions,
+    address_option,
+    check_trusted,
+    lookup_option,
+    trusted_brokers_option,
+)
 from martlet.options.flag import OptionError, Size, option
 from martlet.options.network import connect_timeout, operator_token_file, request_timeout
 from martlet.options.storage import MIB
@@ -33,6 +39,7 @@ class AdminOptions(AddressOptions):
     )
     lookupd_http_addresses: tuple[str, ...] = lookup_option(config_key="nsqlookupd_http_addresses")
     operator_token_file: str = operator_token_file()
+    trusted_brokers: tuple[str, ...] = trusted_brokers_option()
     http_client_connect_timeout_ns: int = connect_timeout()
     http_client_request_timeout_ns: int = request_timeout()
     http_client_tls_root_ca_file: str = option(
@@ -139,6 +146,7 @@ class AdminOptions(AddressOptions):
             raise OptionError(
                 "--http-client-tls-cert and --http-client-tls-key are given together, or not at all"
             )
+        check_trusted("--trusted-broker", self.trusted_brokers)
         named = {"trusted-proxy": self.trusted_proxies}
         if self.allow_config_from_cidr:
             named["allow-config-from-cidr"] = (self.allow_config_from_cidr,)

@@ -9,8 +9,10 @@ from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.addresses import (
     HOW_TO_NAME,
     address_option,
+    check_trusted,
     default_addresses,
     lookup_option,
+    trusted_brokers_option,
 )
 from martlet.options.flag import OptionError, option
 from martlet.options.network import operator_token_file
@@ -44,6 +46,7 @@ class JobOptions(LogOptions):
     operator_token_file: str = operator_token_file(
         ", for jobs that read; on each machine where Spark runs tasks"
     )
+    trusted_brokers: tuple[str, ...] = trusted_brokers_option()
     auth_secret: str = option("", "the secret for brokers with AUTH, for jobs that write")
     master: str = option(
         "",
@@ -70,6 +73,7 @@ class JobOptions(LogOptions):
                 raise OptionError(
                     f"--spark-conf={setting} is not a setting; spark.executor.memory=4g is one"
                 )
+        check_trusted("--trusted-broker", self.trusted_brokers)
         if self.metrics_address:
             _require_address("metrics-address", self.metrics_address, "127.0.0.1:9100")
 
@@ -93,6 +97,8 @@ class JobOptions(LogOptions):
             found["lookupAddresses"] = ",".join(self.lookup_addresses)
         if self.operator_token_file:
             found["operatorTokenFile"] = self.operator_token_file
+        if self.trusted_brokers:
+            found["trustedBrokers"] = ",".join(self.trusted_brokers)
         return found | self.tls
 
     @property

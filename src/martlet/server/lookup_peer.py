@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from martlet import unreachable
+from martlet.addresses import lookup_address
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.durations import SECOND_NS
@@ -154,7 +155,10 @@ class LookupPeer:
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"IDENTIFY was answered {answer[:200]!r}") from None
-        self.http_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.http_address = str(lookup_address(host, port))
+        except ValueError as error:
+            log.warning("LOOKUPD(%s): is not asked for channels: %s", self.address, error)
         log.info("LOOKUPD(%s): peer info %s", self.address, answer.decode(errors="replace"))
         self._changes.clear()
         await self._ask(reader, writer, list(self._everything()))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from martlet.operator_tokens import FLAG
+from martlet.addresses import Address, is_host
+from martlet.operator_tokens import FLAG, TRUSTED_FLAG
 from martlet.options import LogLevel
 from martlet.supervisor.options import (
     EVERYWHERE,
@@ -107,6 +108,8 @@ def _admin(
         *("admin", *_logged(options, options.admin_config), f"--http-address={http}"),
         *(f"--{kind}-http-address={_reached(each.http_address)}" for each in servers),
         *([f"--{FLAG}={token_file}"] if token_file else []),
+        # The lookup daemon may name others, too.
+        *(f"--{TRUSTED_FLAG}={each}" for each in _registered(options, brokers) if lookup),
     )
     return Planned("admin", arguments, "", http, flag_prefix="admin-")
 
@@ -200,6 +203,14 @@ class _Ports:
             sock.bind((host, 0))
             port = sock.getsockname()[1]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _registered(options: UpOptions, brokers: Sequence[Planned]) -> list[str]:
+    """Return the HTTP addresses under which brokers register."""
+    name = options.broadcast_name
+    if not is_host(name):
+        return []
+    return [str(Address(name, port_of(each.http_address, "http-address"))) for each in brokers]
 
 
 def _reached(address: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 
 import pytest
 from tests.admin_page import broker_of, consumer_of, lookup_daemon, page_of, two_brokers, until
@@ -47,6 +48,27 @@ async def test_a_broker_tells_which_daemons_hide_it() -> None:
         await page.act("tombstone_topic_producer", topic="orders", broker=url)
         found = text_of(await page.get(path))
         assert f"Known to {daemon.http_address} (hidden there for orders)" in found
+
+
+@pytest.mark.parametrize("trusted", [(), ("127.0.0.1",)], ids=["unknown", "trusted"])
+async def test_the_page_says_why_a_broker_gets_no_token(
+    tmp_path: Path, trusted: tuple[str, ...]
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("0123456789abcdef")
+    async with (
+        lookup_daemon() as daemon,
+        broker_of(1, lookup=daemon.tcp_address) as broker,
+        page_of(
+            lookup=daemon.http_address,
+            operator_token_file=str(token_file),
+            trusted_brokers=trusted,
+        ) as page,
+        page.events("/") as regions,
+    ):
+        await until(regions, broker.http_address)
+        text = text_of(await page.get(f"/nodes/{broker.http_address}"))
+        assert ("token is sent to this broker" in text) is not bool(trusted)
 
 
 @pytest.mark.parametrize(

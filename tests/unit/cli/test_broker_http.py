@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from tests.answering import answering
 
 from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.options import OptionError
 
 TOKEN = "0123456789abcdef"
 
@@ -36,9 +38,21 @@ async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -
         known = {"producers": [{"broadcast_address": host, "http_port": int(port)}]}
         async with server(known, at_daemon) as daemon:
             options = BrokerHttpOptions(
-                lookupd_http_addresses=(daemon,), operator_token_file=str(path)
+                lookupd_http_addresses=(daemon,),
+                operator_token_file=str(path),
+                trusted_brokers=("127.0.0.0/8",),
             )
             async with options.admin() as admin:
                 await admin.delayed.list("t")
     assert at_daemon == [""]
     assert at_broker == [f"Bearer {TOKEN}"]
+
+
+def test_trusted_brokers_are_checked_and_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OptionError, match=r"--trusted-broker: '10.0.0.0/99' is no network"):
+        BrokerHttpOptions(nsqd_http_addresses=("a:1",), trusted_brokers=("10.0.0.0/99",))
+    monkeypatch.setenv("MARTLET_TRUSTED_BROKER", "mq1, 10.0.0.0/8")
+    options = BrokerHttpOptions(nsqd_http_addresses=("a:1",))
+    assert options.trusted_brokers == ("mq1", "10.0.0.0/8")

@@ -97,6 +97,7 @@ def test_settings_are_written_shown_and_removed(
         "address = a:1, b:2 (config file)",
         "lookup = l:1 ($MARTLET_LOOKUP)",
         'operator_token_file = C:\\odd "name" (config file)',
+        "trusted_broker: not set",
     ]
     assert config.main(["unset", "address"]) == 0
     assert "address" not in read_config()

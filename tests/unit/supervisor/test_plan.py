@@ -149,6 +149,7 @@ def test_the_admin_page_asks_the_lookup_daemon_or_the_brokers() -> None:
         "http_address": "127.0.0.1:4171",
         "lookupd_http_addresses": ("127.0.0.1:4161",),
         "operator_token_file": "tokens",
+        "trusted_brokers": ("127.0.0.1:4151",),
     }
     options = UpOptions(lookup=False, workers=2, http_address=":4151", admin_http_address=":80")
     (page,) = plan(options, ()).admin
@@ -158,6 +159,16 @@ def test_the_admin_page_asks_the_lookup_daemon_or_the_brokers() -> None:
         "nsqd_http_addresses": ("127.0.0.1:4151", "127.0.0.1:4251"),
     }
     assert plan(UpOptions(admin=False, admin_http_address="h:4150"), ()).admin == ()
+
+
+def test_the_admin_page_trusts_the_brokers_of_its_machine_and_no_others() -> None:
+    command = start.arguments("admin", admin.DESCRIPTION, AdminOptions)
+    options = UpOptions(workers=2, replicas=2, tcp_address="[::1]:4150", http_address="[::1]:4151")
+    values, _ = command.read(plan(options, ()).admin[0].arguments[1:])
+    assert values["trusted_brokers"] == tuple(f"[::1]:{port}" for port in (4151, 4181, 4251, 4281))
+    options = UpOptions(broadcast_address="mq1.example.org")
+    values, _ = command.read(plan(options, ()).admin[0].arguments[1:])
+    assert values["trusted_brokers"] == ("mq1.example.org:4151",)
 
 
 def test_the_admin_pages_port_is_its_own() -> None:

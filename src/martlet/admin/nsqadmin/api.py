@@ -321,7 +321,7 @@ async def _set_config(request: web.Request, site: Site, cluster: NsqadminCluster
         logging.getLogger("martlet").setLevel(level.for_logging)
     elif name == "nsqlookupd_http_addresses":
         if site.options.operator_token_file:
-            # Brokers that a lookup daemon names get the operators' token.
+            # Brokers that a lookup daemon names get the operators' token where they are trusted.
             raise ApiError(403, "FORBIDDEN: start the page again to ask others with its token")
         _set_daemons(site, body)
     else:

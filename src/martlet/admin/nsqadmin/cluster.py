@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from martlet.client.admin import AdminError
 from martlet.client.admin.decode import UNREADABLE
-from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.http import AdminHttp, url_of_broker
 from martlet.client.admin.stats import read_stats
 
 T = TypeVar("T")
@@ -281,15 +281,13 @@ def _of_daemon(each: Mapping[str, Any]) -> KnownProducer:
         {"topic": name, "tombstoned": bool(is_gone)}
         for name, is_gone in sorted(zip(names, gone, strict=False))
     ]
-    host = str(each["broadcast_address"])
-    shown = f"[{host}]" if ":" in host else host
     return KnownProducer(
-        f"http://{shown}:{int(each['http_port'])}",
+        url_of_broker(each["broadcast_address"], each["http_port"]),
         {
             "remote_addresses": None,
             "remote_address": each.get("remote_address", ""),
             "hostname": each.get("hostname", ""),
-            "broadcast_address": host,
+            "broadcast_address": str(each["broadcast_address"]),
             "tcp_port": int(each["tcp_port"]),
             "http_port": int(each["http_port"]),
             "version": str(each.get("version", "")),

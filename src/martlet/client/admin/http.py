@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from martlet import unreachable
+from martlet.addresses import Address, lookup_address
 from martlet.browsing import ADMIN_AGENT
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import UNREADABLE, Fields
@@ -16,17 +17,25 @@ from martlet.client.admin.settings import AdminSettings
 from martlet.client.errors import Closed
 from martlet.client.transport.identity import Identity
 from martlet.http_answer import read_answer, read_json
+from martlet.operator_tokens import SCHEME, TRUSTED_FLAG, TrustedBrokers
 
 if TYPE_CHECKING:
     import aiohttp
 
 T = TypeVar("T")
 MAX_ANSWER_BYTES = 1 << 26
+WITHHELD = (
+    "no operator's token is sent to this broker, as a lookup daemon alone names it: to trust it,"
+    f" start with --{TRUSTED_FLAG}=HOST (in Python: trusted_brokers=[HOST] of Admin)"
+)
+"""Why a broker gets no token, and the way out."""
 CALL_PATH = "/call/"
 _FIELDS_HEADER = "X-Martlet-Fields"
 """Has the fields of an answer whose body is bytes."""
 _MAX_SHOWN = 200
-_NOT_NSQD = ("/channel/peek", "/channel/replay", "/replica")
+_OPERATORS = ("/channel/peek", "/channel/replay", "/replica")
+"""The routes for operators that nsqd does not have, beside calls."""
+_MAX_TARGETS = 1000
 _TEXT_STATUSES = (200, 500)
 """An unhealthy broker answers the reason with status 500."""
 _MISSING = {
@@ -59,6 +68,11 @@ class AdminHttp:
         self._brokers = list(dict.fromkeys(_url(address, scheme) for address in brokers))
         self.daemons = list(dict.fromkeys(_url(address, scheme) for address in daemons))
         self._settings = settings
+        self._named = frozenset(self._brokers)
+        self._trusted = TrustedBrokers(settings.trusted_brokers)
+        self._given = {*self._brokers, *self.daemons}
+        self._targets: dict[str, str] = {}
+        """By URL, the HTTPS URL of a server that refuses plain HTTP; itself where it does not."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -91,6 +105,8 @@ class AdminHttp:
         scheme = "http" if self._tls is None else "https"
         self.daemons[:] = dict.fromkeys(_url(address, scheme) for address in daemons)
         self._brokers.clear()
+        self._named = frozenset()
+        self._given |= {*self.daemons}
 
     def at(self, broker: str) -> AdminHttp:
         """Return one that asks a broker alone, over the same connections."""
@@ -122,7 +138,7 @@ class AdminHttp:
             path = "/lookup" if topic else "/nodes"
             known: Any = await self.get(daemon, path, {"topic": topic} if topic else {})
             return [
-                _url(f"{each['broadcast_address']}:{int(each['http_port'])}", "http")
+                url_of_broker(each["broadcast_address"], each["http_port"])
                 for each in known.get("data", known)["producers"] or ()
             ]
         except AdminNotFound:
@@ -299,6 +315,56 @@ class AdminHttp:
         as_text: bool = False,
         timeout_s: float = 0,
     ) -> Any:
+        if url not in self._given:
+            self._check_known(url)
+        withheld = self.withholds_token(url)
+        wants_token = _is_for_operators(path) and not withheld
+        while True:
+            target = self._targets.get(url, url)
+            # With TLS, not in clear text before the server is known to want no HTTPS.
+            is_settled = self._tls is None or url in self._targets or url.startswith("https:")
+            has_token = wants_token and is_settled
+            try:
+                status, answer = await self._exchange(
+                    method,
+                    target,
+                    path,
+                    arguments,
+                    body,
+                    headers=[*(self._token_header() if has_token else ()), *headers],
+                    as_text=as_text,
+                    timeout_s=timeout_s,
+                )
+            except AdminUnreachable:
+                self._targets.pop(url, None)  # It may have become another server.
+                raise
+            is_plain = target.startswith("http:")
+            if status == 403 and is_plain and (port := _https_port(answer)):
+                self._settle(url, _with_https_port(url, port))
+            elif status in (401, 403) and wants_token and not has_token:
+                self._settle(url, url)
+            else:
+                break
+        if status == 200:
+            return answer
+        error = self._refusal(url, path, arguments, status, answer)
+        if status in (401, 403) and _is_for_operators(path) and withheld:
+            raise error.replace(why=f"{error.why}; {WITHHELD}")
+        raise error
+
+    async def _exchange(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        arguments: Mapping[str, str],
+        body: Mapping[str, Any] | bytes | None,
+        *,
+        headers: Iterable[tuple[str, str]],
+        as_text: bool,
+        timeout_s: float,
+    ) -> tuple[int, Any]:
+        """Send one request; return the status and the answer. Raises AdminError."""
         import aiohttp
 
         if self._session is None:
@@ -309,7 +375,7 @@ class AdminHttp:
                 url + path,
                 params=arguments,
                 **({"data": body} if isinstance(body, bytes) else {"json": body}),
-                headers=[*self._headers(url).items(), *headers],
+                headers=headers,
                 # Another server must not get the token, nor a request that this one thinks up.
                 allow_redirects=False,
                 **self._connection(url, timeout_s),
@@ -320,29 +386,48 @@ class AdminHttp:
                     raise AdminError(url, f"it redirects to {place!r}: give the broker's address")
                 if as_text and status in _TEXT_STATUSES:
                     text = await read_answer(response, MAX_ANSWER_BYTES)
-                    return text.decode(errors="replace")
+                    return status, text.decode(errors="replace")
                 # An action has an empty answer, as in nsqd.
                 if described := response.headers.get(_FIELDS_HEADER):
                     data = await read_answer(response, MAX_ANSWER_BYTES)
-                    answer: Any = (json.loads(described), data)
-                elif response.content_length == 0:
-                    answer = None
-                else:
-                    answer = await read_json(response, MAX_ANSWER_BYTES)
+                    return status, (json.loads(described), data)
+                empty = response.content_length == 0
+                return status, None if empty else await read_json(response, MAX_ANSWER_BYTES)
         except TimeoutError:
             raise AdminError(url, "no answer in time") from None
         except aiohttp.ClientError as error:
             raise self._failure(url, error) from None
         except ValueError as error:
             raise AdminError(url, f"no answer of a broker: {error}") from None
-        if status == 200:
-            return answer
-        raise self._refusal(url, path, arguments, status, answer)
 
-    def _headers(self, url: str) -> dict[str, str]:
-        """Return the token for brokers; lookup daemons have no use for it."""
+    def withholds_token(self, url: str) -> bool:
+        """Return whether a broker gets no token although there is one, as a lookup daemon alone
+        names it and the operator does not trust it.
+        """
+        if self._settings.operator_token is None or url in self._named:
+            return False
+        try:
+            return not self._trusted.has(_address_of(url))
+        except ValueError:
+            return True
+
+    def _settle(self, url: str, target: str) -> None:
+        """Keep where a server is asked."""
+        if len(self._targets) >= _MAX_TARGETS:
+            self._targets.clear()
+        self._targets[url] = target
+
+    def _token_header(self) -> list[tuple[str, str]]:
         token = self._settings.operator_token
-        return {"Authorization": f"Bearer {token}"} if token and url not in self.daemons else {}
+        return [("Authorization", SCHEME + token)] if token is not None else []
+
+    def _check_known(self, url: str) -> None:
+        """Raise AdminError where a lookup daemon names a broker by what is no address of one."""
+        try:
+            _address_of(url)
+        except ValueError:
+            why = "it is not asked: a lookup daemon names it so, which is no host with an HTTP port"
+            raise AdminError(url, why) from None
 
     def _connection(self, url: str, timeout_s: float) -> dict[str, Any]:
         """Return the arguments for TLS, and for a request that may take longer. Raises OSError."""
@@ -384,13 +469,43 @@ class AdminHttp:
         if message == "NOT_FOUND" and url in self.daemons:
             return AdminError(url, unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
         if message == "NOT_FOUND":
-            is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
+            is_ours = _is_for_operators(path)
             hint = "nsqd has none; " if is_ours else ""
             return AdminError(url, f"it has no {path}: {hint}is that the right address?")
         if message in _MISSING:
             message = _MISSING[message].format_map(arguments)
         code = str(fields.get("code") or "")
         return refusal(url, message or f"status {status}", status, code)
+
+
+def url_of_broker(host: object, port: object) -> str:
+    """Return the URL of a broker that a lookup daemon names. What is not valid is shown, between
+    quotes that are in no URL, and refused where it is asked.
+    """
+    try:
+        return f"http://{lookup_address(host, port)}"
+    except ValueError:
+        return f"{host!r}:{port!r}"[:_MAX_SHOWN]
+
+
+def _address_of(url: str) -> Address:
+    """Return the address in the URL of a broker. Raises ValueError: it is none."""
+    address = Address.parse(url.partition("://")[2])
+    return lookup_address(*address)
+
+
+def _is_for_operators(path: str) -> bool:
+    return path in _OPERATORS or path.startswith(CALL_PATH)
+
+
+def _https_port(answer: Any) -> int:
+    """Return the port that a server which takes TLS alone names in its answer; 0 for none."""
+    port = answer.get("https_port") if isinstance(answer, dict) else None
+    return port if type(port) is int and 0 < port < 65536 else 0
+
+
+def _with_https_port(url: str, port: int) -> str:
+    return f"https://{url.partition('://')[2].rpartition(':')[0]}:{port}"
 
 
 def _url(address: str, scheme: str) -> str:

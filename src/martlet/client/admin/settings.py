@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -17,7 +18,10 @@ class AdminSettings:
         connect_timeout_s: the time limit of connecting.
         request_timeout_s: the time limit of a request, connecting included.
         operator_token: the token of brokers that want one of operators, sent as ``Authorization:
-            Bearer``. Without TLS it is sent in clear text.
+            Bearer``, for what operators alone may do. Without TLS it is sent in clear text.
+        trusted_brokers: the brokers that get the token although lookup daemons alone name them, as
+            anyone may register there: networks, IP addresses, host names, and domains such as
+            ``.example.org``.
         tls: True for HTTPS with the system's authorities, a `Tls`, or an SSLContext of one's own.
             It applies to the addresses given. Brokers found through lookup daemons are asked over
             HTTP, since daemons know no other port.
@@ -26,6 +30,7 @@ class AdminSettings:
     connect_timeout_s: float = 2.0
     request_timeout_s: float = 5.0
     operator_token: str | None = field(default=None, repr=False)
+    trusted_brokers: tuple[str, ...] = ()
     tls: TlsChoice = False
 
     def __post_init__(self) -> None:
@@ -45,4 +50,5 @@ class AdminOptions(TypedDict, total=False):
     connect_timeout_s: float
     request_timeout_s: float
     operator_token: str | None
+    trusted_brokers: Sequence[str]
     tls: TlsChoice | None

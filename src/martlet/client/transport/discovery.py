@@ -17,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet import unreachable
-from martlet.addresses import Address
+from martlet.addresses import Address, lookup_address
 from martlet.http_answer import read_json
 from martlet.outage import Outage
 
@@ -190,10 +190,7 @@ class KnownTopics:
 
 def _address(producer: dict[str, Any]) -> Address:
     """Read a broker's address from an answer. Raises one of `_UNREADABLE`."""
-    host, port = str(producer["broadcast_address"]), int(producer["tcp_port"])
-    if not host or not 0 < port < 65536:
-        raise ValueError(f"no broker listens at {host!r}, port {port}")
-    return Address(host, port)
+    return lookup_address(producer["broadcast_address"], producer["tcp_port"])
 
 
 async def _get(

@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from martlet.addresses import lookup_address
 from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import NoLog
 from martlet.pipeline.audit.coverage import Extent
@@ -29,7 +30,7 @@ from martlet.pipeline.audit.result import Audit
 from martlet.pipeline.audit.segment_listing import Survey, survey_broker, survey_folder
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.plural import counted
-from martlet.spark.brokers.addresses import SparkTls, checked_token_file
+from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.spark.brokers.endpoint import Endpoint
 
@@ -155,18 +156,19 @@ def _surveys(options: AuditOptions) -> list[Survey]:
     files = options.tls_ca_file, options.tls_cert_file, options.tls_key_file
     try:
         tls = SparkTls.parse(*files, verify=options.tls_verify)
-        token_file = checked_token_file(options.operator_token_file)
+        token = OperatorToken.checked(
+            options.operator_token_file, options.http_addresses, options.trusted_brokers
+        )
     except ValueError as error:
         raise JobFailed(str(error)) from None
 
-    def endpoint(address: str, operator_token_file: str = "") -> Endpoint:
-        timeout_ms = options.timeout_ns // MILLISECOND_NS
-        return Endpoint(address, timeout_ms, tls, operator_token_file=operator_token_file)
+    def endpoint(address: str, token: OperatorToken = NO_TOKEN) -> Endpoint:
+        return Endpoint(address, options.timeout_ns // MILLISECOND_NS, tls, token=token)
 
     addresses = dict.fromkeys(options.http_addresses)
     for lookup in options.lookup_addresses:
         addresses |= dict.fromkeys(_known_by(endpoint(lookup)))
-    surveys = [survey_broker(endpoint(address, token_file)) for address in addresses]
+    surveys = [survey_broker(endpoint(address, token)) for address in addresses]
     try:
         surveys += [survey_folder(path) for path in options.data_paths]
     except NoLog as error:
@@ -176,9 +178,19 @@ def _surveys(options: AuditOptions) -> list[Survey]:
 
 
 def _known_by(endpoint: Endpoint) -> list[str]:
-    """Return the HTTP addresses of the brokers that a lookup knows."""
+    """Return the HTTP addresses of the brokers that a lookup knows.
+
+    Raises JobFailed: one is none; a log that is left out is no audit.
+    """
     try:
-        return [f"{node['broadcast_address']}:{node['http_port']}" for node in endpoint.nodes()]
+        return [
+            str(lookup_address(node["broadcast_address"], node["http_port"]))
+            for node in endpoint.nodes()
+        ]
+    except ValueError as error:
+        raise JobFailed(
+            f"the lookup daemon at {endpoint.address} names a broker that cannot be read: {error}"
+        ) from None
     finally:
         endpoint.close()
 

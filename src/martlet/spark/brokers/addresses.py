@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from martlet.operator_tokens import read_tokens
+from martlet.addresses import Address
+from martlet.operator_tokens import TrustedBrokers, read_tokens, token_headers
 
 TOKEN_OPTION = "option operatorTokenFile"
+TRUSTED_OPTION = "trustedBrokers"
 _HTTPS = "https://"
+
+
+def split_at_commas(text: str) -> tuple[str, ...]:
+    """The parts of a text, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def parse_addresses(name: str, text: str) -> tuple[str, ...]:
     """Comma-separated addresses, each once. Raises ValueError, which names the option."""
-    addresses = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    addresses = split_at_commas(text)
     if not addresses:
         raise ValueError(f"option {name} is empty")
     usual = 4161 if name == "lookupAddresses" else 4151
@@ -37,14 +45,54 @@ def parse_addresses(name: str, text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(plain))
 
 
-def checked_token_file(path: str) -> str:
-    """Check that a file has an operator's token, if there is one. Raises ValueError."""
-    try:
-        if path:
-            read_tokens(path, TOKEN_OPTION)
-    except OSError as error:
-        raise ValueError(str(error)) from None
-    return path
+@dataclass(frozen=True)
+class OperatorToken:
+    """An operator's token, and which brokers get it.
+
+    Attributes:
+        path: of the file with it, read for each request so that a new token is found; empty for
+            none.
+        named: the addresses that the user has given.
+        trusted: which brokers get it although a lookup daemon alone names them, as
+            `martlet.operator_tokens.TrustedBrokers` has it.
+    """
+
+    path: str = ""
+    named: frozenset[str] = frozenset()
+    trusted: tuple[str, ...] = ()
+
+    @classmethod
+    def checked(cls, path: str, named: Iterable[str], trusted: Iterable[str]) -> OperatorToken:
+        """Check the file, if there is one, and the trusted brokers. Raises ValueError."""
+        try:
+            if path:
+                read_tokens(path, TOKEN_OPTION)
+        except OSError as error:
+            raise ValueError(str(error)) from None
+        entries = tuple(trusted)
+        try:
+            TrustedBrokers(entries)
+        except ValueError as error:
+            raise ValueError(f"option {TRUSTED_OPTION}: {error}") from None
+        return cls(path, frozenset(named), entries)
+
+    def is_withheld(self, address: str) -> bool:
+        """Whether there is a token that a broker does not get."""
+        if not self.path or address in self.named:
+            return False
+        place = Address.parse(address.removeprefix(_HTTPS))
+        return not TrustedBrokers(self.trusted).has(place)
+
+    def headers(self, address: str) -> dict[str, str]:
+        """The headers of a request with it; none for a broker that does not get it.
+
+        Raises:
+            OSError: the file has no token.
+        """
+        return {} if self.is_withheld(address) else token_headers(self.path, TOKEN_OPTION)
+
+
+NO_TOKEN = OperatorToken()
 
 
 def with_port(address: str, port: int) -> str:

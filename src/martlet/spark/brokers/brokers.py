@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from martlet.addresses import lookup_address
 from martlet.spark.brokers.background_poll import BackgroundPoll
 from martlet.spark.brokers.endpoint import (
     BrokerRefused,
@@ -61,7 +62,7 @@ class QueryBrokers:
         self._topics = options.topics
         self._timeout_ms = options.timeout_ms
         self._tls = options.tls
-        self._operator_token_file = options.operator_token_file
+        self._token = options.token
         self._polls = {address: self._new_poll(address) for address in options.addresses}
         self._endpoints: dict[str, tuple[tuple[str, ...], Endpoint]] = {}
         """By broker id, for requests other than listings, with the addresses."""
@@ -90,9 +91,7 @@ class QueryBrokers:
         return BackgroundPoll(self._endpoint((address,)), ask)
 
     def _endpoint(self, addresses: tuple[str, ...]) -> Endpoint:
-        return Endpoint(
-            addresses[0], self._timeout_ms, self._tls, addresses, self._operator_token_file
-        )
+        return Endpoint(addresses[0], self._timeout_ms, self._tls, addresses, self._token)
 
     def close(self) -> None:
         """Close the connections; the next request opens them again."""
@@ -346,17 +345,19 @@ class QueryBrokers:
 
     def _add_node(self, node: Any) -> None:
         host, port = node["broadcast_address"], node["http_port"]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if address in self._polls and address not in self._named_by_lookup:
-            return
         topics = list(node.get("topics", ()))
-        if not port:
+        try:
+            address = str(lookup_address(host, port))
+        except ValueError as error:
             wanted = [topic for topic in topics if self._topics.has(topic)]
             if wanted:
                 raise BrokerRefused(
                     f"by lookup the broker at {host}:{node.get('tcp_port')} has the topic"
-                    f" {wanted[0]}, but it serves no HTTP to be read by: see its --http-address"
-                )
+                    f" {wanted[0]}, but it serves no HTTP to be read by ({error}): see its"
+                    " --http-address and --broadcast-address"
+                ) from None
+            return
+        if address in self._polls and address not in self._named_by_lookup:
             return
         if address in self._foreign and not any(map(self._topics.has, topics)):
             return

@@ -25,8 +25,13 @@ import numpy as np
 
 from martlet import unreachable
 from martlet.log.index import ENTRY, Rows
-from martlet.operator_tokens import token_headers
-from martlet.spark.brokers.addresses import TOKEN_OPTION, SparkTls, with_port
+from martlet.spark.brokers.addresses import (
+    NO_TOKEN,
+    TRUSTED_OPTION,
+    OperatorToken,
+    SparkTls,
+    with_port,
+)
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_TIMEOUT_S = 30.0
@@ -147,8 +152,7 @@ class Endpoint:
         timeout_ms: how long the broker may be out of reach before a request fails.
         tls: the TLS settings, for a broker that takes TLS.
         replicas: the addresses of all replicas of a broker that has several.
-        operator_token_file: the path of the file with an operator's token, read for each request so
-            that a new token is found; empty for none.
+        token: an operator's, and which brokers get it.
 
     Attributes:
         address: the one that is asked next.
@@ -161,21 +165,20 @@ class Endpoint:
         timeout_ms: int,
         tls: SparkTls = PLAIN,
         replicas: Sequence[str] = (),
-        operator_token_file: str = "",
+        token: OperatorToken = NO_TOKEN,
     ) -> None:
         self.address = address
         self._others = [other for other in replicas if other != address]
         self.is_given_up = False
         self.timeout_ms = timeout_ms
         self._tls = tls
-        self._operator_token_file = operator_token_file
-        self._headers: dict[str, str] = {}
+        self._token = token
         self._dialed_address = address
         """The HTTPS address after the broker has redirected there, else `address`."""
         self._connection: http.client.HTTPConnection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connection": None, "_headers": {}}
+        return self.__dict__ | {"_connection": None}
 
     @property
     def other_count(self) -> int:
@@ -394,10 +397,6 @@ class Endpoint:
         pause_s = _FIRST_PAUSE_S
         troubles: dict[str, str] = {}
         target = f"{path}?{urlencode(parameters)}" if parameters else path
-        try:
-            self._headers = token_headers(self._operator_token_file, TOKEN_OPTION)
-        except OSError as error:
-            raise BrokerRefused(str(error)) from error
         while True:
             answer = self._try(method, target, body)
             if not isinstance(answer, str):
@@ -472,20 +471,29 @@ class Endpoint:
 
     def _exchange(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes]:
         """Send one request and read its answer; replace a kept connection that has gone stale."""
+        try:
+            headers = self._token.headers(self.address)
+        except OSError as error:
+            raise BrokerRefused(str(error)) from error
         kept = self._connection
         if kept is not None:
             try:
-                return self._exchange_on(kept, method, target, body)
+                return self._exchange_on(kept, method, target, body, headers)
             except (ConnectionError, http.client.RemoteDisconnected):
                 self.close()
         timeout_s = _REPLICA_TIMEOUT_S if self._others else _ANSWER_TIMEOUT_S
         self._connection = self._tls.connection(self._dialed_address, timeout_s)
-        return self._exchange_on(self._connection, method, target, body)
+        return self._exchange_on(self._connection, method, target, body, headers)
 
     def _exchange_on(
-        self, connection: http.client.HTTPConnection, method: str, target: str, body: bytes | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        body: bytes | None,
+        headers: dict[str, str],
     ) -> tuple[int, bytes]:
-        connection.request(method, target, body, self._headers)
+        connection.request(method, target, body, headers)
         response = connection.getresponse()
         return response.status, response.read()
 
@@ -497,8 +505,15 @@ class Endpoint:
         kind = BrokerRefused
         if status == 404:
             kind = MadeAnew if b"TOPIC_MADE_ANEW" in body else BrokerNotFound
+        hint = ""
+        if status in (401, 403) and self._token.is_withheld(self.address):
+            hint = (
+                "; it gets no operator's token, as a lookup daemon alone names it: see option"
+                f" {TRUSTED_OPTION}"
+            )
         raise kind(
-            f"the broker at {self.address} answered {target} with HTTP {status}: {_message(body)}"
+            f"the broker at {self.address} answered {target} with HTTP {status}:"
+            f" {_message(body)}{hint}"
         )
 
 

@@ -38,6 +38,9 @@ tlsKeyFile
 tlsVerify             true             false: accept any certificate
 operatorTokenFile     the environment  file with an operator's token, for brokers on other machines;
                       variable         on each machine that reads, as the TLS files are
+trustedBrokers        the environment  networks, IP addresses, host names, domains (.example.org),
+                      variable         comma separated: brokers there get the token although lookup
+                                       daemons alone name them
 ===================== ================ ===========================================================
 """
 
@@ -51,9 +54,15 @@ from typing import Literal
 
 from martlet.durations import parse_duration, parse_size
 from martlet.names import is_ephemeral, is_valid_name
-from martlet.operator_tokens import VARIABLE
+from martlet.operator_tokens import TRUSTED_VARIABLE, VARIABLE
 from martlet.patterns import BadPattern, Pattern, compile_pattern
-from martlet.spark.brokers.addresses import SparkTls, checked_token_file, parse_addresses
+from martlet.spark.brokers.addresses import (
+    TRUSTED_OPTION,
+    OperatorToken,
+    SparkTls,
+    parse_addresses,
+    split_at_commas,
+)
 from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
 
@@ -82,6 +91,7 @@ NAMES = (
     "timeoutMs",
     *TLS_NAMES,
     "operatorTokenFile",
+    TRUSTED_OPTION,
 )
 VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
@@ -133,7 +143,7 @@ class ReadOptions:
         group: the consumer group that shows a stream's position; None for none.
         retain: whether the broker retains what the group has yet to read.
         tls: the settings for brokers that take TLS.
-        operator_token_file: with the token by which brokers know an operator; empty for none.
+        token: an operator's, and which brokers get it.
     """
 
     addresses: tuple[str, ...]
@@ -154,7 +164,7 @@ class ReadOptions:
     channel: str | None
     timeout_ms: int
     tls: SparkTls
-    operator_token_file: str
+    token: OperatorToken
 
     @classmethod
     def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
@@ -208,8 +218,12 @@ class ReadOptions:
             channel=_channel_name(options, "channel"),
             timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MAX_MS),
             tls=tls(options),
-            operator_token_file=checked_token_file(
-                options.get("operatorTokenFile") or os.environ.get(VARIABLE, "")
+            token=OperatorToken.checked(
+                options.get("operatorTokenFile") or os.environ.get(VARIABLE, ""),
+                addresses,
+                split_at_commas(
+                    options.get(TRUSTED_OPTION) or os.environ.get(TRUSTED_VARIABLE, "")
+                ),
             ),
         )
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from martlet.log.index import Rows
 from martlet.plural import counted
-from martlet.spark.brokers.addresses import SparkTls
+from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange, ReplicaPlace
 from martlet.spark.read.data_loss import LossReport, report_loss
@@ -54,7 +54,7 @@ class Split:
     timeout_ms: int
     fail_on_data_loss: bool
     tls: SparkTls = PLAIN
-    operator_token_file: str = ""
+    token: OperatorToken = NO_TOKEN
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
     index: bytes = b""
@@ -146,7 +146,7 @@ def _split(
         timeout_ms=options.timeout_ms,
         fail_on_data_loss=options.fail_on_data_loss,
         tls=options.tls,
-        operator_token_file=options.operator_token_file,
+        token=options.token,
         view=options.view,
         holes=tuple(hole for hole in queue.holes if hole[1] > start and hole[0] < end),
         index=index,

@@ -56,9 +56,7 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     found_files = ((SegmentFiles.find(each.data_path, first.key.broker), each) for each in replicas)
     files, nearest = next((pair for pair in found_files if pair[0]), (None, replicas[0]))
     addresses = [replica.address for replica in replicas]
-    endpoint = Endpoint(
-        nearest.address, first.timeout_ms, first.tls, addresses, first.operator_token_file
-    )
+    endpoint = Endpoint(nearest.address, first.timeout_ms, first.tls, addresses, first.token)
     try:
         found = (_read_split(split, schema, endpoint, files) for split in task.splits)
         yield from _joined(itertools.chain.from_iterable(found))

@@ -14,7 +14,9 @@ from aiohttp.test_utils import TestServer
 from tests.interop.certificates import Certificates
 
 from martlet.client import Admin, Closed, Tls
-from martlet.client.admin import AdminError, AdminNotFound, AdminUnreachable
+from martlet.client.admin import AdminError, AdminNotFound, AdminSettings, AdminUnreachable
+from martlet.client.admin.http import _is_for_operators
+from martlet.server.http.access import ROUTES, Access, access_to
 from martlet.testing.ports import free_port
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,28 +45,181 @@ class Recorded:
 
     def __init__(self, answer: Any = STATS, status: int = 200) -> None:
         self.requests: list[tuple[str, str | None]] = []
-        self._answer = answer
+        self.answer = answer
         self._status = status
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.path_qs, request.headers.get("Authorization")))
-        return web.json_response(self._answer, status=self._status)
+        return web.json_response(self.answer, status=self._status)
 
 
-async def test_the_token_goes_to_brokers_alone() -> None:
+@asynccontextmanager
+async def looked_up(*brokers: tuple[object, object]) -> AsyncIterator[str]:
+    """A lookup daemon that knows brokers, by their hosts and HTTP ports."""
+    producers = [{"broadcast_address": host, "http_port": port} for host, port in brokers]
+    async with served(Recorded({"producers": producers})) as daemon:
+        yield daemon
+
+
+def place(address: str) -> tuple[str, int]:
+    host, port = address.split(":")
+    return host, int(port)
+
+
+@pytest.mark.parametrize(
+    ("trusted", "token"),
+    [
+        ((), None),
+        (("127.0.0.0/8",), "Bearer secret"),
+        (("10.0.0.0/8", "localhost"), None),
+    ],
+)
+async def test_the_token_goes_to_brokers_of_a_lookup_daemon_that_are_trusted(
+    trusted: tuple[str, ...], token: str | None
+) -> None:
+    broker = Recorded({"replica": "a"})
+    lookup = Recorded()
+    async with served(broker) as address, served(lookup) as daemon:
+        host, port = place(address)
+        lookup.answer = {"producers": [{"broadcast_address": host, "http_port": port}]}
+        settings = AdminSettings(operator_token="secret", trusted_brokers=trusted)
+        async with Admin(lookupd_http_addresses=[daemon], settings=settings) as admin:
+            await admin.http.call_each("topic.list", {})
+            await admin.at(f"http://{address}").http.call_each("topic.list", {})
+        assert lookup.requests == [("/nodes", None)]
+        assert [sent for _, sent in broker.requests] == [token, token]
+
+
+async def test_the_token_goes_to_a_named_broker_for_what_is_for_operators_alone() -> None:
     broker = Recorded()
-    async with served(broker) as address:
-        host, port = address.split(":")
-        producers = [{"broadcast_address": host, "http_port": int(port)}]
-        lookup = Recorded({"producers": producers})
+    async with served(broker) as address, Admin(address, operator_token="secret") as admin:
+        await admin.topics.list()
+        await admin.nodes.health()
+        await admin.http.post(f"http://{address}", "/topic/create", {"topic": "t"})
+        await admin.http.call_each("topic.list", {})
+        await admin.http.get(f"http://{address}", "/replica", {})
+        await admin.http.get(f"http://{address}", "/channel/peek", {})
+    assert [token for _, token in broker.requests] == [None] * 3 + ["Bearer secret"] * 3
+
+
+def test_each_route_for_operators_gets_the_token() -> None:
+    """As far as this client asks for it."""
+    asked = [path for path in ROUTES if not path.startswith(("/log/", "/debug/"))]
+    asked.remove("/channel/advance")
+    for path in asked:
+        assert _is_for_operators(path) is (access_to(path) is Access.OPERATORS), path
+
+
+async def test_a_broker_that_gets_no_token_is_refused_with_the_reason() -> None:
+    refused = Recorded({"message": "OPERATOR_TOKEN_MISSING"}, 401)
+    async with (
+        served(refused) as address,
+        looked_up(place(address)) as daemon,
+        Admin(lookupd_http_addresses=[daemon], operator_token="secret") as admin,
+    ):
+        with pytest.raises(AdminError, match=r"MISSING; no operator's token.*--trusted-broker"):
+            await admin.http.call_each("topic.list", {})
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "{own}/admin/shutdown?confirm=yes&x=",
+        "{own}/#",
+        "x@{own}",
+        "127.0.0.1/x",
+        "127.0.0.1#",
+        "127.0.0.1\r\nX-Y: z",
+        "127.0.0.1%2f",
+        "\uff11\uff12\uff17.0.0.1",
+        "[127.0.0.1]",
+        "2130706433",
+        "",
+        None,
+        7,
+    ],
+)
+async def test_a_broker_whose_address_is_none_is_not_asked(host: object) -> None:
+    victim, broker = Recorded(), Recorded()
+    async with served(victim) as own, served(broker) as good:
+        host = host.format(own=own) if isinstance(host, str) else host
         async with (
-            served(lookup) as daemon,
-            Admin(lookupd_http_addresses=[daemon], operator_token="secret") as admin,
+            looked_up((host, place(own)[1]), place(good)) as daemon,
+            Admin(lookupd_http_addresses=[daemon]) as admin,
         ):
             answers = await admin.topics.list()
-    assert answers.values == {f"http://{address}": ()}
-    assert lookup.requests == [("/nodes", None)]
-    assert [token for _, token in broker.requests] == ["Bearer secret"]
+    assert list(answers.values) == [f"http://{good}"]
+    (error,) = answers.errors.values()
+    assert "is not asked" in error.why
+    assert victim.requests == []
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 10**30, "4151/x", None, True, 1.5])
+async def test_a_broker_whose_port_is_none_is_not_asked(port: object) -> None:
+    async with (
+        looked_up(("127.0.0.1", port)) as daemon,
+        Admin(lookupd_http_addresses=[daemon]) as admin,
+    ):
+        with pytest.raises(AdminError, match="is not asked"):
+            await admin.topics.list()
+
+
+def tls_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    return context
+
+
+async def test_a_broker_that_wants_https_is_asked_there_and_gets_the_token_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    certificates = Certificates(tmp_path)
+    secure = Recorded({})
+    async with served(secure, tls_context(certificates)) as https:
+        plain = Recorded({"message": "TLS_REQUIRED", "https_port": place(https)[1]}, 403)
+        async with (
+            served(plain) as address,
+            Admin(
+                f"http://{address}",
+                tls=Tls(ca_file=certificates.authority),
+                operator_token="secret",
+            ) as admin,
+        ):
+            for _ in range(2):
+                await admin.http.call_each("topic.list", {})
+            await admin.http.get(f"http://{address}", "/info", {})
+    assert plain.requests == [("/call/topic.list", None)]
+    assert [token for _, token in secure.requests] == ["Bearer secret"] * 2 + [None]
+
+
+async def test_a_broker_that_wants_no_https_gets_the_token_once_it_asks_for_one(
+    tmp_path: Path,
+) -> None:
+    tokens: list[str | None] = []
+
+    async def broker(request: web.Request) -> web.Response:
+        tokens.append(request.headers.get("Authorization"))
+        return web.json_response({}, status=200 if tokens[-1] else 401)
+
+    certificates = Certificates(tmp_path)
+    async with (
+        served(broker) as address,
+        Admin(
+            f"http://{address}", tls=Tls(ca_file=certificates.authority), operator_token="secret"
+        ) as admin,
+    ):
+        for _ in range(2):
+            await admin.http.call_each("topic.list", {})
+    assert tokens == [None, "Bearer secret", "Bearer secret"]
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, "1", None, True])
+async def test_a_refusal_without_an_https_port_is_one(port: object) -> None:
+    refused = Recorded({"message": "TLS_REQUIRED", "https_port": port}, 403)
+    async with served(refused) as address, Admin(address) as admin:
+        with pytest.raises(AdminError, match="TLS_REQUIRED"):
+            await admin.topics.list()
+    assert len(refused.requests) == 1
 
 
 async def test_https_needs_a_trusted_certificate(tmp_path: Path) -> None:

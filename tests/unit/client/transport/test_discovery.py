@@ -101,6 +101,12 @@ async def odd(response: web.StreamResponse) -> None:
         {"broadcast_address": "b", "tcp_port": 4150},
         {"broadcast_address": "", "tcp_port": 4150},
         {"broadcast_address": "c", "tcp_port": 70_000},
+        {"broadcast_address": "c", "tcp_port": "4150"},
+        {"broadcast_address": "c/x?y=", "tcp_port": 4150},
+        {"broadcast_address": "u@c", "tcp_port": 4150},
+        {"broadcast_address": "c\r\n", "tcp_port": 4150},
+        {"broadcast_address": "\uff11.0.0.1", "tcp_port": 4150},
+        {"broadcast_address": 7, "tcp_port": 4150},
         "nonsense",
     ]
     await response.write(json.dumps({"producers": producers}).encode())
