@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
@@ -163,6 +164,12 @@ class BrokerTransaction:
         try:
             described = self._thread.call(self._staging.call("topic.describe", topic=topic))
         except TransactionRefused as error:
+            if error.code == "FORBIDDEN":
+                raise WriteFailed(
+                    f"{self.address}: column 'key' needs the number of queues of topic {topic!r}:"
+                    f" let the auth server allow authSecret to subscribe to some channel of it,"
+                    f" beside publishing, or leave the column out: {error}"
+                ) from error
             if error.code != "NOT_FOUND":
                 raise
             return 1  # Staging for it will create it with 1 queue.
@@ -189,19 +196,26 @@ class BrokerTransaction:
             raise _explained(error) from error
         return bool(answer.get("repeated", False))
 
-    def last_number(self) -> int | None:
-        """The number of the last batch of this name that the broker published; None for none.
+    def has_published(self, number: int) -> bool:
+        """Whether the broker published the batch of this name and that number, or a later one.
 
         Raises:
             WriteFailed: the broker refused, or did not answer.
         """
         assert self._batch_id is not None
+        # To commit a transaction that was never begun changes nothing, and says whether its number
+        # was committed before. `transaction.series` is for operators.
+        unknown = f"{self._transaction[:200]}?{uuid.uuid4().hex}"
+        place = _to_json(self._batch_id._replace(number=number))
         try:
-            answer = self._call("transaction.series", series=self._batch_id.name)
+            self._call("transaction.commit", id=unknown, **place)
+        except TransactionRefused as error:
+            if error.code == "NOT_FOUND":
+                return False
+            raise _explained(error) from error
         except ClientError as error:
             raise _explained(error) from error
-        number: int | None = answer["series_number"]
-        return number
+        return True
 
     def roll_back(self) -> None:
         """Discard the staged rows; a batch that was published stays.

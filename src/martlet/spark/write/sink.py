@@ -192,8 +192,7 @@ def _published_elsewhere(
     """The address of another broker that has published the batch; empty if none has."""
     if batch_id is None or len(options.addresses) <= 1:
         return ""
-    last = stage.last_number()
-    if last is not None and last >= batch_id.number - 1:
+    if stage.has_published(max(0, batch_id.number - 1)):
         return ""
     for address in options.addresses:
         if address != stage.address:
@@ -206,8 +205,7 @@ def _published_elsewhere(
 
 def _has_published(stage: BrokerTransaction, batch_id: BatchId | None) -> bool:
     """Whether a broker has published the batch, or a later one."""
-    last = stage.last_number()
-    return batch_id is not None and last is not None and last >= batch_id.number
+    return batch_id is not None and stage.has_published(batch_id.number)
 
 
 def _abort(options: WriteOptions, messages: Messages) -> None:
