@@ -29,6 +29,7 @@ import aiohttp
 
 from martlet.cli.main import COMMANDS, main
 from martlet.options import BrokerOptions, Flag, LookupOptions, Options
+from martlet.schema.access_table import CALLS
 from martlet.server.http.access import ROUTES
 from martlet.server.nsq import publish
 from martlet.server.replication.status import metrics_of
@@ -214,13 +215,16 @@ def calls() -> str:
     page = (
         f"{_NOTE}\n# Calls\n\nMartlet's own clients make them over a V2 connection; any HTTP client"
     )
-    page += " can with `POST /call/METHOD` and the fields as a JSON object.\n\n"
+    page += " can with `POST /call/METHOD` and the fields as a JSON object. [Over HTTP all are"
+    page += " operators' calls](../../operating/calls.md); over the V2 connection those of"
+    page += " other classes are for clients, too.\n\n"
     rows = []
     for name, _, handler in sorted(_handlers("server", "methods"), key=lambda each: each[0]):
         fields = dict.fromkeys(_fields_read(handler))
         text = _summary(ast.get_docstring(handler))
-        rows.append((_code(name), ", ".join(map(_code, fields)), text))
-    return page + _table(("Method", "Fields", "What it does"), rows)
+        who = CALLS[name].who
+        rows.append((_code(name), who, ", ".join(map(_code, fields)), text))
+    return page + _table(("Method", "For", "Fields", "What it does"), rows)
 
 
 def _fields_read(handler: Function) -> Iterator[str]:

@@ -22,7 +22,6 @@ from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
 from martlet.server.rpc import dead_letters as dead_letter_calls
-from martlet.server.rpc.arguments import CallError
 from martlet.testing import Broker
 
 AMPLE_S = 60
@@ -326,35 +325,3 @@ async def test_a_dump_of_the_log_shows_which_channel_a_batch_is_for(
     dumped = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("only_channel") for each in dumped] == [None, number]
     assert all("deliver_at" not in each for each in dumped)
-
-
-async def test_a_client_that_may_not_consume_dead_letters_sees_and_moves_none(
-    broker: Broker,
-) -> None:
-    await dead_letters(broker, 1)
-
-    class Stranger:
-        remote_address = "somewhere"
-        connection = None
-        is_gone = False
-
-        def __init__(self, *allowed: str) -> None:
-            self.allowed = allowed
-
-        def may(self, topic: str, channel: str = "") -> None:
-            if topic not in self.allowed:
-                raise CallError("FORBIDDEN", f"not {topic}")
-
-    run = broker.server.calls.run
-    stranger, consumer = Stranger(), Stranger("t.c.dead")
-    answer, _ = await run(stranger, "dead_letters.list", {})
-    assert answer == {"dead_letter_topics": []}
-    where = {"topic": "t", "channel": "c"}
-    for method in ("list", "show", "redrive", "purge"):
-        fields = where | ({"all": True} if method in ("redrive", "purge") else {})
-        with pytest.raises(CallError, match=r"not t\.c\.dead"):
-            await run(stranger, f"dead_letters.{method}", fields)
-    answer, _ = await run(consumer, "dead_letters.redrive", where | {"all": True})
-    assert (answer["count"], answer["kept"]) == (0, {"not t": 1})
-    answer, _ = await run(Stranger("t.c.dead", "t"), "dead_letters.redrive", where | {"all": True})
-    assert answer["count"] == 1

@@ -32,8 +32,8 @@ MAY_IMPORT = {
     "layer": {"protocol"},
     "log": set(),
     "protocol": set(),
-    # The packages native, options and properties, and the modules beside the packages: all may use
-    # them.
+    # The packages native, options, properties and schema, and the modules beside the packages: all
+    # may use them.
     "ground": set(),
 }
 
@@ -150,7 +150,7 @@ def package_of(module: str) -> str | None:
     if package == "__main__":
         return "cli"
     if (
-        package in {"native", "options", "properties"}
+        package in {"native", "options", "properties", "schema"}
         or not (SOURCE / "martlet" / package).is_dir()
     ):
         return "ground"

@@ -4,11 +4,20 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from martlet.server import listening_socket as listener
-from martlet.server.listening_socket import listen, port_of, remove, serve, shown, shown_peer
+from martlet.server.listening_socket import (
+    is_local,
+    listen,
+    port_of,
+    remove,
+    serve,
+    shown,
+    shown_peer,
+)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0"])
@@ -209,3 +218,33 @@ async def test_a_client_of_a_unix_socket_has_no_address(tmp_path: Path) -> None:
         return client
 
     assert await peer_shown(listen(path, "tcp-address"), connect) == "@"
+
+
+class Peer(asyncio.BaseTransport):
+    """The transport of a client at an address."""
+
+    def __init__(self, family: socket.AddressFamily, name: object) -> None:
+        super().__init__({"socket": Mock(family=family), "peername": name})
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "expected"),
+    [
+        (socket.AF_INET, ("127.0.0.1", 80), True),
+        (socket.AF_INET, ("127.9.9.9", 80), True),
+        (socket.AF_INET, ("10.0.0.1", 80), False),
+        (socket.AF_INET, None, False),
+        (socket.AF_INET6, ("::1", 80, 0, 0), True),
+        (socket.AF_INET6, ("::ffff:127.0.0.1", 80, 0, 0), True),
+        (socket.AF_INET6, ("::ffff:10.0.0.1", 80, 0, 0), False),
+        (socket.AF_INET6, ("fe80::1%eth0", 80, 0, 2), False),
+        (socket.AF_UNIX, "", True),
+        (socket.AF_UNIX, "/run/10.0.0.1:80", True),
+        (socket.AF_UNIX, b"\0name", True),
+    ],
+)
+def test_a_client_at_loopback_or_a_unix_socket_is_on_this_machine(
+    family: socket.AddressFamily, name: object, expected: bool
+) -> None:
+    assert is_local(Peer(family, name)) is expected
+    assert not is_local(None)

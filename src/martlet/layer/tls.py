@@ -62,6 +62,11 @@ class TlsLayer(Layer):
         return self._session.version() or ""
 
     @property
+    def has_certificate(self) -> bool:
+        """Whether the peer has sent a certificate, which Python's ssl has verified."""
+        return bool(self._session.getpeercert())
+
+    @property
     def common_name(self) -> str:
         """The common name in the peer's verified certificate, if it sent one."""
         certificate = self._session.getpeercert() or {}

@@ -69,7 +69,9 @@ class FrameKind(IntEnum):
 CLIENT_SPEAKS_HTTP = 1
 CLIENT_IS_OPERATOR = 2
 """The first position of a SPLICE for a request over HTTP, and for one of which the standby has
-checked that its client is an operator; 0 is NSQ's protocol.
+checked that its client is an operator; 0 is NSQ's protocol. There the second position says whether
+its client is an operator by its connection to the standby: earlier versions took any other first
+position for HTTP.
 """
 
 

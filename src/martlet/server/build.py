@@ -257,6 +257,7 @@ def assemble_server(
         clients=clients,
         events=events,
         auth_servers=AuthServers(options) if options.auth_http_addresses else None,
+        operators=listeners.operators,
         commands=command_handlers(
             SessionCommands(broker, options, _upgrades(tls, log), events, folder.broker_id),
             publishes,
@@ -339,12 +340,15 @@ def _limits(options: BrokerOptions) -> ProtocolLimits:
     )
 
 
-def _connection(context: ConnectionContext, remote_address: str = "") -> ClientConnection:
+def _connection(
+    context: ConnectionContext, remote_address: str = "", *, is_vouched_for: bool = False
+) -> ClientConnection:
+    kind = ClientConnection
     if context.log.isEnabledFor(logging.DEBUG):
         from martlet.server.nsq.traced import TracedConnection
 
-        return TracedConnection(context, remote_address)
-    return ClientConnection(context, remote_address)
+        kind = TracedConnection
+    return kind(context, remote_address, is_vouched_for=is_vouched_for)
 
 
 def _methods(

@@ -14,6 +14,7 @@ import socket
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -138,6 +139,17 @@ def shown(sock: socket.socket) -> str:
 def shown_peer(transport: asyncio.BaseTransport | None) -> str:
     """Return a client's address as ``host:port``; ``@`` for a client at a Unix socket."""
     return shown_name(transport and transport.get_extra_info("peername"))
+
+
+def is_local(transport: asyncio.BaseTransport | None) -> bool:
+    """Return whether a client is on this machine: at a loopback address or a Unix socket."""
+    sock = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or sock is None:
+        return False
+    if sock.family == socket.AF_UNIX:
+        return True
+    peer = transport.get_extra_info("peername")
+    return bool(peer) and ip_address(shown_host(peer[0]).partition("%")[0]).is_loopback
 
 
 def shown_name(name: object) -> str:

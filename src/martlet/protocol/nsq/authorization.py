@@ -40,12 +40,12 @@ class Authorization:
     channels: tuple[Pattern, ...]
     permissions: tuple[str, ...]
 
-    def allows(self, topic: str, channel: str) -> bool:
-        """Whether the client may subscribe to the channel or, where it is empty, publish."""
+    def allows(self, permission: str, topic: str, channel: str | None) -> bool:
+        """Whether it gives a permission for a channel of a topic, or for some channel: None."""
         return (
-            ("subscribe" if channel else "publish") in self.permissions
+            permission in self.permissions
             and self.topic.search(topic) is not None
-            and any(each.search(channel) for each in self.channels)
+            and any(channel is None or each.search(channel) for each in self.channels)
         )
 
 
@@ -57,16 +57,28 @@ class Authorizations:
     identity: str
     identity_url: str
     rules: tuple[Authorization, ...]
-    _known: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _known: dict[tuple[str, str, str | None], bool] = field(default_factory=dict)
 
-    def allow(self, topic: str, channel: str) -> bool:
-        """Whether the client may subscribe to the channel or, where it is empty, publish."""
-        known = self._known.get((topic, channel))
+    def may_publish(self, topic: str) -> bool:
+        """Whether the client may publish to a topic. nsqd matches the empty channel for it."""
+        return self._allows("publish", topic, "")
+
+    def may_consume(self, topic: str, channel: str) -> bool:
+        """Whether the client may subscribe to a channel."""
+        return self._allows("subscribe", topic, channel)
+
+    def may_read(self, topic: str) -> bool:
+        """Whether the client may subscribe to some channel of a topic, and so read the topic."""
+        return self._allows("subscribe", topic, None)
+
+    def _allows(self, permission: str, topic: str, channel: str | None) -> bool:
+        key = permission, topic, channel
+        known = self._known.get(key)
         if known is None:
-            known = any(rule.allows(topic, channel) for rule in self.rules)
+            known = any(rule.allows(*key) for rule in self.rules)
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            self._known[topic, channel] = known
+            self._known[key] = known
         return known
 
     def answer(self) -> bytes:

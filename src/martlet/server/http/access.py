@@ -19,6 +19,9 @@ can use that browser (see `martlet.browsing`), so they do not hold for requests 
 
 A standby decides about the clients that it has, and vouches to the primary for those that it
 forwards: the primary sees the address of the standby alone.
+
+Over TCP the same decide who may make the calls of operators (see `martlet.schema.access`), but for
+tokens, which NSQ's protocol does not carry. Where there is AUTH, nobody is an operator there.
 """
 
 from __future__ import annotations
@@ -139,6 +142,16 @@ class Operators:
         )
         return cls(tokens, has_certificates=by_certificate)
 
+    def include(self, *, is_local: bool, has_certificate: bool = False) -> bool:
+        """Return whether a client is an operator by its connection alone, over HTTP or TCP.
+
+        Args:
+            is_local: whether it is on this machine.
+            has_certificate: whether it has shown one that the authority verifies.
+        """
+        is_certified = self._has_certificates and has_certificate
+        return is_certified or (is_local and not self._tokens)
+
     def check(self, request: Request) -> bool:
         """Check that a client may use a route.
 
@@ -161,10 +174,10 @@ class Operators:
         """Check that a client is an operator. Raises HttpError, as `check`."""
         if request.is_vouched_for:
             return
-        is_forwarded = request.is_vouched_for is not None
-        is_certified = self._has_certificates and request.has_certificate
-        is_local = not self._tokens and request.is_local
-        if (is_certified or is_local) and not is_forwarded:
+        is_own = request.is_vouched_for is None
+        if is_own and self.include(
+            is_local=request.is_local, has_certificate=request.has_certificate
+        ):
             if not request.is_of_foreign_page:
                 return
             if not self._tokens:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Protocol, cast
 from urllib.parse import unquote_to_bytes
@@ -24,7 +23,7 @@ from martlet import __version__
 from martlet.browsing import PROXIED, host_of, is_address, is_of_browser, is_of_other_site
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
-from martlet.server.listening_socket import shown_host, shown_peer
+from martlet.server.listening_socket import is_local, shown_peer
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +119,7 @@ class Request:
         """Whether the client is on this machine: at a loopback address or a Unix socket, and no
         proxy for another one.
         """
-        transport = self._request.transport
-        sock = None if transport is None else transport.get_extra_info("socket")
-        if transport is None or sock is None or any(map(self.headers, PROXIED)):
-            return False
-        if sock.family == socket.AF_UNIX:
-            return True
-        peer = transport.get_extra_info("peername")
-        return bool(peer) and ip_address(shown_host(peer[0]).partition("%")[0]).is_loopback
+        return is_local(self._request.transport) and not any(map(self.headers, PROXIED))
 
     @property
     def has_certificate(self) -> bool:

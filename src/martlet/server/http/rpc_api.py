@@ -35,7 +35,7 @@ _STATUS = {
 
 
 class HttpCaller:
-    """A caller over HTTP. HTTP is for operators and has no AUTH, as in nsqd."""
+    """A caller over HTTP, where the route answers operators alone, and there is no AUTH."""
 
     def __init__(self, request: Request) -> None:
         self.remote_address = request.remote_address
@@ -51,8 +51,21 @@ class HttpCaller:
         """None."""
         return None
 
-    def may(self, topic: str, channel: str = "") -> None:
-        """Allow everything."""
+    @property
+    def is_operator(self) -> bool:
+        """Return whether it was checked that the client is one."""
+        return self._request.is_operators
+
+    is_limited = False
+
+    def may_publish(self, topic: str) -> None:
+        """Allow it."""
+
+    def may_read(self, topic: str) -> None:
+        """Allow it."""
+
+    def may_consume(self, topic: str, channel: str) -> None:
+        """Allow it."""
 
 
 class CallApi:

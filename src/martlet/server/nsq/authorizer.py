@@ -195,21 +195,40 @@ class Authorizer:
             raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
         return given.answer()
 
-    def admits(self, verb: str, topic: str, channel: str) -> bool:
-        """Return whether a command may run now; False if it must wait.
+    def may_publish(self, verb: str, topic: str) -> bool:
+        """Return whether a command may publish to a topic now; False if it must wait.
 
         Raises:
-            ProtocolError: it is not allowed.
+            ProtocolError: it is not allowed; so do the others.
         """
+        given = self._current(verb)
+        if given is not None and not given.may_publish(topic):
+            raise _refused(verb, topic, "")
+        return given is not None
+
+    def may_consume(self, topic: str, channel: str) -> bool:
+        """Return whether the client may subscribe to a channel now."""
+        given = self._current("SUB")
+        if given is not None and not given.may_consume(topic, channel):
+            raise _refused("SUB", topic, channel)
+        return given is not None
+
+    def may_read(self, topic: str) -> bool:
+        """Return whether the client may subscribe to some channel of a topic now."""
+        given = self._current("SUB")
+        if given is not None and not given.may_read(topic):
+            text = f"AUTH failed for SUB on any channel of {quoted(topic.encode())}"
+            raise ProtocolError("E_UNAUTHORIZED", text)
+        return given is not None
+
+    def _current(self, verb: str) -> Authorizations | None:
+        """Return what is valid now; None while an auth server is asked. Raises ProtocolError."""
         if self.given is None or (not self.given.rules and not self._answered):
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
         expired = self._clock() > self._expires_ns
         if (expired or self._answered) and not self._has_answer():
-            return False
-        if not self.given.allow(topic, channel):
-            names = f"{quoted(topic.encode())} {quoted(channel.encode())}"
-            raise ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {names}")
-        return True
+            return None
+        return self.given
 
     def _has_answer(self) -> bool:
         """Return whether an answer has come for this command; if not, ask. Raises ProtocolError."""
@@ -242,3 +261,8 @@ class Authorizer:
         """Stop asking: the client is gone."""
         if self._asking is not None:
             self._asking.cancel()
+
+
+def _refused(verb: str, topic: str, channel: str) -> ProtocolError:
+    names = f"{quoted(topic.encode())} {quoted(channel.encode())}"
+    return ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {names}")

@@ -22,7 +22,7 @@ from martlet.names import is_valid_name
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.negotiation import default_identity
-from martlet.server.listening_socket import shown_peer
+from martlet.server.listening_socket import is_local, shown_peer
 from martlet.server.nsq.authorizer import Authorizer
 from martlet.server.nsq.heartbeat import Heartbeat
 from martlet.server.nsq.lingering_close import take_leave
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from martlet.layer.tls import TlsLayer
     from martlet.options import BrokerOptions
     from martlet.server.group_commit import GroupCommit
+    from martlet.server.http.access import Operators
     from martlet.server.nsq.authorizer import AuthServers
     from martlet.server.nsq.clients import Clients
     from martlet.server.nsq.publish import LonePublish
@@ -67,6 +68,7 @@ class ConnectionContext:
         commands: the handler of each kind of command.
         lone: the fast path of PUBs that come by themselves.
         auth_servers: None if every client may do everything.
+        operators: who may make operators' calls, where there are no auth servers.
         receive_buffer, receive_view: the shared receive buffer.
     """
 
@@ -77,6 +79,7 @@ class ConnectionContext:
     clients: Clients[ClientConnection]
     events: EventLog
     auth_servers: AuthServers | None
+    operators: Operators
     commands: Mapping[type, Handler]
     lone: LonePublish
     receive_buffer: bytearray
@@ -90,6 +93,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     Args:
         context: what the connections share.
         remote_address: of a client that another replica has accepted.
+        is_vouched_for: whether that replica says that the client is an operator.
     """
 
     # More than 30 attributes in a dict cost each access the interpreter's quick way.
@@ -105,6 +109,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_filled",
         "_going_on",
         "_is_spliced",
+        "_is_vouched_for",
         "_output",
         "_own",
         "_publish_lone",
@@ -137,10 +142,17 @@ class ClientConnection(asyncio.BufferedProtocol):
     may_be_brief = True
     """Whether connections of this class use the fast path for a lone PUB."""
 
-    def __init__(self, context: ConnectionContext, remote_address: str = "") -> None:
+    def __init__(
+        self,
+        context: ConnectionContext,
+        remote_address: str = "",
+        *,
+        is_vouched_for: bool = False,
+    ) -> None:
         self._context = context
         self.remote_address = remote_address
         self._is_spliced = bool(remote_address)
+        self._is_vouched_for = is_vouched_for
         self._commands = context.commands
         self._publish_lone = context.lone.publish
         self._ticks = context.commits.ticks
@@ -225,7 +237,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _admits(self, guard: Authorizer, verb: str, topic: str) -> bool:
         """Return whether the decoder may continue with a publish; if not, the command waits."""
-        if guard.admits(verb, topic, ""):
+        if guard.may_publish(verb, topic):
             return True
         self._hold()
         return False
@@ -586,15 +598,37 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Itself."""
         return self
 
-    def may(self, topic: str, channel: str = "") -> None:
-        """Check that the client may publish to a topic, or consume a channel. Raises CallError."""
+    @property
+    def is_operator(self) -> bool:
+        """Whether the client is an operator: never one that an auth server decides about."""
         if self.guard is not None:
-            try:
-                admitted = self.guard.admits("SUB" if channel else "PUB", topic, channel)
-            except v2.ProtocolError as error:
-                raise CallError("FORBIDDEN", str(error)) from None
-            if not admitted:
-                raise CallError("TRY_AGAIN", "the auth server is being asked again")
+            return False
+        if self._is_vouched_for:
+            return True
+        return self._context.operators.include(
+            is_local=not self._is_spliced and is_local(self.transport),
+            has_certificate=self.tls is not None and self.tls.has_certificate,
+        )
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether an auth server says what the client may do."""
+        return self.guard is not None
+
+    def may_publish(self, topic: str) -> None:
+        """Check that the client may publish to a topic. Raises CallError."""
+        if self.guard is not None:
+            _require(partial(self.guard.may_publish, "PUB", topic))
+
+    def may_read(self, topic: str) -> None:
+        """Check that the client may read a topic. Raises CallError."""
+        if self.guard is not None:
+            _require(partial(self.guard.may_read, topic))
+
+    def may_consume(self, topic: str, channel: str) -> None:
+        """Check that the client may subscribe to a channel. Raises CallError."""
+        if self.guard is not None:
+            _require(partial(self.guard.may_consume, topic, channel))
 
     async def drained(self) -> None:
         """Wait until the client has read most of the output."""
@@ -642,3 +676,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._waits:
             self._go_on_soon()
         self._read_on()
+
+
+def _require(permission: Callable[[], bool]) -> None:
+    """Check a permission of an auth server. Raises CallError."""
+    try:
+        is_known = permission()
+    except v2.ProtocolError as error:
+        raise CallError("FORBIDDEN", str(error)) from None
+    if not is_known:
+        raise CallError("TRY_AGAIN", "the auth server is being asked again")

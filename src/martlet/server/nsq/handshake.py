@@ -81,7 +81,7 @@ class SessionCommands:
         identity, guard = connection.identity, connection.guard
         if not identity.heartbeat_interval_ns:
             raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if guard is not None and not guard.admits("SUB", command.topic, command.channel):
+        if guard is not None and not guard.may_consume(command.topic, command.channel):
             return WAIT
         if connection.replies:
             # A message must not overtake the answer to SUB, which waits behind earlier answers.

@@ -351,7 +351,7 @@ class PublishCommands:
     def publish(self, connection: ClientConnection, command: v2.PublishCommand) -> Outcome:
         """PUB, MPUB and DPUB: stage messages, and answer once they are committed, or flushed."""
         guard = connection.guard
-        if guard is not None and not guard.admits(command.verb, command.topic, ""):
+        if guard is not None and not guard.may_publish(command.verb, command.topic):
             return WAIT
         broker = self._broker
         deliver_at_ns = 0
@@ -379,7 +379,7 @@ class PublishCommands:
     def send(self, connection: ClientConnection, command: v2.SendCommand) -> Outcome:
         """SEND."""
         guard = connection.guard
-        if guard is not None and not guard.admits("PUB", command.topic, ""):
+        if guard is not None and not guard.may_publish("PUB", command.topic):
             return WAIT
         if "transaction" in command.options:
             self._send_in_transaction(connection, command)

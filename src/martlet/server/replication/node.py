@@ -432,11 +432,12 @@ class ReplicaNode:
             link.close()
             return
         link.send(Frame(FrameKind.SPLICED, self.replica.role.epoch))
-        client = bytes(frame.body[:_MAX_ADDRESS_BYTES]).decode(errors="replace")
+        client = bytes(frame.body[:_MAX_ADDRESS_BYTES]).decode(errors="replace") or "unknown"
+        is_operator = CLIENT_IS_OPERATOR in (frame.position, frame.second)
         link.release(
-            http.connection(frame.position == CLIENT_IS_OPERATOR)
+            http.connection(is_operator)
             if frame.position
-            else server.connect(client)
+            else server.connect(client, is_vouched_for=is_operator)
         )
 
     # ReplicaHost

@@ -66,6 +66,7 @@ class ReplicaProcess:
         self.repaired_at_s = -math.inf
         self.trust = LinkTrust.load(options)
         self.listeners = Listeners(options, server_context(options), self.log)
+        self.operators = self.listeners.operators
         self.spliced: set[SplicedConnection] = set()
         self.epoch = 0
         self.splicing = asyncio.Semaphore(MAX_SPLICING)

@@ -17,8 +17,9 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
-from martlet.replica.frames import Frame, FrameKind
-from martlet.server.listening_socket import shown_peer
+from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
+from martlet.server.http.access import Operators
+from martlet.server.listening_socket import is_local, shown_peer
 from martlet.server.replication.link import ReplicaLink, connect, hand_to
 from martlet.server.replication.trust import LinkTrust
 
@@ -38,12 +39,14 @@ class PrimaryFinder(Protocol):
 
     Attributes:
         trust: how replicas know each other.
+        operators: those of this replica.
         spliced: the open connections of clients.
         epoch: the latest that this replica knows.
         splicing: limits the clients on their way to the primary to `MAX_SPLICING`.
     """
 
     trust: LinkTrust
+    operators: Operators
     spliced: set[SplicedConnection]
     epoch: int
     splicing: asyncio.Semaphore
@@ -93,6 +96,9 @@ class _Splice:
 class _Pipe(asyncio.Protocol):
     """One end of a splice: what it receives goes out at the other end."""
 
+    _has_ended = False
+    """Whether what is at this end has said that it sends no more."""
+
     def __init__(self, other: asyncio.Transport) -> None:
         self._other = other
         self._transport: asyncio.Transport | None = None
@@ -117,13 +123,16 @@ class _Pipe(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         """Called by the event loop: this end sends no more. Returns whether it stays open."""
+        self._has_ended = True
         return self._end_other()
 
     def _end_other(self) -> bool | None:
         if not self._other.can_write_eof():
             return None  # TLS has no half of a connection.
         self._other.write_eof()
-        return True
+        other = self._other.get_protocol()
+        # Where both have ended nothing else would close them.
+        return None if isinstance(other, _Pipe) and other._has_ended else True
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
@@ -131,7 +140,12 @@ class _Pipe(asyncio.Protocol):
 
 
 async def open_splice(
-    finder: PrimaryFinder, log: logging.Logger, client: str, kind: int = 0
+    finder: PrimaryFinder,
+    log: logging.Logger,
+    client: str,
+    kind: int = 0,
+    *,
+    is_operator: bool = False,
 ) -> tuple[ReplicaLink, int]:
     """Connect to the primary, for the bytes of one client.
 
@@ -140,6 +154,7 @@ async def open_splice(
         log: the destination of log lines.
         client: its address.
         kind: 0 for NSQ's protocol, else `CLIENT_SPEAKS_HTTP` or `CLIENT_IS_OPERATOR`.
+        is_operator: of NSQ's protocol, whether the client is an operator by its connection.
 
     Returns the connection, to be released, and the primary's epoch.
 
@@ -154,7 +169,8 @@ async def open_splice(
             address, finder.trust, lambda: ReplicaLink(owner, finder.trust, log, is_acceptor=False)
         )
         try:
-            link.send(Frame(FrameKind.SPLICE, 0, kind, body=client.encode()))
+            vouched = CLIENT_IS_OPERATOR if is_operator else 0
+            link.send(Frame(FrameKind.SPLICE, 0, kind, vouched, client.encode()))
             async with asyncio.timeout(_ANSWER_S):
                 epoch = await owner.answered
             if epoch < finder.epoch:
@@ -178,8 +194,6 @@ class SplicedConnection(_Pipe):
         self._log = log
         self._transport = None
         self._is_spliced = False
-        self._has_ended = False
-        """Whether the client has said that it sends no more."""
         self._epoch = 0
         self._early = bytearray()
         """The bytes that arrived before reading was paused."""
@@ -226,8 +240,12 @@ class SplicedConnection(_Pipe):
 
     async def _splice(self, transport: asyncio.Transport) -> bool:
         client = shown_peer(transport)
+        # A certificate is seen by the primary, with which the client speaks TLS.
+        is_operator = self._finder.operators.include(is_local=is_local(transport))
         try:
-            link, self._epoch = await open_splice(self._finder, self._log, client)
+            link, self._epoch = await open_splice(
+                self._finder, self._log, client, is_operator=is_operator
+            )
         except OSError:
             return False
         if transport.is_closing():

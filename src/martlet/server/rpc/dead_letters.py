@@ -79,18 +79,17 @@ class DeadLetterCalls:
         """Count dead letters; by channel and reason for the first thousands of each topic."""
         arguments.only(*_WHOSE)
         named = bool(arguments.text("topic", "") or arguments.text("dead_letter_topic", ""))
-        topics = [self._topic(arguments)] if named else self._broker.topics.values()
-        seen = [topic for topic in _tended(topics) if named or _may_see(caller, topic)]
         if named:
-            self._keepers(caller, arguments)
-        return {"dead_letter_topics": [await _counted(topic) for topic in seen]}
+            self._keepers(arguments)
+        topics = [self._topic(arguments)] if named else self._broker.topics.values()
+        return {"dead_letter_topics": [await _counted(topic) for topic in _tended(topics)]}
 
     async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Show dead letters, the oldest first."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
         max_count = arguments.number("limit", 100, min_value=1, max_value=_MAX_SHOWN)
         max_bytes = arguments.number("max_body_bytes", 1024, max_value=_MAX_ANSWER_BYTES)
-        walk = _Walk(self._keepers(caller, arguments), arguments)
+        walk = _Walk(self._keepers(arguments), arguments)
         selection, _ = self._selection(arguments)
         messages: list[dict[str, Any]] = []
         shown_bytes = 0
@@ -111,7 +110,7 @@ class DeadLetterCalls:
         """Redrive dead letters to their channels or to another topic."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run", "to_topic")
         to_name = arguments.name("to_topic") if "to_topic" in arguments else ""
-        walk = _Walk(self._keepers(caller, arguments), arguments)
+        walk = _Walk(self._keepers(arguments), arguments)
         if to_name == walk.topic:
             raise CallError("BAD_ARGUMENT", f"they are in topic {to_name!r} already")
         selection, is_dry = self._selection(arguments, to_act=True)
@@ -127,8 +126,8 @@ class DeadLetterCalls:
                     kept["a consumer has it"] += 1
                     continue
                 try:
-                    end = self._move(caller, letter, to_name, is_dry)
-                except (NotFound, CallError) as error:
+                    end = self._move(letter, to_name, is_dry)
+                except NotFound as error:
                     kept[str(error)] += 1
                     continue
                 moves.append(end)
@@ -141,19 +140,17 @@ class DeadLetterCalls:
         return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
     def _move(
-        self, caller: Caller, letter: DeadLetter, to_name: str, is_dry: bool
+        self, letter: DeadLetter, to_name: str, is_dry: bool
     ) -> asyncio.Future[WritesRefused | None]:
         broker = self._broker
         end: asyncio.Future[WritesRefused | None] = asyncio.get_running_loop().create_future()
         only: Channel | None = None
         if to_name:
-            caller.may(to_name)
 
             def to() -> Topic:
                 return broker.topic(to_name).next_part()
         else:
             part, only = origin_of(broker, letter)
-            caller.may(part.name)
 
             def to() -> Topic:
                 return part
@@ -167,7 +164,7 @@ class DeadLetterCalls:
     async def purge(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Delete dead letters."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run")
-        walk = _Walk(self._keepers(caller, arguments), arguments)
+        walk = _Walk(self._keepers(arguments), arguments)
         selection, is_dry = self._selection(arguments, to_act=True)
         count = 0
         kept: Counter[str] = Counter()
@@ -209,9 +206,8 @@ class DeadLetterCalls:
             )
         return found
 
-    def _keepers(self, caller: Caller, arguments: CallArguments) -> list[Channel]:
+    def _keepers(self, arguments: CallArguments) -> list[Channel]:
         topic = self._topic(arguments)
-        caller.may(topic.name, CHANNEL)
         try:
             topic.find_channel(CHANNEL)
         except NotFound:
@@ -288,14 +284,6 @@ class _Walk:
     def to_json(self, selection: DeadLetterSelection) -> dict[str, object]:
         """Return how to continue."""
         return {"next": self.next, "until_ms": selection.until_ms}
-
-
-def _may_see(caller: Caller, topic: Topic) -> bool:
-    try:
-        caller.may(topic.name, CHANNEL)
-    except CallError:
-        return False
-    return True
 
 
 def _tended(topics: Any) -> list[Topic]:

@@ -44,7 +44,6 @@ class DelayCalls:
         arguments.only("topic", "from", "limit")
         delays = self._broker.delays
         topic = arguments.topic(self._broker)
-        caller.may(topic.name)
         behind = _position(arguments.text("from", ""))
         max_count = arguments.number("limit", 100, min_value=1, max_value=MAX_LISTED)
         found: list[tuple[ListingPosition, Delayed]] = []
@@ -69,7 +68,6 @@ class DelayCalls:
         arguments.only("topic", "id", "ids")
         broker = self._broker
         topic = arguments.topic(broker)
-        caller.may(topic.name)
         if "ids" in arguments:
             ids = arguments.sequence("ids", max_value=MAX_CANCELLED)
         else:

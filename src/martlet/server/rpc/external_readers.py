@@ -40,7 +40,6 @@ class FollowCalls:
         """Set the offsets of an external reader, which keeps its own position."""
         arguments.only("topic", "topic_id", "group", "offsets", "retain")
         topic, name = arguments.topic(self._broker), arguments.name("group")
-        caller.may(topic.name, name)
         offsets = offsets_by_queue(arguments)
         if arguments.number("topic_id", topic.id) != topic.id:
             raise CallError(

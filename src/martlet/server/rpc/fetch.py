@@ -69,7 +69,7 @@ class FetchCalls:
     async def group_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Fetch messages for a member of a group."""
         arguments.only("group", "member", *_NAMES)
-        topic, members = group_of(self._broker, caller, arguments)
+        topic, members = group_of(self._broker, arguments)
         channel = part_of(topic, arguments).find_channel(arguments.name("group"))
         member = members.find(arguments.text("member"), caller.connection)
         return await self._fetch(caller, arguments, channel, member)
@@ -77,8 +77,6 @@ class FetchCalls:
     async def topic_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Fetch messages for a reader that keeps its own offsets."""
         arguments.only(*_NAMES)
-        topic = arguments.topic(self._broker)
-        caller.may(topic.name)
         return await self._fetch(caller, arguments)
 
     async def _fetch(
@@ -170,7 +168,6 @@ class FetchCalls:
         """Find the offset of a time in a queue."""
         arguments.only("topic", "queue", "time_ms")
         part = part_of(arguments.topic(self._broker), arguments)
-        caller.may(part.name)
         offset, gone = offset_since(part, arguments.number("time_ms"))
         return {
             "queue": part.number,
@@ -216,12 +213,9 @@ def _enter(
         undo.callback(member.watchers.pop, poll.ring, None)
 
 
-def group_of(
-    broker: BrokerCore, caller: Caller, arguments: CallArguments
-) -> tuple[Topic, Membership]:
+def group_of(broker: BrokerCore, arguments: CallArguments) -> tuple[Topic, Membership]:
     """Return the members of the named group. Raises CallError and NotFound."""
     topic, name = arguments.topic(broker), arguments.name("group")
-    caller.may(topic.name, name)
     channel = topic.channels.get(name)
     if channel is None:
         raise NotFound(f"there is no group {name!r} of topic {topic.name!r}")

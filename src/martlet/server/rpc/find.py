@@ -56,7 +56,6 @@ class FindCalls:
             *("limit", "max_bytes", "after", "time_limit_ms"),
         )
         topic = arguments.topic(self._broker)
-        caller.may(topic.name)
         key = arguments.text("key", max_value=MAX_KEY_BYTES)
         if not key:
             raise CallError("BAD_ARGUMENT", "'key' is empty: say what to look for")

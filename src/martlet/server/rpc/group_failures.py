@@ -58,7 +58,7 @@ class GroupFailureCalls:
     def start(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Record the messages that a member is handling."""
         arguments.only("topic", "group", "member", "queue", "runs", "alone")
-        _, members = group_of(self._broker, caller, arguments)
+        _, members = group_of(self._broker, arguments)
         member = members.find(arguments.text("member"), caller.connection)
         queue = arguments.number("queue")
         runs = tuple(_run(each) for each in arguments.sequence("runs", max_value=MAX_RUNS))
@@ -79,7 +79,7 @@ class GroupFailureCalls:
             "first_error", "last_error",
         )  # fmt: skip
         broker = self._broker
-        topic, members = group_of(self._broker, caller, arguments)
+        topic, members = group_of(self._broker, arguments)
         member = members.find(arguments.text("member"), caller.connection)
         part = part_of(topic, arguments)
         if not members.holds(member, part.number, arguments.number("generation")):

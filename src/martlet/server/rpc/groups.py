@@ -125,7 +125,7 @@ class GroupCalls:
         )
         room = arguments.text("room", "", max_value=255)
         queues = _numbers(arguments, "queues")
-        topic, channel = await self._begin(caller, arguments)
+        topic, channel = await self._begin(arguments)
         members = self._members(topic, channel)
         member = members.join(
             client_id,
@@ -160,11 +160,10 @@ class GroupCalls:
         else:
             members.lose(member)
 
-    async def _begin(self, caller: Caller, arguments: CallArguments) -> tuple[Topic, Channel]:
+    async def _begin(self, arguments: CallArguments) -> tuple[Topic, Channel]:
         """Return the group; create it if missing. Raises CallError."""
         broker = self._broker
         topic_name, name = arguments.name("topic"), arguments.name("group")
-        caller.may(topic_name, name)
         start = arguments.choice("start", STARTS, "last")
         time_ms = arguments.number("start_time_ms") if start == "time" else 0
         offset = arguments.number("start_offset") if start == "offset" else 0
@@ -282,7 +281,7 @@ class GroupCalls:
     def _member(
         self, caller: Caller, arguments: CallArguments
     ) -> tuple[Topic, Membership, GroupConsumer]:
-        topic, members = group_of(self._broker, caller, arguments)
+        topic, members = group_of(self._broker, arguments)
         return topic, members, members.find(arguments.text("member"), caller.connection)
 
     # operators
@@ -290,7 +289,7 @@ class GroupCalls:
     def describe(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Describe a group's members and offsets."""
         arguments.only("topic", "group")
-        topic, members = group_of(self._broker, caller, arguments)
+        topic, members = group_of(self._broker, arguments)
         return _described(topic, topic.channels[arguments.name("group")], members)
 
     def list_groups(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -319,7 +318,7 @@ class GroupCalls:
     async def reset(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Reset a group's offsets, or show what follows (dry run). Answers the old and new ones."""
         arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force", "dry_run")
-        topic, members = group_of(self._broker, caller, arguments)
+        topic, members = group_of(self._broker, arguments)
         to = arguments.choice("to", STARTS)
         time_ms = arguments.number("time_ms") if to == "time" else 0
         offset = arguments.number("offset") if to == "offset" else 0

@@ -30,6 +30,9 @@ from martlet.broker.errors import (
     TooMany,
     WritesRefused,
 )
+from martlet.operator_tokens import FLAG
+from martlet.schema.access import OPERATORS, CallerClass
+from martlet.schema.access_table import access_to_call
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
@@ -75,8 +78,22 @@ class Caller(Protocol):
     def is_gone(self) -> bool:
         """Return whether the caller would not get the answer."""
 
-    def may(self, topic: str, channel: str = "") -> None:
-        """Check that the caller may publish to a topic, or consume a channel. Raises CallError."""
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is an operator."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether an auth server says what it may do; if not, it has all permissions."""
+
+    def may_publish(self, topic: str) -> None:
+        """Check that it may publish to a topic. Raises CallError, as do the others."""
+
+    def may_read(self, topic: str) -> None:
+        """Check that it may subscribe to some channel of a topic, and so read the topic."""
+
+    def may_consume(self, topic: str, channel: str) -> None:
+        """Check that it may subscribe to a channel."""
 
 
 Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
@@ -123,8 +140,10 @@ class CallRegistry:
         found = self.methods.get(method)
         if found is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
+        arguments = CallArguments(fields)
+        _require(caller, method, arguments)
         with _refusals():
-            return found(caller, CallArguments(fields))
+            return found(caller, arguments)
 
     async def run(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Reply:
         """Call a method. Raises CallError."""
@@ -133,6 +152,23 @@ class CallRegistry:
             with _refusals():
                 answer = await answer
         return reply_of(answer)
+
+
+def _require(caller: Caller, method: str, arguments: CallArguments) -> None:
+    """Check that a caller may make a call. Raises CallError."""
+    access = access_to_call(method)
+    if access is OPERATORS and not caller.is_operator:
+        raise CallError(
+            "FORBIDDEN",
+            f"{method} is for operators, which this client of TCP is not: make it over HTTP, as"
+            f" POST /call/{method}, with a token of --{FLAG} or on the broker's machine",
+        )
+    if not caller.is_limited:
+        return
+    if access.callers is CallerClass.READERS:
+        caller.may_read(arguments.name("topic"))
+    elif access.callers is CallerClass.CONSUMERS:
+        caller.may_consume(arguments.name("topic"), arguments.name(access.channel))
 
 
 @contextmanager

@@ -48,7 +48,6 @@ class TopicCalls:
         """Create a topic, or add queues to it; their number never falls. Answers as `describe`."""
         arguments.only("topic", "queues")
         name = arguments.name("topic")
-        caller.may(name)
         broker = self._broker
         if "queues" in arguments:
             broker.set_queues(name, arguments.number("queues", min_value=1, max_value=MAX_QUEUES))
@@ -84,7 +83,6 @@ class TopicCalls:
         """Set some fields of a topic's policy; null for the default. Answers all of it."""
         arguments.only("topic", "policy")
         topic = arguments.topic(self._broker)
-        caller.may(topic.name)
         topic.configure(_changed(topic.policy, arguments))
         await self._commits.all_settled()
         return {"policy": topic.policy.to_json()}
@@ -93,7 +91,6 @@ class TopicCalls:
         """Set some fields of a channel's policy; null for the default. Answers all of it."""
         arguments.only("topic", "channel", "policy")
         topic, name = arguments.topic(self._broker), arguments.name("channel")
-        caller.may(topic.name, name)
         channel = topic.find_channel(name)
         try:
             policy = channel.policy.configured(arguments.mapping("policy"))
@@ -107,7 +104,6 @@ class TopicCalls:
         """Undo an empty of a channel, by what it answered. Answers the channel's depth."""
         arguments.only("topic", "channel", "queues")
         topic, name = arguments.topic(self._broker), arguments.name("channel")
-        caller.may(topic.name, name)
         emptied = [_emptied(each) for each in arguments.sequence("queues", max_value=MAX_QUEUES)]
         if len({each.queue for each in emptied}) != len(emptied):
             raise CallError("BAD_ARGUMENT", "queues has a queue twice")
@@ -133,7 +129,6 @@ class TopicCalls:
         arguments.only("topic", "channel", "policy")
         broker = self._broker
         topic_name, name = arguments.name("topic"), arguments.name("channel")
-        caller.may(topic_name, name)
         topic = broker.topic(topic_name)
         channel = topic.channel(name)
         wish, before = arguments.mapping("policy"), channel.policy
@@ -142,6 +137,9 @@ class TopicCalls:
             wanted = wished(channel, wish)
         except BadPolicy as error:
             raise CallError("CONFLICT", str(error)) from None
+        if wanted.dead_letter_topic not in ("", before.dead_letter_topic):
+            # A consumer that rejects messages would publish them there.
+            caller.may_publish(wanted.dead_letter_topic)
         replaced = {}
         if wanted != before:
             topic.configure_channel(name, wanted)

@@ -42,13 +42,13 @@ def answer(**rule: object) -> bytes:
     ],
 )
 def test_a_topic_is_matched_as_go_does(expression: str, topic: str, allowed: bool) -> None:
-    assert read_answer(answer(topic=expression)).allow(topic, "c") is allowed
+    assert read_answer(answer(topic=expression)).may_consume(topic, "c") is allowed
 
 
 def test_text_that_is_no_unicode_is_matched_as_the_replacement_character() -> None:
     given = read_answer(answer(channels=["^\ud800$"]))
-    assert given.allow("t", "\ufffd")
-    assert not given.allow("t", "c")
+    assert given.may_consume("t", "\ufffd")
+    assert not given.may_consume("t", "c")
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,27 @@ def test_a_reason_shows_the_beginning_of_a_long_value(data: bytes) -> None:
 
 def test_to_publish_is_asked_with_the_empty_channel() -> None:
     given = read_answer(answer(channels=["^billing$"]))
-    assert given.allow("t", "billing")
-    assert not given.allow("t", "")
-    assert read_answer(answer(channels=["^$"])).allow("t", "")
+    assert given.may_consume("t", "billing")
+    assert not given.may_publish("t")
+    assert read_answer(answer(channels=["^$"])).may_publish("t")
+
+
+def test_no_channel_is_asked_of_a_subscriber_and_none_makes_it_a_publisher() -> None:
+    """An empty channel once meant to publish, so that a publisher could read."""
+    publisher = read_answer(answer(permissions=["publish"]))
+    assert publisher.may_publish("t")
+    assert not publisher.may_read("t")
+    assert not publisher.may_consume("t", "")
+    assert not publisher.may_consume("t", "c")
+    reader = read_answer(answer(topic="^t$", channels=["^c$"], permissions=["subscribe"]))
+    assert reader.may_read("t")
+    assert reader.may_consume("t", "c")
+    assert not reader.may_consume("t", "d")
+    assert not reader.may_consume("t", "")
+    assert not reader.may_read("other")
+    assert not reader.may_publish("t")
+    nowhere = read_answer(answer(channels=[], permissions=["subscribe"]))
+    assert not nowhere.may_read("t")
 
 
 @pytest.mark.parametrize(
@@ -102,5 +120,5 @@ def test_a_bad_answer_is_refused(data: bytes, reason: str) -> None:
 def test_only_so_much_is_remembered() -> None:
     given = read_answer(answer(topic="1$"))
     for number in range(5000):
-        assert given.allow(f"t{number}", "") is (number % 10 == 1)
+        assert given.may_publish(f"t{number}") is (number % 10 == 1)
     assert len(given._known) <= 1024

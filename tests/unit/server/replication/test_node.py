@@ -17,7 +17,9 @@ import aiohttp
 import pytest
 from tests import polling
 from tests.crash.wire import GONE, Wire, mpub
+from tests.interop.calling import Caller, caller
 from tests.interop.certificates import Certificates
+from tests.polling import until
 
 from martlet.options import BrokerOptions
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
@@ -25,6 +27,7 @@ from martlet.replica.note import ReplicaNote
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.build import build_server
 from martlet.server.http import server as http_server
+from martlet.server.http.access import Operators
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
 from martlet.server.metadata.store import StoreUnreachable, SwapUnclear
 from martlet.server.replication import splice
@@ -521,8 +524,9 @@ class Answer(asyncio.Protocol):
 class Standby:
     """A standby that knows the primary: `martlet.server.replication.splice.PrimaryFinder`."""
 
-    def __init__(self, primary: str) -> None:
+    def __init__(self, primary: str, operators: Operators | None = None) -> None:
         self.trust = LinkTrust()
+        self.operators = operators or Operators()
         self.spliced: set[SplicedConnection] = set()
         self.epoch = 0
         self.splicing = asyncio.Semaphore(1)
@@ -559,6 +563,43 @@ async def test_the_primary_opens_the_routes_of_operators_where_a_standby_vouches
         async with asyncio.timeout(50):
             await answer.ended.wait()
         assert answer.received.split()[1] == status
+
+
+@pytest.mark.parametrize(
+    ("operators", "is_one"), [(Operators(), True), (Operators(("0123456789abcdef",)), False)]
+)
+async def test_a_standby_says_whether_its_client_of_nsq_is_an_operator(
+    tmp_path: Path, operators: Operators, is_one: bool
+) -> None:
+    """To the primary all of them come from the standby, which may be on its machine."""
+    async with running(tmp_path) as node:
+        standby = Standby(node.options.replica_address, operators)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server, caller(f"{host}:{port}") as client:
+            answer = await client.call("group.list")
+            assert answer.get("error", {}).get("code") == (None if is_one else "FORBIDDEN")
+            assert "error" not in await client.call("transaction.begin", id="t")
+        await until(lambda: not standby.spliced)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:80", "@"])
+async def test_a_splice_that_vouches_for_nobody_makes_no_operator(
+    tmp_path: Path, address: str
+) -> None:
+    """Whatever the standby, or an earlier version of it, says of the client's address."""
+    async with running(tmp_path) as node:
+        link, _ = await open_splice(Standby(node.options.replica_address), log, address)
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport = link.release(protocol)
+        loop = asyncio.get_running_loop()
+        client = Caller(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        await client.identify()
+        assert (await client.call("group.list"))["error"]["code"] == "FORBIDDEN"
+        client.writer.close()
+        await client.writer.wait_closed()
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class HttpApi:
         """Publish one message as JSON, or many as NDJSON."""
         (topic,) = valid_names(request)
         require_known(request, ("wait",))
-        await self._guard.check(request, topic)
+        await self._guard.may_publish(request, topic)
         return await self._publisher.publish(request, topic)
 
     # receiving
@@ -125,7 +125,7 @@ class HttpApi:
                 "EPHEMERAL: an #ephemeral topic or channel goes with its last consumer, and over"
                 " HTTP there is none between two requests: take a name without that suffix",
             )
-        await self._guard.check(request, topic, name)
+        await self._guard.may_consume(request, topic, name)
         await request.read(MAX_BODY_BYTES, "BODY_TOO_BIG: receive takes no body")
         client = self._subscribe(request, topic, name, visibility_s)
         return await self._received(request, client, max_count, wait_s)
@@ -247,10 +247,10 @@ class HttpApi:
 
         Raises HttpError.
         """
-        names = valid_names(request)
+        topic, channel = valid_names(request)
         require_known(request, ())
         require_media_type(request, JSON)
-        await self._guard.check(request, *names)
+        await self._guard.may_consume(request, topic, channel)
         too_big = f"BODY_TOO_BIG: a request that acknowledges has at most {MAX_BODY_BYTES} bytes"
         fields = json_fields(await request.read(MAX_BODY_BYTES, too_big), "the body")
         try:
@@ -265,11 +265,11 @@ class HttpApi:
         for name in ("delay", "visibility"):
             if isinstance(fields.get(name), str):
                 raise HttpError(400, f"BAD_ARGUMENT: {name!r} must be a number, not text")
-        topic, name = names
         try:
-            return self._broker.find_topic(topic).find_channel(name).all_queues, receipts, fields
+            found = self._broker.find_topic(topic).find_channel(channel).all_queues
         except NotFound as error:
             raise HttpError(404, f"NOT_FOUND: {error}") from None
+        return found, receipts, fields
 
     async def _done(
         self,

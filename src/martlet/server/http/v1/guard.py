@@ -45,14 +45,26 @@ class HttpGuard:
         self._known: OrderedDict[_Asker, tuple[Authorizations, int]] = OrderedDict()
         """Answers, and when each ends."""
 
-    async def check(self, request: Request, topic: str, channel: str = "") -> None:
-        """Check that a client may publish to a topic or, given a channel, receive from it.
+    async def may_publish(self, request: Request, topic: str) -> None:
+        """Check that a client may publish to a topic.
 
         Raises:
             HttpError: 401 or 403: it may not.
         """
+        given = await self._given(request)
+        if given is not None and not given.may_publish(topic):
+            raise _unauthorized(f"publish to topic {topic!r}")
+
+    async def may_consume(self, request: Request, topic: str, channel: str) -> None:
+        """Check that a client may receive from a channel. Raises HttpError, as `may_publish`."""
+        given = await self._given(request)
+        if given is not None and not given.may_consume(topic, channel):
+            raise _unauthorized(f"receive from channel {channel!r} of topic {topic!r}")
+
+    async def _given(self, request: Request) -> Authorizations | None:
+        """Return what a client may do; None if everything. Raises HttpError."""
         if self._servers is None:
-            return
+            return None
         secrets = request.headers(HEADER)
         if len(secrets) != 1 or not secrets[0]:
             raise HttpError(
@@ -60,14 +72,9 @@ class HttpGuard:
                 "AUTH_REQUIRED: the broker has --auth-http-address: send your secret as the header"
                 f" {HEADER}",
             )
-        given = await self._given(self._servers, request, secrets[0])
-        if not given.allow(topic, channel):
-            what = f"receive from channel {channel!r} of" if channel else "publish to"
-            raise HttpError(
-                403, f"UNAUTHORIZED: the auth server does not allow to {what} topic {topic!r}"
-            )
+        return await self._asked(self._servers, request, secrets[0])
 
-    async def _given(self, servers: AuthServers, request: Request, secret: str) -> Authorizations:
+    async def _asked(self, servers: AuthServers, request: Request, secret: str) -> Authorizations:
         asker = secret, request.client_host, request.common_name
         known = self._known.get(asker)
         if known is not None and self._clock() <= known[1]:
@@ -85,3 +92,7 @@ class HttpGuard:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return given
+
+
+def _unauthorized(what: str) -> HttpError:
+    return HttpError(403, f"UNAUTHORIZED: the auth server does not allow to {what}")

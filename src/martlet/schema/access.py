@@ -1,0 +1,54 @@
+"""Who may make a call: operators any, and clients those of the other classes.
+
+===========  =======================================================================================
+operators    nobody else: the call shows messages, or changes what operators decide
+readers      who may subscribe to some channel of the call's topic
+consumers    who may subscribe to the call's channel, or its group, which is a channel
+own          any client, for what its connection has: its subscription, or transactions on whose
+             topics it may publish. The handler checks that, since it depends on the state
+clients      any client
+===========  =======================================================================================
+
+No class is for publishers: who may publish to a topic may not read it, nor change its policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class CallerClass(Enum):
+    """The callers that may make a call."""
+
+    OPERATORS = "operators"
+    READERS = "readers"
+    CONSUMERS = "consumers"
+    OWN = "own"
+    CLIENTS = "clients"
+
+
+@dataclass(frozen=True, slots=True)
+class CallAccess:
+    """Who may make a call.
+
+    Attributes:
+        callers: their class.
+        who: the same in words.
+        channel: the field that names the channel, of consumers' calls. The topic is `topic`.
+    """
+
+    callers: CallerClass
+    who: str
+    channel: str = ""
+
+
+OPERATORS = CallAccess(CallerClass.OPERATORS, "operators")
+READERS = CallAccess(CallerClass.READERS, "who may subscribe to some channel of `topic`")
+CONSUMERS = CallAccess(CallerClass.CONSUMERS, "who may subscribe to `channel`", "channel")
+MEMBERS = CallAccess(CallerClass.CONSUMERS, "who may subscribe to `group`", "group")
+SUBSCRIBED = CallAccess(CallerClass.OWN, "a consumer, about messages that it has")
+TRANSACTIONAL = CallAccess(
+    CallerClass.OWN, "who may publish to the topics of the transactions that it is about"
+)
+CLIENTS = CallAccess(CallerClass.CLIENTS, "any client")

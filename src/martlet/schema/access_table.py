@@ -1,0 +1,58 @@
+"""The class of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from martlet.schema.access import (
+    CLIENTS,
+    CONSUMERS,
+    MEMBERS,
+    OPERATORS,
+    READERS,
+    SUBSCRIBED,
+    TRANSACTIONAL,
+    CallAccess,
+)
+
+CALLS: Mapping[str, CallAccess] = {
+    **dict.fromkeys(
+        (
+            *("dead_letters.list", "dead_letters.show"),
+            *("dead_letters.redrive", "dead_letters.purge"),
+            *("delay.list", "delay.cancel"),
+            *("topic.find", "topic.create", "topic.configure"),
+            *("channel.configure", "channel.restore"),
+            "trace.find",
+            *("transaction.list", "transaction.show", "transaction.series"),
+            *("group.list", "group.reset"),
+        ),
+        OPERATORS,
+    ),
+    **dict.fromkeys(("topic.fetch", "topic.offset", "topic.describe"), READERS),
+    "channel.want": CONSUMERS,
+    **dict.fromkeys(
+        (
+            *("group.join", "group.assignment", "group.volunteer", "group.plan"),
+            *("group.release", "group.leave", "group.commit"),
+            *("group.fetch", "group.start", "group.dead", "group.describe", "group.follow"),
+        ),
+        MEMBERS,
+    ),
+    **dict.fromkeys(
+        ("message.later", "message.dead", "message.give_back", "message.started"), SUBSCRIBED
+    ),
+    **dict.fromkeys(
+        (
+            *("transaction.prepare", "transaction.commit"),
+            *("transaction.rollback", "transaction.checks"),
+        ),
+        TRANSACTIONAL,
+    ),
+    "transaction.begin": CLIENTS,
+}
+
+
+def access_to_call(method: str) -> CallAccess:
+    """Return who may make a call; one that is not declared is for operators."""
+    return CALLS.get(method, OPERATORS)

@@ -1,0 +1,35 @@
+"""The class of each call."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from martlet.schema.access import OPERATORS, CallerClass
+from martlet.schema.access_table import CALLS, access_to_call
+from martlet.testing import Broker
+
+
+async def test_every_call_is_declared_and_no_other() -> None:
+    async with Broker() as broker:
+        assert set(broker.server.calls.methods) == set(CALLS)
+
+
+def test_a_call_that_is_not_declared_is_for_operators() -> None:
+    for name in ("", "topic", "topic.fetch2", "TOPIC.FETCH", "topic.fetch "):
+        assert access_to_call(name) is OPERATORS
+
+
+def test_few_calls_are_for_others_than_operators() -> None:
+    """A change here opens or closes a call: it is a decision."""
+    assert Counter(each.callers for each in CALLS.values()) == {
+        CallerClass.OPERATORS: 17,
+        CallerClass.READERS: 3,
+        CallerClass.CONSUMERS: 13,
+        CallerClass.OWN: 8,
+        CallerClass.CLIENTS: 1,
+    }
+
+
+def test_a_consumers_call_says_where_its_channel_stands() -> None:
+    for method, access in CALLS.items():
+        assert bool(access.channel) is (access.callers is CallerClass.CONSUMERS), method
