@@ -243,7 +243,7 @@ class Twin:
         state: dict[str, Any] = {
             "position": log.position,
             "log": bytes(segment.view[: log.position - segment.base]),
-            "stored": (broker.stored_count, broker._last_stored_ns),
+            "stored": (broker.stored_count, broker.last_stored_ns),
             "durable": log.durable_position,
         }
         for topic in broker.queues.values():

@@ -137,8 +137,9 @@ class BrokerCore:
         """The number of retired segments when the indexes were last shortened."""
         self._staged: dict[Retained, None] = {}
         self._scratch: list[LogBatch] = []
-        self.moved = MovedCursors(log, clock, self.queues)
-        self._last_stored_ns = 0
+        self.moved = MovedCursors(log, self.stored_at_ns, self.queues)
+        self.last_stored_ns = 0
+        """When the newest record of the log was stored."""
         self.transactions = Transactions(self, settings.transactions)
         self.delays = DelayedMessages(self, settings.max_delayed)
         log.on_roll = self.begin_segment
@@ -232,7 +233,7 @@ class BrokerCore:
         """Delete a topic with its channels. Raises NotFound."""
         topic = self.find_topic(name)
         self.commit()
-        write_accounts(self.log, self.clock(), _channels_of(topic.parts))
+        write_accounts(self.log, self.stored_at_ns(), _channels_of(topic.parts))
         try:
             topic.journal([TopicDeletedEntry(part.id) for part in topic.parts])
         except WritesRefused:
@@ -282,7 +283,7 @@ class BrokerCore:
             NotFound: there is no such channel.
             WritesRefused: it could not be journaled, and nothing is changed.
         """
-        write_accounts(self.log, self.clock(), topic.find_channel(name).parts)
+        write_accounts(self.log, self.stored_at_ns(), topic.find_channel(name).parts)
         topic.delete_channel(name)
         if topic.ephemeral and not topic.channels and self.topics.get(topic.name) is topic:
             self.delete_topic(topic.name)
@@ -295,9 +296,7 @@ class BrokerCore:
         if queue.batch is not None:
             self.commit_topic(topic, 0)
         self._staged[topic] = None
-        now_ns = self.clock()
-        self._last_stored_ns = max(self._last_stored_ns, now_ns)
-        return queue.begin(self._scratch, self._last_stored_ns)
+        return queue.begin(self._scratch, self.stored_at_ns())
 
     def lend_scratch(self) -> LogBatch:
         """Lend a scratch batch; return it by `take_scratch`."""
@@ -309,9 +308,13 @@ class BrokerCore:
             self._scratch.append(batch)
 
     def stored_at_ns(self) -> int:
-        """Return the timestamp of messages stored now, never before that of an earlier one."""
-        self._last_stored_ns = max(self._last_stored_ns, self.clock())
-        return self._last_stored_ns
+        """Return the timestamp of what is stored now, never before that of an earlier record.
+
+        Readers search by it, and retention goes by it, so it follows the clock only forwards, also
+        over restarts and failovers.
+        """
+        self.last_stored_ns = max(self.last_stored_ns, self.clock())
+        return self.last_stored_ns
 
     def append(self, topic: Topic, body: bytes | memoryview) -> None:
         """Append one message at once, and deliver it to the channels.
@@ -320,9 +323,7 @@ class BrokerCore:
 
         Raises WritesRefused.
         """
-        now_ns = self.clock()
-        now_ns = max(now_ns, self._last_stored_ns)
-        self._last_stored_ns = now_ns
+        now_ns = self.stored_at_ns()
         queue = topic.queue
         if queue.batch is not None:
             self.commit_topic(topic, 0)
@@ -433,7 +434,7 @@ class BrokerCore:
         for part, channel, place in zip(topic.parts, channels, emptied, strict=True):
             channel.empty()
             if self.settings.keep_emptied_ns:
-                keep(part, place, self.clock(), self.settings.keep_emptied_ns)
+                keep(part, place, self.stored_at_ns(), self.settings.keep_emptied_ns)
         for channel in channels:
             self.write_cursor(channel)
         if len(topic.holders) == 1:
@@ -465,7 +466,7 @@ class BrokerCore:
     def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
         """Journal an entry of a topic. Raises WritesRefused."""
         self.log.append_journal(
-            RecordKind.TOPOLOGY, encode(entry), topic=topic_number, stored_at_ns=self.clock()
+            RecordKind.TOPOLOGY, encode(entry), topic=topic_number, stored_at_ns=self.stored_at_ns()
         )
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
@@ -509,7 +510,9 @@ class BrokerCore:
         """Journal the segments that nothing needs, so that every replica removes them."""
         if condemned := self.log.condemned:
             entry = encode_retired(segment.base for segment in condemned)
-            self.log.append_journal(RecordKind.RETIRED, entry, topic=0, stored_at_ns=self.clock())
+            self.log.append_journal(
+                RecordKind.RETIRED, entry, topic=0, stored_at_ns=self.stored_at_ns()
+            )
             self._retired.append((self.log.position, condemned.copy()))
             condemned.clear()
 
@@ -520,7 +523,9 @@ class BrokerCore:
         """
         topic = self.queues[channel.topic_id]
         entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
-        self.log.append_journal(RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
+        self.log.append_journal(
+            RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.stored_at_ns()
+        )
 
     def snapshot(
         self,
@@ -565,7 +570,7 @@ class BrokerCore:
 
     def begin_segment(self) -> None:
         """Begin a segment with the full journal, so that older ones can be retired."""
-        now_ns = self.clock()
+        now_ns = self.stored_at_ns()
         for kind, topic, entry in self.snapshot(tuple(spans(self.log.segments))):
             self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)
         write_accounts(self.log, now_ns, _channels_of(self.queues.values()))

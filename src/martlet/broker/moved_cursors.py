@@ -33,7 +33,7 @@ class MovedCursors:
 
     Args:
         log: the log.
-        clock: nanoseconds since 1970.
+        clock: the time of records, as `BrokerCore.stored_at_ns`.
         topics: all topics at all their queues, by number.
     """
 

@@ -36,9 +36,15 @@ class SmallFiles(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint file."""
+    """The content of a checkpoint file.
+
+    Attributes:
+        entries: the journal in its shortest form.
+        stored_at_ns: when it was written.
+    """
 
     entries: list[JournalEntry]
+    stored_at_ns: int = 0
 
 
 class Needed(NamedTuple):
@@ -67,14 +73,15 @@ def load(storage: SmallFiles) -> Checkpoint | str:
     if data is None:
         return "there is no checkpoint"
     entries: list[JournalEntry] = []
-    at = 0
+    at = stored_at_ns = 0
     try:
         while at < len(data):
             header, record = read_record(data, at, at)
             entries.append((RecordKind(header.kind), header.topic, bytes(payload(header, record))))
             at += header.length
+            stored_at_ns = max(stored_at_ns, header.stored_at_ns)
     except (BadRecord, ValueError) as error:
         return f"the checkpoint is damaged: {error}"
     if not entries:
         return "the checkpoint is empty"
-    return Checkpoint(entries)
+    return Checkpoint(entries, stored_at_ns)

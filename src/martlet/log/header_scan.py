@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 from martlet.log.atomic_batches import batches_of
@@ -28,6 +27,8 @@ _LENGTH, _KIND, _POSITION = 2, 4, 6
 _BATCH, _END, _BUNDLE = int(RecordKind.BATCH), int(RecordKind.SEGMENT_END), int(RecordKind.BUNDLE)
 _CLOCK_EVERY_RECORDS = 256
 """`is_over` is called once for this many records."""
+_UNKNOWN_NS = 1 << 62
+"""For a segment that does not say when it began."""
 
 
 def heads(
@@ -106,13 +107,18 @@ def _bundled(fields: tuple[Any, ...], view: memoryview, at: int) -> Iterator[Hea
 
 
 def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
-    """Return the segments that may hold records written at a time or later."""
-    if not segments:
-        return []
-    since = 0
-    for number, (_, behind) in enumerate(pairwise(segments)):
-        if _begun_at_ns(behind) <= time_ns:
-            since = number + 1
+    """Return the segments that may hold records written at a time or later.
+
+    One that began before an earlier one says nothing: earlier versions went by a clock that was set
+    back.
+    """
+    since = newest_ns = 0
+    for number, segment in enumerate(segments):
+        begun_ns = _begun_at_ns(segment)
+        if newest_ns <= begun_ns <= time_ns:
+            since = number
+        if begun_ns != _UNKNOWN_NS:
+            newest_ns = max(newest_ns, begun_ns)
     return segments[since:]
 
 
@@ -124,4 +130,4 @@ def begun_at_ns(segments: list[Segment]) -> int:
 def _begun_at_ns(segment: Segment) -> int:
     fields = Header._make(HEADER_STRUCT.unpack_from(segment.view))
     is_one = fields.magic == MAGIC and fields.position == segment.base
-    return fields.stored_at_ns if is_one else 1 << 62
+    return fields.stored_at_ns if is_one else _UNKNOWN_NS

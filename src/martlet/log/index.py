@@ -114,6 +114,11 @@ class Index:
         self._moved: dict[int, IndexEntry] = {}
         """Rows in the file that have changed since."""
         self._crc: int | None = crc
+        self._newest_ns: int | None = None
+        self._sorted_row = 0
+        """From this row on, none was stored before an earlier one."""
+        self._raised: tuple[int, npt.NDArray[np.int64]] | None = None
+        """The first row, and for each row up to `_sorted_row` the latest time up to it."""
         self.synced = True
         """Whether the file is unchanged since it was last made durable."""
 
@@ -138,6 +143,12 @@ class Index:
         If the disk is full, the rows stay in memory; a start rebuilds them from the log.
         """
         self._tail.append(entry)
+        newest_ns = self._newest_ns
+        if newest_ns is not None:
+            if entry[4] < newest_ns:
+                self._sorted_row, self._raised = self.end_row, None
+            else:
+                self._newest_ns = entry[4]
         if len(self._tail) % MAX_ROWS_IN_MEMORY == 0:
             with suppress(OSError):
                 self.write_new()
@@ -310,13 +321,49 @@ class Index:
             ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
             yield begins[begins < ends], ends[begins < ends]
 
+    @property
+    def newest_ns(self) -> int:
+        """The latest time at which a row was stored; 0 without rows.
+
+        It need not be that of the last row: earlier versions went by a clock that was set back.
+        """
+        if self._newest_ns is None:
+            times = self._raised_times(self.end_row)
+            self._newest_ns = int(times[-1]) if len(times) else 0
+            behind = np.flatnonzero(self._stored_times(self.end_row) < times)
+            self._sorted_row = self.first_row + int(behind[-1]) + 1 if len(behind) else 0
+        return self._newest_ns
+
     def find_time(self, stored_at_ns: int) -> int:
-        """Return the number of the first row stored at or after a time."""
+        """Return the number of the first row stored at or after a time: all rows before it are
+        older.
+        """
+        if stored_at_ns > self.newest_ns:
+            return self.end_row
+        if self.first_row < self._sorted_row:
+            if self._raised is None or self._raised[0] != self.first_row:
+                self._raised = self.first_row, self._raised_times(self._sorted_row)
+            times = self._raised[1]
+            number = int(np.searchsorted(times, stored_at_ns))
+            if number < len(times):
+                return self.first_row + number
         return self._last_not_above("stored_at_ns", stored_at_ns - 1) + 1
+
+    def _stored_times(self, end: int) -> npt.NDArray[np.int64]:
+        """Return when the rows up to `end` were stored."""
+        stop = min(end, self._tail_row) - self.first_row
+        times = [row[4] for row in self._tail[: max(0, end - self._tail_row)]]
+        if stop <= 0:
+            return np.array(times, np.int64)
+        return np.concatenate((self._file_rows()["stored_at_ns"][:stop], np.array(times, np.int64)))
+
+    def _raised_times(self, end: int) -> npt.NDArray[np.int64]:
+        """Return for each row up to `end` the latest time of it and the rows before it."""
+        return np.maximum.accumulate(self._stored_times(end))
 
     def _last_not_above(self, field: str, value: int) -> int:
         """Return the number of the last row whose field is <= value; one below `first_row` for
-        none.
+        none. Behind it the field must be above the value, and before it nowhere.
         """
         which = ENTRY.names.index(field) if ENTRY.names else 0
         if self._tail and self._tail[0][which] <= value:
@@ -364,7 +411,9 @@ class Index:
         self._tail = []
         self._moved.clear()
         self.first_row = self._stored_end = self._tail_row = 0
-        self._mapped = None
+        self._mapped = self._newest_ns = None
+        self._raised = None
+        self._sorted_row = 0
         self._crc = 0
         try:
             self._storage.write_at(self.name, rows.tobytes(), 0)

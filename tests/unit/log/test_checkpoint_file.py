@@ -24,7 +24,7 @@ def storage() -> SimulatedStorage:
 
 
 def test_a_checkpoint_is_read_back(storage: SimulatedStorage) -> None:
-    assert load(storage) == Checkpoint(ENTRIES)
+    assert load(storage) == Checkpoint(ENTRIES, 5)
 
 
 def test_every_flipped_byte_is_noticed(storage: SimulatedStorage) -> None:

@@ -65,6 +65,28 @@ def test_finding_by_time(storage: SimulatedStorage) -> None:
     assert index.find_time(1 << 62) == 100
 
 
+def test_finding_by_time_where_times_went_back(storage: SimulatedStorage) -> None:
+    """Earlier versions went by a clock that was set back."""
+    clock = [*range(100, 160), *range(20, 90), *range(150, 180), *range(40, 50)]
+    index, later = Index(storage, 1, 0), Index(storage, 2, 0)
+    assert later.newest_ns == 0
+    rows = [entry(n)._replace(stored_at_ns=at) for n, at in enumerate([*clock, *range(180, 190)])]
+    for row in rows:
+        index.add(row)
+        later.add(row)  # It was asked before, and notes times as they come.
+    index.write()
+    reopened = Index(storage, 1, 0, 0, index.stored, index.crc)
+    for some in (index, later, reopened):
+        assert some.newest_ns == 189
+        for time_ns in range(10, 200):
+            younger = [n for n, row in enumerate(rows) if row.stored_at_ns >= time_ns]
+            assert some.find_time(time_ns) == (younger[0] if younger else len(rows)), time_ns
+    index.drop_before(70)
+    for time_ns in range(10, 200):
+        younger = [n for n in range(70, len(rows)) if rows[n].stored_at_ns >= time_ns]
+        assert index.find_time(time_ns) == (younger[0] if younger else len(rows)), time_ns
+
+
 def test_deferred_messages_are_counted(storage: SimulatedStorage) -> None:
     index = filled(storage)
     deferred = {

@@ -230,7 +230,7 @@ class Bucket(HiddenTopic):
             RecordKind.MARKS,
             pack_offsets(offsets),
             topic=self.id,
-            stored_at_ns=self._registry.clock(),
+            stored_at_ns=self._registry.stored_at_ns(),
         )
         self._mark(offsets)
         return np.isin(distances, offsets.astype(np.uint64))
@@ -241,7 +241,10 @@ class Bucket(HiddenTopic):
             marks = DoneBitmap()
             marks.add(np.arange(self.queue.end_offset))
             self._registry.log.append_journal(
-                RecordKind.MARKS, marks.pack(), topic=self.id, stored_at_ns=self._registry.clock()
+                RecordKind.MARKS,
+                marks.pack(),
+                topic=self.id,
+                stored_at_ns=self._registry.stored_at_ns(),
             )
             self._mark(self._marks.unmarked(0, self.queue.end_offset))
 

@@ -142,6 +142,7 @@ class RecoveredState:
         topics: all topics at all their queues, by number.
         last_id: the highest number of a topic or channel.
         epoch: of the run of the broker that wrote the checkpoint.
+        newest_ns: when the newest of the checkpoint and the records behind it was written.
         indexes: by topic number: those that the checkpoint covers, or that were rebuilt from the
             log.
         transactions: the open ones, and the outcomes of others.
@@ -163,6 +164,7 @@ class RecoveredState:
         """By name and queue: the topic of the last entry."""
         self.last_id = 0
         self.epoch = 0
+        self.newest_ns = 0
         self.indexes: dict[int, Index] = {}
         self.transactions = TransactionJournal()
         self.half_id = 0

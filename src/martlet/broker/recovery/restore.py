@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -38,6 +39,7 @@ from martlet.broker.retention.eviction import settle
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_topic import HalfTopic
+from martlet.durations import SECOND_NS, format_duration
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log import fsync_marker
 from martlet.log.commit_log import CommitLog
@@ -53,6 +55,8 @@ from martlet.names import is_ephemeral
 _NO_POSITION = 1 << 64
 """A position behind all others."""
 _PACK_ROWS = 1 << 16
+_CLOCK_SLACK_NS = SECOND_NS
+"""So far may the clock be behind the log without a warning."""
 
 
 @dataclass
@@ -239,6 +243,7 @@ class BrokerRecovery:
 
     def _apply(self, header: Header, record: memoryview) -> None:
         state = self._state
+        state.newest_ns = max(state.newest_ns, header.stored_at_ns)
         if header.kind == RecordKind.BATCH:
             state.apply_batch(header, record)
             if header.properties_length:
@@ -275,13 +280,14 @@ class BrokerRecovery:
         broker = BrokerCore(log, clock, random, BrokerSettings(**options))
         _settle(broker, self._state)
         _report_losses(broker)
+        self._go_on_in_time(broker)
         passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
         if passed or self._copy is not None:  # A copy may end in the middle of a head.
             log.distrust_heads()
         has_begun = False
         try:
             log.append_journal(
-                RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=clock()
+                RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=broker.stored_at_ns()
             )
             has_begun = True
             if self.checkpoint_position is None:
@@ -290,6 +296,20 @@ class BrokerRecovery:
             # Stored messages can still be consumed, which frees space.
             self.notes.append(f"nothing can be written yet: {error}")
         return broker, RestoredBroker(report, self.checkpoint_position, self.notes, has_begun)
+
+    def _go_on_in_time(self, broker: BrokerCore) -> None:
+        """Let what is stored from now on be no older than what is stored already."""
+        newest = [topic.queue.index.newest_ns for topic in broker.by_id.values()]
+        broker.last_stored_ns = max(self._state.newest_ns, *newest, 0)
+        behind_ns = broker.last_stored_ns - broker.clock()
+        if behind_ns > _CLOCK_SLACK_NS:
+            at = datetime.fromtimestamp(broker.last_stored_ns // SECOND_NS, UTC)
+            self.notes.append(
+                f"the clock is {format_duration(behind_ns)} behind the newest record of the log, of"
+                f" {at:%Y-%m-%d %H:%M:%S} UTC: it is wrong now, or it was then. New messages are"
+                " stored as of that time and later until the clock has caught up, since stored"
+                " times never go back; retention and searches by time go by stored times"
+            )
 
 
 def restore(
@@ -407,6 +427,7 @@ def _from_checkpoint(
     if copied_to is None:
         state.durable_position = position
     state.epoch = head.epoch
+    state.newest_ns = loaded.stored_at_ns
     missing: set[int] = set()
     numbers = {topic.id: topic.queue for topic in head.snapshot.topics}
     for id, stored in head.indexes.items():

@@ -83,7 +83,7 @@ def count_needs(broker: RetentionContext) -> Iterator[None]:
     `begin_checkpoint` has few left: there may be millions.
     """
     places = SegmentLocator(broker.log.segments)
-    now_ns = broker.clock()
+    now_ns = broker.stored_at_ns()
     for topic in list(broker.by_id.values()):
         queue, floor = topic.queue, topic.floor
         index = queue.index
@@ -165,7 +165,7 @@ def begin_checkpoint(broker: RetentionContext) -> CheckpointJob:
             },
         ),
         epoch=log.epoch,
-        stored_at_ns=broker.clock(),
+        stored_at_ns=broker.stored_at_ns(),
     )
     return CheckpointJob(
         log.storage,

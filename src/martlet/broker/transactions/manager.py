@@ -446,7 +446,7 @@ class Transactions:
     def _journal(self, entry: TransactionEntry) -> None:
         context = self._context
         context.log.append_journal(
-            RecordKind.TRANSACTION, encode(entry), topic=0, stored_at_ns=context.clock()
+            RecordKind.TRANSACTION, encode(entry), topic=0, stored_at_ns=context.stored_at_ns()
         )
 
     def snapshot(self) -> list[JournalEntry]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -176,8 +177,9 @@ class KeySearch:
                         if self._is_over():
                             return
                 self.reached = reached = LogPlace(segment.base, 0)
-                if self._begun_at_ns(segment) <= self._query.since_ns:
-                    break
+                begun_ns = self._begun_at_ns(segment)
+            if begun_ns <= self._query.since_ns and self._all_begun_by(begun_ns, paths):
+                break
         self.reached = None
 
     def _entries(self, segment: SegmentFile, is_newest: bool) -> Iterator[Entries]:
@@ -194,6 +196,16 @@ class KeySearch:
         scan = SegmentScan(segment, stop, self._bits, query.key.encode())
         found = [piece[piece["hash"] == self._hash] for piece in scan.pieces()]
         yield from reversed(found)
+
+    def _all_begun_by(self, time_ns: int, paths: Collection[Path]) -> bool:
+        """Whether no segment began after a time: earlier versions went by a clock that was set
+        back.
+        """
+        for path in paths:
+            with suppress(FileNotFoundError), SegmentFile(path) as segment:
+                if time_ns < self._begun_at_ns(segment) < NO_END:
+                    return False
+        return True
 
     def _begun_at_ns(self, segment: SegmentFile) -> int:
         try:
