@@ -18,6 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
+from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
+from martlet.server.replication.trust import MAGIC
+from martlet.testing.ports import free_port
+
 pytestmark = pytest.mark.crash
 
 ANYWHERE = [
@@ -241,3 +245,26 @@ def test_its_brokers_go_on_while_it_is_stopped(up: Callable[..., Up], tmp_path: 
     up_now.until("/ping?xxx", 10)
     urllib.request.urlopen(url, timeout=10).close()
     up_now.until("lines of the log dropped here")
+
+
+def test_replicas_know_each_other_by_a_secret_and_all_files_are_private(
+    up: Callable[..., Up], tmp_path: Path
+) -> None:
+    folder, tokens = tmp_path / "data", tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef")
+    port = free_port()
+    up_now = up(
+        *("--replicas=2", f"--data-path={folder}", f"--replica-address=127.0.0.1:{port}"),
+        f"--operator-token-file={tokens}",
+    )
+    up_now.until("ready; Ctrl-C stops all")
+    for each in (folder, *folder.rglob("*")):
+        mode = each.stat().st_mode & 0o777
+        assert mode == (0o700 if each.is_dir() else 0o600), each
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+        splice = Frame(FrameKind.SPLICE, 1, CLIENT_IS_OPERATOR, body=b"127.0.0.1:1")
+        stranger.sendall(splice.pack_header() + splice.body)
+        stranger.sendall(b"GET /log/topics HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = b"".join(iter(lambda: stranger.recv(4096), b""))
+    assert answer.startswith(MAGIC)
+    assert b"HTTP" not in answer

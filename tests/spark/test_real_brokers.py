@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +383,50 @@ def test_a_query_reads_with_the_token_of_a_file(
     wrong.write_text("another-token-of-theirs")
     with pytest.raises(BrokerRefused, match="OPERATOR_TOKEN_WRONG"):
         rows("value", **options, operatorTokenFile=str(wrong))
+
+
+@contextmanager
+def closed_to_this_process(path: Path) -> Iterator[None]:
+    """As another user, where this one is root; else without the rights to a file or folder."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+        return
+    mode = path.stat().st_mode
+    path.chmod(0)
+    try:
+        yield
+    finally:
+        path.chmod(mode)
+
+
+@pytest.mark.parametrize("is_closed", ["folder", "segment"])
+@pytest.mark.parametrize(("view", "columns"), [("messages", "value"), ("batches", "offset,intact")])
+def test_a_task_of_another_user_asks_the_broker(is_closed: str, view: str, columns: str) -> None:
+    with (
+        tempfile.TemporaryDirectory() as place,  # pytest's own is closed to others
+        BrokerProcess(Path(place) / "data") as broker,
+    ):
+        publish(broker.http_address, "t", [b"one", b"two"])
+        folder = Path(place) / "data"
+        (segment, *_) = sorted((folder / "log").glob("*.log"))
+        broker_id = json.loads((folder / "broker.json").read_bytes())["broker"]
+        if is_closed == "segment":
+            for each in (Path(place), folder, folder / "log"):
+                each.chmod(0o755)
+            (folder / "broker.json").chmod(0o644)
+        options = {"addresses": broker.http_address, "topic": "t", "view": view}
+        expected = rows(columns, **options)
+        with closed_to_this_process(segment if is_closed == "segment" else folder):
+            found = SegmentFiles.find(str(folder), broker_id)
+            assert (found is None) is (is_closed == "folder")
+            with pytest.raises(PermissionError):
+                segment.read_bytes()
+            assert rows(columns, **options) == expected
+        assert expected
 
 
 def test_a_token_that_is_replaced_is_used_for_the_next_request(

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from aiohttp import web
 
 from martlet.admin.users import User
 from martlet.options.admin import AdminOptions
+from martlet.private_files import private_opener
 
 MAX_SHOWN = 1000
 """The newest entries, which the page shows."""
@@ -95,6 +97,10 @@ class _AuditFile(RotatingFileHandler):
                     file.seek(-1, os.SEEK_END)
                     if file.read() != b"\n":  # The process ended amid a line.
                         file.write(b"\n")
+
+    def _open(self) -> TextIOWrapper:
+        made = private_opener(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return os.fdopen(made, "a", encoding=self.encoding)
 
     def files(self) -> list[Path]:
         """Return the files that there are, the newest first."""

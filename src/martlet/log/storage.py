@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from martlet.durations import readable_size
+from martlet.private_files import make_private_folder, private_opener
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BESIDE_BYTES = 1 << 20
@@ -224,8 +225,8 @@ class DiskStorage:
     ) -> None:
         self.folder = folder
         self._log = folder / "log"
-        self._log.mkdir(parents=True, exist_ok=True)
-        (folder / "index").mkdir(exist_ok=True)
+        for each in (folder, self._log, folder / "index"):
+            make_private_folder(each)
         self._lock = self._take_lock(folder / "martlet.lock")
         self._opened: set[DiskSegment] = set()
         self.on_sealed: Callable[[Path, bool], None] = lambda path, has_properties: None
@@ -250,7 +251,7 @@ class DiskStorage:
                 path.unlink()
 
     def _take_lock(self, path: Path) -> int:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = private_opener(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -360,7 +361,7 @@ class DiskStorage:
 
     def _allocate(self, path: Path, capacity: int) -> None:
         free = self.check_room(capacity)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = private_opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(fd, 0, capacity)
         except OSError as error:
@@ -462,9 +463,9 @@ class DiskStorage:
 
     def _replace(self, name: str, data: bytes) -> None:
         path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
+        make_private_folder(path.parent)
         beside = path.with_name(path.name + ".new")
-        with open(beside, "wb") as file:
+        with open(beside, "wb", opener=private_opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -486,7 +487,7 @@ class DiskStorage:
         self._with_freed_space(lambda: self._write_at(name, data, at))
 
     def _write_at(self, name: str, data: bytes, at: int) -> None:
-        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = private_opener(self.folder / name, os.O_RDWR | os.O_CREAT)
         try:
             view = memoryview(data)
             while view:

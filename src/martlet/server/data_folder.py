@@ -9,8 +9,11 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from martlet.log.checkpoint_file import NAME as CHECKPOINT
+from martlet.log.cut import FOLDER as CUT
 from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
 from martlet.options import BrokerOptions
+from martlet.private_files import make_private
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
 from martlet.server.broker_identity import broker_identity
 from martlet.server.keys.indexer import KeyIndexer
@@ -75,6 +78,7 @@ def open_folder(
     try:
         is_new = not os.path.lexists(path)
         _look_for_nsqd(path, options, log)
+        _close_to_others(path, log)
         storage = DiskStorage(
             path,
             keep_free_bytes=options.min_free_bytes,
@@ -93,6 +97,21 @@ def open_folder(
         raise
     except OSError as error:
         raise refusal(path, error) from error
+
+
+def _close_to_others(path: Path, log: logging.Logger) -> None:
+    """Take others' rights to the files of a broker, which earlier versions have made with them."""
+    if not (path / IDENTITY_NAME).exists():
+        return  # It may be a folder of other things, as a home.
+    folders = [each for each in (path / "log", path / "index", path / CUT) if each.is_dir()]
+    files = [each for folder in folders for each in folder.iterdir()]
+    small = [path / name for name in (IDENTITY_NAME, CHECKPOINT, "martlet.lock")]
+    if make_private([*folders, *files, *small]):
+        log.info(
+            "LOG: the files in %s could be read by other users, and now by this one alone; to share"
+            " them with a group: chmod g+rxs on the folder and on those in it",
+            path,
+        )
 
 
 def _look_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 
+from martlet.addresses import is_host
 from martlet.options import BrokerOptions
 
 
@@ -21,7 +22,23 @@ async def warn(options: BrokerOptions, log: logging.Logger) -> None:
             "LOG: --disk-full-policy=dead-letter and --dead-letter-path have no effect: on a full"
             " disk publishing is refused, unless --disk-full-policy=drop-oldest is given"
         )
+    if (
+        options.replica_name
+        and options.operator_token_file
+        and not (options.replica_secret_file or options.replica_tls_cert)
+    ):
+        log.warning(
+            "REPLICA: all users of this machine are operators, whatever --operator-token-file says,"
+            " by the port %s for replicas: give all of them the same --replica-secret-file",
+            options.replica_address,
+        )
     name = options.broadcast_address
+    if options.lookupd_tcp_addresses and not is_host(name):
+        log.warning(
+            "LOOKUP: lookup daemons refuse this broker: its --broadcast-address %r is no host name"
+            " or IP address",
+            name,
+        )
     if not options.lookupd_tcp_addresses and name == socket.gethostname():
         return  # The name is the default, and no lookup daemon gets it.
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,15 @@ async def test_a_line_that_was_cut_spoils_no_other(tmp_path: Path) -> None:
         await refuse(one, 1)
     async with page(file) as one:
         assert await shown(one) == [1]
+
+
+async def test_the_files_are_for_their_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        async with page(tmp_path / "audit", max_audit_bytes=300) as made:
+            await refuse(made, *range(3))
+    finally:
+        os.umask(before)
+    found = list(tmp_path.iterdir())
+    assert len(found) > 1
+    assert {path.stat().st_mode & 0o777 for path in found} == {0o600}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,81 @@ def test_a_folder_of_nsqds_is_taken_where_that_is_wanted_or_was(
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 2
     assert all("files of nsqd's (nsqd.dat and 1 more), which are not read" in w for w in warnings)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The rights of all that a data folder has, by path."""
+    found = {".": folder.stat().st_mode & 0o777}
+    for path in folder.rglob("*"):
+        found[str(path.relative_to(folder))] = path.stat().st_mode & 0o777
+    return found
+
+
+def check_private(folder: Path) -> None:
+    for name, mode in modes(folder).items():
+        assert mode == (0o700 if (folder / name).is_dir() else 0o600), name
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("usual_umask")
+async def test_a_broker_makes_its_files_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "data"
+    opened = open_folder(path, BrokerOptions(), LOG)
+    storage = opened.storage
+    segment = storage.create(0, 1 << 16)
+    storage.reserve(1 << 16, 1)
+    storage.write_at("index/1-0.idx", b"x", 0)
+    storage.replace("cut/0000000001-00000000000000000000.log", b"x")
+    storage.replace("checkpoint", b"x")
+    storage.sealed(segment, has_properties=False)
+    opened.close()
+    assert {"log", "index", "cut", "checkpoint", "martlet.lock", NAME} <= set(modes(path))
+    check_private(path)
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_files_of_an_earlier_version_are_closed_to_others_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data"
+    opened = open_folder(path, BrokerOptions(), LOG)
+    opened.storage.write_at("index/1-0.idx", b"x", 0)
+    opened.close()
+    for each in (path, *path.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    (path / "mine.toml").touch(0o644)
+    with caplog.at_level(logging.INFO):
+        open_folder(path, BrokerOptions(), LOG).close()
+    assert "could be read by other users" in caplog.text
+    found = modes(path)
+    assert (found.pop("."), found.pop("mine.toml")) == (0o755, 0o644)
+    assert set(found.values()) == {0o700, 0o600}
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        open_folder(path, BrokerOptions(), LOG).close()
+    assert "other users" not in caplog.text
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_a_folder_that_is_shared_with_a_group_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    path.chmod(0o2750)
+    for _ in range(2):
+        opened = open_folder(path, BrokerOptions(), LOG)
+        opened.storage.write_at("index/1-0.idx", b"x", 0)
+        opened.close()
+        assert set(modes(path).values()) == {0o750, 0o640}
+
+
+def test_a_folder_of_other_things_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log").chmod(0o755)
+    open_folder(tmp_path, BrokerOptions(), LOG).close()
+    assert modes(tmp_path)["log"] == 0o755

@@ -51,3 +51,25 @@ async def test_a_broadcast_name_that_does_not_resolve(
     assert await warnings(caplog, by_default) == [], "no lookup daemon tells it anybody"
     with_lookup = by_default.replace(lookupd_tcp_addresses=("127.0.0.1:1",))
     assert len(await warnings(caplog, with_lookup)) == 1
+
+
+async def test_a_port_of_replicas_by_which_all_local_users_are_operators(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    replica = {
+        "replica_name": "a",
+        "replica_address": "127.0.0.1:4153",
+        "metadata": "sqlite:replicas.db",
+        "broadcast_address": "127.0.0.1",
+    }
+    token = {"operator_token_file": "tokens"}
+    (warning,) = await warnings(caplog, BrokerOptions(**replica, **token))  # type: ignore[arg-type]
+    assert "give all of them the same --replica-secret-file" in warning
+    secret = BrokerOptions(**replica, **token, replica_secret_file="s")  # type: ignore[arg-type]
+    assert await warnings(caplog, secret) == []
+    assert await warnings(caplog, BrokerOptions(**replica)) == []  # type: ignore[arg-type]
+
+
+async def test_a_name_that_lookup_daemons_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    options = BrokerOptions(broadcast_address="a/b", lookupd_tcp_addresses=("127.0.0.1:1",))
+    assert "lookup daemons refuse this broker" in (await warnings(caplog, options))[0]

@@ -191,3 +191,26 @@ def test_without_jinja2_up_says_how_to_install_it(
     assert planned == [False]
     (line,) = [each for each in capfd.readouterr().err.splitlines() if "WARNING" in each]
     assert line.endswith(f"the admin page is not started: {how_to_install('admin')}")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "added", "config", "expected"),
+    [
+        (1, [], "", None),
+        (2, [], "", "data/replica-secret"),
+        (2, ["--replica-secret-file=own"], "", None),
+        (2, ["--replica-tls-cert=own"], "", None),
+        (2, [], "replica_secret_file = 'own'", None),
+        (2, [], "max_msg_size = 5", "data/replica-secret"),
+    ],
+)
+def test_replicas_get_a_secret_unless_they_have_their_own(
+    tmp_path: Path, replicas: int, added: list[str], config: str, expected: str | None
+) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(config)
+    options = UpOptions(
+        replicas=replicas, data_path="data", broker_config=str(file) if config else ""
+    )
+    found = up._replica_secret(options, added)
+    assert found == (expected and Path(expected))

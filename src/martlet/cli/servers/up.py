@@ -19,9 +19,11 @@ from martlet.cli.servers import admin, broker, lookup, service
 from martlet.extras import how_to_install
 from martlet.options import BrokerOptions, LookupOptions, OptionError
 from martlet.options.admin import AdminOptions
+from martlet.private_files import make_private_folder
 from martlet.replica.note import NAME as REPLICA_NOTE
 from martlet.server.data_folder import refusal
 from martlet.server.observability.log_stream import replace_standard_streams
+from martlet.server.replication.trust import make_secret
 from martlet.supervisor.child import Child
 from martlet.supervisor.options import UpOptions
 from martlet.supervisor.plan import Planned, ServerPlan, plan
@@ -38,6 +40,9 @@ _OURS = (
 )
 """The flags of a broker that this command sets, and that must not follow ``--``."""
 
+SECRET = "replica-secret"
+"""The file in the data folder by whose secret replicas know each other."""
+
 _log = logging.getLogger(start.ROOT)
 
 
@@ -50,11 +55,15 @@ def main(argv: Sequence[str]) -> int:
         _log.warning("the admin page is not started: %s", how_to_install("admin"))
         options = options.replace(admin=False)
     try:
-        found = plan(options, tuple(argv[at + 1 :]))
+        secret = _replica_secret(options, argv[at + 1 :])
+        added = [f"--replica-secret-file={secret}"] if secret else []
+        found = plan(options, (*added, *argv[at + 1 :]))
         _check(found, argv[at + 1 :])
         _check_replicas(options, found)
         for server in found.brokers:
             _make(server.folder)
+        if secret:
+            make_secret(secret)
     except (OptionError, OSError) as error:
         _log.critical("%s", error)
         return start.WRONG if isinstance(error, OptionError) else 1
@@ -68,9 +77,25 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
+def _replica_secret(options: UpOptions, added: Sequence[str]) -> Path | None:
+    """Return the file of the secret of the replicas, which keeps other users of this machine from
+    their ports; None where they need none, or have their own or certificates.
+
+    Raises OptionError: the flags or the config file of the brokers are wrong.
+    """
+    if options.replicas == 1:
+        return None
+    config = [f"--config={options.broker_config}"] if options.broker_config else []
+    values, _ = broker.arguments().read([*config, *added])
+    if values.get("replica_secret_file") or values.get("replica_tls_cert"):
+        return None
+    return Path(options.data_path) / SECRET
+
+
 def _make(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder.parent)
+        make_private_folder(folder)
     except OSError as error:
         raise refusal(folder, error) from error
 

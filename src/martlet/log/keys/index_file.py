@@ -42,6 +42,7 @@ from crc32c import crc32c
 from martlet.log.keys.entries import ENTRY, Entries, SegmentFile, SegmentScan
 from martlet.log.record import BadRecord, RecordKind
 from martlet.log.storage import INDEX_SUFFIX, NEW_INDEX_SUFFIX
+from martlet.private_files import private_opener
 
 VERSION = 1
 """Of the layout above; an index of another version is built again."""
@@ -207,7 +208,7 @@ def build_index(
         changed_at_ns = segment.changed_at_ns
         scan = SegmentScan(segment, segment.base + segment.capacity, bits)
         try:
-            with open(beside, "wb") as file:
+            with open(beside, "wb", opener=private_opener) as file:
                 file.write(bytes(_HEAD.size))
                 part_count = entry_count = 0
                 for part, first_ns, last_ns in _parts(scan, is_over):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from martlet.private_files import make_private_folder, private_opener
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear, readable
 from martlet.unreachable import loss
@@ -125,8 +126,9 @@ class SqliteStore:
             path = self._presences / f"{self._name}@{name}"
             written = path.with_name(f".{path.name}")
             with self._announcing:
-                self._presences.mkdir(parents=True, exist_ok=True)
-                written.write_text(json.dumps(fields))
+                make_private_folder(self._presences)
+                with open(written, "w", encoding="utf-8", opener=private_opener) as file:
+                    json.dump(fields, file)
                 os.replace(written, path)
 
         try:
@@ -188,7 +190,11 @@ class SqliteStore:
             return outcome
 
     def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._path.parent)
+        # SQLite would make it for all to read; its other files get the rights of this one. To close
+        # one that exists would drop this process's locks on it.
+        if not self._path.exists():
+            os.close(private_opener(self._path, os.O_RDWR | os.O_CREAT))
         found = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )

@@ -13,12 +13,15 @@ neither encrypted nor signed. Where others can read or change the traffic, use c
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from martlet.options import BrokerOptions
+from martlet.private_files import private_opener
 
 MAGIC = b"MTLRAUTH"
 _NONCE_BYTES = 32
@@ -56,6 +59,25 @@ class LinkTrust:
         client_tls = _context(options, ssl.Purpose.SERVER_AUTH)
         _require_accepted(options, server_tls, client_tls)
         return cls(secret, server_tls, client_tls)
+
+
+def make_secret(path: Path) -> None:
+    """Make a secret in a file that its owner alone may read, unless there is one. Raises OSError.
+
+    Processes that do so at once get the same one.
+    """
+    if path.exists():
+        return
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(beside, "x", encoding="ascii", opener=private_opener) as file:
+            file.write(f"{secrets.token_hex(_NONCE_BYTES)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _read_secret(path: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
@@ -271,3 +272,19 @@ def test_a_presence_of_a_later_version_is_read() -> None:
     for wrong in (b"[]", b"7", b"", b'{"epoch": "3"}'):
         with pytest.raises(BadReplicaSet):
             Presence.unpack(wrong)
+
+
+async def test_the_files_of_sqlite_are_for_their_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store = SqliteStore(tmp_path / "made" / "replicas.db", "broker-1")
+        await store.swap(FIRST, 0)
+        await store.announce("a", Presence())
+        found = [tmp_path / "made", *(tmp_path / "made").rglob("*")]
+        assert len(found) > 4, "the database, its journal, the presences"
+        for path in found:
+            mode = path.stat().st_mode & 0o777
+            assert mode == (0o700 if path.is_dir() else 0o600), path
+        await store.close()
+    finally:
+        os.umask(before)

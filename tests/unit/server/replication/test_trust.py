@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.interop.certificates import Certificates
 
 from martlet.options import BrokerOptions
-from martlet.server.replication.trust import MAGIC, LinkTrust, NotTrusted, SecretHandshake
+from martlet.server.replication.trust import (
+    MAGIC,
+    LinkTrust,
+    NotTrusted,
+    SecretHandshake,
+    make_secret,
+)
 
 SECRET = b"the secret that all replicas share"
 
@@ -101,3 +109,19 @@ def test_a_certificate_that_others_would_refuse_at_a_failover_is_refused_at_the_
             load(made, host)
     with pytest.raises(OSError, match="signed by --replica-tls-ca-file"):
         load(made, "localhost", made.stranger)
+
+
+def test_a_secret_is_made_once_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    before = os.umask(0o022)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(make_secret, [path] * 8))
+    finally:
+        os.umask(before)
+    secret = path.read_bytes()
+    make_secret(path)
+    assert path.read_bytes() == secret
+    assert len(secret.strip()) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
