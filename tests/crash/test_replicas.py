@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.crash.replica_cluster import LIMIT_S, ROOT, Cluster, Clusters
-from tests.crash.wire import GONE, HttpRefused, Refused, Wire, http, mpub
+from tests.crash.wire import GONE, HttpRefused, Refused, Wire, channels_of, http, mpub, pub, until
 from tests.etcd import running_etcd
 from tests.interop.certificates import Certificates
 
@@ -97,6 +97,66 @@ async def test_nothing_answered_is_lost_when_primaries_are_killed(
     assert shortest > 100
     is_same = all(log[:shortest] == logs[0][:shortest] for log in logs)
     assert is_same
+
+
+async def test_a_channel_that_sub_was_answered_ok_for_is_there_after_a_failover(
+    clusters: Clusters,
+) -> None:
+    cluster = await clusters.start()
+    first, standbys = await _subscribe_without_standbys(cluster)
+    for name in standbys:
+        cluster.start_one(name)
+    await cluster.another_primary(first)
+    cluster.start_one(first)
+    await cluster.in_sync(3)
+    wire = await cluster.connect()
+    wire.send(b"SUB t new\n")
+    await wire.ok()
+    second = await cluster.primary()
+    assert second is not None
+    cluster.kill(second)
+    await cluster.another_primary(second)
+    publisher = await cluster.connect()
+    publisher.send(pub(TOPIC, b"after"))
+    await publisher.ok()
+    wire.close()
+    third = await cluster.primary()
+    assert third is not None
+    again = await Wire.subscribed(cluster.tcp[third], TOPIC, "new")
+    again.send(b"RDY 2\n")
+    assert [(await again.message()).body for _ in range(2)] == [b"x", b"after"]
+    again.close()
+    publisher.close()
+    cluster.start_one(second)
+    await cluster.in_sync(3)
+    await cluster.stop()
+
+
+async def _subscribe_without_standbys(cluster: Cluster) -> tuple[str, list[str]]:
+    """Have SUB make a channel that no standby gets, and kill all replicas. Returns the primary and
+    the standbys.
+    """
+    wire = await cluster.connect()
+    wire.send(pub(TOPIC, b"x"))
+    await wire.ok()
+    primary = await cluster.primary()
+    assert primary is not None
+    standbys = [name for name in cluster.http if name != primary]
+    for name in standbys:
+        cluster.hang(name)
+    wire.send(b"SUB t new\n")
+    answer = asyncio.create_task(wire.ok())
+
+    async def is_there() -> bool:
+        return (TOPIC, "new") in await channels_of(cluster.http[primary])
+
+    await until(is_there)
+    for name in (primary, *standbys):  # With what lies in their sockets.
+        cluster.kill(name)
+    with pytest.raises(GONE):  # Else it was answered OK, and is lost.
+        await answer
+    wire.close()
+    return primary, standbys
 
 
 async def test_replicas_with_certificates_and_a_secret_fail_over(

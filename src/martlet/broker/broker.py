@@ -114,6 +114,8 @@ class BrokerCore:
         self._retired: deque[tuple[int, list[Segment]]] = deque()
         """Segments that wait for the confirmation of their RETIRED entry, by its end."""
         self.confirmed_position = log.position
+        self.changed_position = log.position
+        """The log's position behind the last change of a topic or channel."""
         """With replicas, every record before this position is confirmed."""
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
@@ -289,6 +291,11 @@ class BrokerCore:
             self.delete_topic(topic.name)
 
     # messages
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether messages are staged that `commit` would append."""
+        return bool(self._staged)
 
     def staged(self, topic: Retained) -> LogBatch:
         """Return the batch that collects a topic's messages in this turn."""
@@ -468,6 +475,7 @@ class BrokerCore:
         self.log.append_journal(
             RecordKind.TOPOLOGY, encode(entry), topic=topic_number, stored_at_ns=self.stored_at_ns()
         )
+        self.changed_position = self.log.position
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
         """Report that a channel cannot read its messages at the moment; the read is retried."""
@@ -515,6 +523,11 @@ class BrokerCore:
             )
             self._retired.append((self.log.position, condemned.copy()))
             condemned.clear()
+
+    def write_moved(self, channel: Channel | PartitionedChannel) -> None:
+        """Journal a channel's cursors at once, where they have moved. Raises WritesRefused."""
+        for part in channel.parts:
+            self.moved.write_first(part)
 
     def write_cursor(self, channel: ChannelState) -> None:
         """Journal a channel's cursor at once. Raises WritesRefused.

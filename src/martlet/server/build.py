@@ -243,7 +243,7 @@ def assemble_server(
     _observe(broker, events, lookups)
     _limit_transfers(broker, commits, options)
     clients: Clients[ClientConnection] = Clients(options.max_connections, events, log)
-    calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log))
+    calls = CallRegistry(partial(_methods, options, folder, broker, commits, clients, log), commits)
     flush_timeouts = FlushTimeouts(commits, clients.connections)
     receive_buffer = bytearray(RECEIVE_BYTES)
     publishes = PublishCommands(
@@ -366,7 +366,7 @@ def _methods(
 
 def _routes(server: Server, replication: Replication | None) -> Routes:
     from martlet.server.http.nsq_api import LiveOptions
-    from martlet.server.http.routes import broker_routes
+    from martlet.server.http.routes import broker_routes, when_settled
     from martlet.server.observability.metrics import BrokerMetrics
 
     options, broker = server.options, server.broker
@@ -392,7 +392,8 @@ def _routes(server: Server, replication: Replication | None) -> Routes:
         list if replication is None else replication.http_addresses,
     )
     own = {} if replication is None else replication.routes()
-    return {**routes, **_http_api(server, replication).routes(), **own}
+    routes = when_settled({**routes, **_http_api(server, replication).routes()}, server.commits)
+    return {**routes, **own}  # The metadata store confirms changes of replicas.
 
 
 def _http_api(server: Server, replication: Replication | None) -> HttpApi:
@@ -407,4 +408,5 @@ def _http_api(server: Server, replication: Replication | None) -> HttpApi:
         MessagePublisher(broker, server.commits, options, replication),
         server.leases,
         HttpGuard(server.auth_servers, broker.clock, server.log),
+        server.commits,
     )

@@ -99,6 +99,16 @@ class GroupCommit:
             return self._broker.confirmed_position
         return self._broker.log.durable_position if self._sync else None
 
+    def covers(self, position: int) -> bool:
+        """Return whether the flush mode's promise holds for the log up to a position."""
+        durable = self.durable_position
+        return durable is None or position <= durable
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the flush mode's promise holds for all changes until now."""
+        return not self._broker.has_staged and self.covers(self._broker.log.position)
+
     # callers
 
     async def settled(self, receipt: Receipt) -> None:
@@ -117,9 +127,23 @@ class GroupCommit:
         Raises:
             WritesRefused: it never will.
         """
-        receipt = Receipt()
-        receipt.position = self._broker.log.position
-        await self.settled(receipt)
+        if self._broker.has_staged:
+            self._commit()
+        await self._settled_to(self._broker.log.position)
+
+    async def changes_settled(self) -> None:
+        """Return when the flush mode's promise holds for all changes of topics and channels.
+
+        Raises:
+            WritesRefused: it never will.
+        """
+        await self._settled_to(self._broker.changed_position)
+
+    async def _settled_to(self, position: int) -> None:
+        if not self.covers(position):
+            receipt = Receipt()
+            receipt.position = position
+            await self.settled(receipt)
 
     async def all_on_disk(self) -> None:
         """Return when all changes until now survive a power cut, in any flush mode.
@@ -204,6 +228,7 @@ class GroupCommit:
         """Refuse all publishes that wait for replicas, which may never confirm them."""
         for connection in list(self._awaiting):
             connection.fail(error)
+            connection.settle(self.durable_position)
         self._awaiting.clear()
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:

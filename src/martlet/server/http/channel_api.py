@@ -21,7 +21,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any, cast
 
-from martlet.broker.errors import NameRefused, NotFound, OutOfReach, WritesRefused
+from martlet.broker.errors import NameRefused, NotFound, OutOfReach
 from martlet.broker.queue.peek import Peeked, PeekedFrames, PeekState, peek
 from martlet.broker.topic.rewind import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
-    from martlet.server.group_commit import GroupCommit
     from martlet.server.nsq.connection import ClientConnection
 
 DEFAULT_MESSAGES = 100
@@ -48,9 +47,8 @@ MAX_ANSWER_BYTES = 8 << 20
 class ChannelApi:
     """The endpoints for one channel."""
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self._commits = commits
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -118,7 +116,6 @@ class ChannelApi:
                     there = {n: o for n, o in offsets.items() if o <= channel.parts[n].cursor.next}
                     offsets = there or offsets
                 replay(topic, name, offsets)
-            await self._commits.all_settled()
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         except NameRefused:
@@ -126,8 +123,6 @@ class ChannelApi:
         except OutOfReach as error:
             beginning = _beginning(topic.parts[error.queue])
             raise HttpError(410 if error.gone else 409, str(error), beginning) from None
-        except WritesRefused as error:
-            raise HttpError(503, f"REFUSED {error}") from None
         if not topic.several:
             depth = topic.channels[name].depth
             return {"offset": offsets[0], "end_offset": topic.limit, "depth": depth}
@@ -150,13 +145,10 @@ class ChannelApi:
                 f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
                 f" {topic.queue.visible_end}",
             )
-        try:
-            starts = {part.number: part.queue.start_offset for part in topic.parts}
-            topic.parts[0].channel(name, start=starts)
-            topic.channels[name].advance(offset)
-            await self._commits.all_settled()
-        except WritesRefused as error:
-            raise HttpError(503, f"REFUSED {error}") from None
+        starts = {part.number: part.queue.start_offset for part in topic.parts}
+        topic.parts[0].channel(name, start=starts)
+        topic.channels[name].advance(offset)
+        self._broker.write_moved(topic.channels[name])
         return None
 
     def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:

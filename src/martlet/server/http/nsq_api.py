@@ -10,7 +10,6 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -93,28 +92,24 @@ class NsqApi:
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
-        routes: dict[str, dict[str, Callable[[Request], Awaitable[object]]]] = {
+        return {
             "/ping": {"GET": self.ping},
             "/info": {"GET": self.info},
             "/stats": {"GET": self.stats},
             "/pub": {"POST": PublishEndpoint(self.publish, self.publish_lone)},
             "/mpub": {"POST": self.publish_many},
             "/config/:name": {"GET": self.config, "PUT": self.set_config},
+            "/topic/create": {"POST": self.create_topic},
+            "/topic/delete": {"POST": self.delete_topic},
+            "/topic/empty": {"POST": self.empty_topic},
+            "/topic/pause": {"POST": self.pause_topic},
+            "/topic/unpause": {"POST": self.pause_topic},
+            "/channel/create": {"POST": self.create_channel},
+            "/channel/delete": {"POST": self.delete_channel},
+            "/channel/empty": {"POST": self.empty_channel},
+            "/channel/pause": {"POST": self.pause_channel},
+            "/channel/unpause": {"POST": self.pause_channel},
         }
-        for path, endpoint in {
-            "/topic/create": self.create_topic,
-            "/topic/delete": self.delete_topic,
-            "/topic/empty": self.empty_topic,
-            "/topic/pause": self.pause_topic,
-            "/topic/unpause": self.pause_topic,
-            "/channel/create": self.create_channel,
-            "/channel/delete": self.delete_channel,
-            "/channel/empty": self.empty_channel,
-            "/channel/pause": self.pause_channel,
-            "/channel/unpause": self.pause_channel,
-        }.items():
-            routes[path] = {"POST": self._changing(endpoint)}
-        return routes
 
     # inspecting
 
@@ -307,22 +302,7 @@ class NsqApi:
 
     # managing
 
-    def _changing(
-        self, endpoint: Callable[[Request], object]
-    ) -> Callable[[Request], Awaitable[object]]:
-        """Make an endpoint for a durable change: it answers once the change is durable."""
-
-        async def change(request: Request) -> object:
-            try:
-                answer = endpoint(request)
-                await self._commits.all_settled()
-            except WritesRefused as error:
-                raise HttpError(503, f"REFUSED {error}") from None
-            return answer
-
-        return change
-
-    def create_topic(self, request: Request) -> None:
+    async def create_topic(self, request: Request) -> None:
         """Create a topic, unless it exists, with ``queues`` queues; their number never falls."""
         if "queues" not in request.query:
             self._topic_to_fill(request, "REFUSED")
@@ -340,30 +320,30 @@ class NsqApi:
         except QueuesRefused as error:
             raise HttpError(409, f"QUEUES_REFUSED {error}") from None
 
-    def delete_topic(self, request: Request) -> None:
+    async def delete_topic(self, request: Request) -> None:
         """Delete a topic with its channels and messages."""
         try:
             self._broker.delete_topic(request.argument("topic"))
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
-    def empty_topic(self, request: Request) -> None:
+    async def empty_topic(self, request: Request) -> None:
         """Empty a topic: drop the messages that no channel has received."""
         name = request.argument("topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         self._broker.empty_topic(self._topic(name).name)
 
-    def pause_topic(self, request: Request) -> None:
+    async def pause_topic(self, request: Request) -> None:
         """Pause a topic, so that its channels get no new messages, or resume it."""
         self._topic(request.argument("topic")).set_paused("unpause" not in request.path)
 
-    def create_channel(self, request: Request) -> None:
+    async def create_channel(self, request: Request) -> None:
         """Create a channel, unless it exists."""
         topic, name = self._topic_and_channel_name(request)
         topic.channel(name)
 
-    def delete_channel(self, request: Request) -> None:
+    async def delete_channel(self, request: Request) -> None:
         """Delete a channel and disconnect its consumers."""
         topic, name = self._topic_and_channel_name(request)
         try:
@@ -371,7 +351,7 @@ class NsqApi:
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
 
-    def empty_channel(self, request: Request) -> object:
+    async def empty_channel(self, request: Request) -> object:
         """Empty a channel: finish all its messages.
 
         With ``undo=true`` the answer is the channel's place before, for the call
@@ -390,7 +370,7 @@ class NsqApi:
             "kept_until_ns": topic.queue.emptied_until_ns,
         }
 
-    def pause_channel(self, request: Request) -> None:
+    async def pause_channel(self, request: Request) -> None:
         """Pause a channel's delivery, or resume it."""
         topic, name = self._topic_and_channel_name(request)
         self._channel(request)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.outcome import WAIT, Outcome
 from martlet.server.rpc.arguments import CallError
-from martlet.server.rpc.registry import Reply, encoded, reply_of
+from martlet.server.rpc.registry import Answer, Reply, encoded, reply_of
 
 if TYPE_CHECKING:
     from martlet.server.nsq.connection import ClientConnection
@@ -39,7 +39,8 @@ class CallCommand:
         self._log = log
 
     def call(self, connection: ClientConnection, command: v2.Call) -> Outcome:
-        """Call a method; one that never waits runs at once, in the order of the commands.
+        """Call a method; one that never waits runs at once, in the order of the commands, even if
+        its answer has to wait.
 
         The command waits while the client does not read its answers, which may be large.
         """
@@ -47,25 +48,36 @@ class CallCommand:
             return WAIT
         if connection.guard is not None and connection.guard.given is None:
             _refuse(connection, command, "FORBIDDEN", "AUTH is required before CALL")
-        elif not self._registry.waits(command.method):
-            with self._answering(connection, command) as answer:
-                begun = self._registry.begin(connection, command.method, command.fields)
-                assert not inspect.isawaitable(begun)
-                answer(reply_of(begun))
         elif len(connection.calls) >= MAX_CALLS:
             text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
             _refuse(connection, command, "LIMIT_REACHED", text)
+        elif self._registry.waits(command.method):
+            self._run(connection, self._answer(connection, command))
         else:
-            self._on_task()
-            task = asyncio.get_running_loop().create_task(self._answer(connection, command))
-            connection.calls.add(task)
-            task.add_done_callback(connection.calls.discard)
+            with self._answering(connection, command) as answer:
+                begun = self._registry.begin(connection, command.method, command.fields)
+                if inspect.isawaitable(begun):
+                    self._run(connection, self._answer_begun(connection, command, begun))
+                else:
+                    answer(reply_of(begun))
         return None
+
+    def _run(self, connection: ClientConnection, answer: Coroutine[object, object, None]) -> None:
+        self._on_task()
+        task = asyncio.get_running_loop().create_task(answer)
+        connection.calls.add(task)
+        task.add_done_callback(connection.calls.discard)
 
     async def _answer(self, connection: ClientConnection, command: v2.Call) -> None:
         await connection.drained()
         with self._answering(connection, command) as answer:
             answer(await self._registry.run(connection, command.method, command.fields))
+
+    async def _answer_begun(
+        self, connection: ClientConnection, command: v2.Call, begun: Awaitable[Answer]
+    ) -> None:
+        with self._answering(connection, command) as answer:
+            answer(await self._registry.end(begun))
 
     @contextmanager
     def _answering(

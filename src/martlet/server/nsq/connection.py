@@ -26,7 +26,7 @@ from martlet.server.listening_socket import is_local, shown_peer
 from martlet.server.nsq.authorizer import Authorizer
 from martlet.server.nsq.heartbeat import Heartbeat
 from martlet.server.nsq.lingering_close import take_leave
-from martlet.server.nsq.outcome import ConnectionUpgrade, Outcome
+from martlet.server.nsq.outcome import ANSWER, WAIT, ConnectionUpgrade, Outcome
 from martlet.server.nsq.output_queue import OutputQueue
 from martlet.server.nsq.reply_queue import PendingReplies
 from martlet.server.nsq.unread_input import handle_unread
@@ -114,6 +114,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_own",
         "_publish_lone",
         "_refused",
+        "_settles",
         "_ticks",
         "_upgrade",
         "_waits",
@@ -172,6 +173,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Whether a lone PUB may be answered at once."""
         self._waits = False
         """Whether the next command waits, for an auth server's answer or for its turn."""
+        self._settles = False
+        """Whether the next command waits until a change is answered."""
         self._going_on: asyncio.Handle | None = None
         self.replies = PendingReplies()
         """The due answers."""
@@ -352,7 +355,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                         self.transport.pause_reading()
                         self._begin_upgrade()
                         return
-                    at = start
+                    at = start if outcome is WAIT else at
                     self._hold()
                     break
                 untimed -= 1
@@ -393,7 +396,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._going_on is not None:
             self._going_on.cancel()
             self._going_on = None
-        if self._waits and not self._closing:
+        if self._waits and not self._closing and not self._settles:
             self._waits = False
             self._read_on()
             self.buffer_updated(0)
@@ -529,6 +532,35 @@ class ClientConnection(asyncio.BufferedProtocol):
         receipt.position = position
         self.promise(receipt, "PUB", 1)
 
+    def settle_change(self, verb: str, handler: Handler, command: v2.Command) -> Outcome:
+        """Handle a command that may change topics or channels. Its answers, and the next commands,
+        wait until the flush mode's promise holds for all such changes.
+
+        Args:
+            verb: for the error.
+            handler: handles it.
+            command: the command.
+        """
+        if self.replies:
+            return WAIT  # A message must not overtake an answer that waits behind earlier ones.
+        context, receipt = self._context, Receipt()
+        self.replies.append((receipt, verb, b""))
+        try:
+            outcome = handler(self, command)
+        except BaseException:
+            self.replies.clear()
+            raise
+        if outcome is not None:
+            self.replies.clear()
+            return outcome
+        receipt.position = context.broker.changed_position
+        self._settles = not context.commits.covers(receipt.position)
+        if self._settles:
+            context.commits.stage(self)
+            return ANSWER
+        self.settle(context.commits.durable_position)
+        return None
+
     def fail(self, error: WritesRefused) -> None:
         """Refuse all publishes that are not durable, since they never will be."""
         self.replies.fail(error)
@@ -543,6 +575,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._closing = self._refused = True
         if data:
             self._send(data)
+        if not replies:
+            self._settles = False
         if self._closing and not replies:
             self._end()
         elif self._upgrade is not None:

@@ -83,9 +83,6 @@ class SessionCommands:
             raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
         if guard is not None and not guard.may_consume(command.topic, command.channel):
             return WAIT
-        if connection.replies:
-            # A message must not overtake the answer to SUB, which waits behind earlier answers.
-            return WAIT
         try:
             topic = self._broker.topic(command.topic)
             channel = topic.opened_channel(command.channel)

@@ -21,10 +21,16 @@ class ConnectionUpgrade(ABC):
 
 
 class Wait(Enum):
-    """The command cannot run yet: it is handled again later."""
+    """Why the next commands wait.
+
+    WAIT: the command cannot run yet, and is handled again later. ANSWER: it has run, and is to be
+    answered first.
+    """
 
     WAIT = "wait"
+    ANSWER = "answer"
 
 
 WAIT = Wait.WAIT
+ANSWER = Wait.ANSWER
 Outcome = ConnectionUpgrade | Wait | None

@@ -36,7 +36,7 @@ class DeferredReply(ABC):
 
 Answer = tuple[Receipt | None, str, int | bytes | DeferredReply]
 """A due answer: of a publish its receipt, its verb and the number of OKs or another reply; of any
-other command the bytes.
+other command the bytes, with a receipt and the verb where those behind it wait for a change.
 """
 
 
@@ -73,12 +73,11 @@ class PendingReplies(deque[Answer]):
                 parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
                 self.clear()
                 return b"".join(parts), True
-            elif isinstance(reply, int):
+            elif isinstance(reply, (int, bytes)):
                 if not receipt.position or receipt.position > reached:
                     break
-                parts.append(v2.OK * reply if reply > 1 else v2.OK)
+                parts.append(v2.OK * reply if isinstance(reply, int) else reply)
             else:
-                assert isinstance(reply, DeferredReply)
                 if not receipt.position or (reply.waits and receipt.position > reached):
                     break
                 parts.append(reply.stored())

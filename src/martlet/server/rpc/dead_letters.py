@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
-    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
@@ -60,9 +59,8 @@ _PAGE = ("queue", "offset")
 class DeadLetterCalls:
     """The calls about dead letters."""
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -135,7 +133,6 @@ class DeadLetterCalls:
         kept.update(refused)
         if not is_dry:
             self._broker.write_journal()
-            await self._commits.all_settled()
         count = len(moves) - len(refused)
         return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
@@ -182,7 +179,6 @@ class DeadLetterCalls:
                     purge(letter)
         if not is_dry:
             self._broker.write_journal()
-            await self._commits.all_settled()
         return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
     # arguments

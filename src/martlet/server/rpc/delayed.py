@@ -14,7 +14,6 @@ from martlet.server.rpc.arguments import CallError
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.delayed.bucket import Delayed
-    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
@@ -27,9 +26,8 @@ _FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
 class DelayCalls:
     """The calls about delayed messages."""
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
@@ -59,7 +57,7 @@ class DelayCalls:
             "next": "-".join(map(str, last)) if last else "",
         }
 
-    async def cancel(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def cancel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Cancel delayed messages of a topic by their ids: `id`, or many as `ids`.
 
         Answers which of them were waiting and are cancelled; the others are unknown, delivered, or
@@ -81,8 +79,6 @@ class DelayCalls:
         cancelled = broker.delays.cancel(
             topic, [message_id.encode() for message_id in dict.fromkeys(wanted)]
         )
-        if cancelled:
-            await self._commits.all_settled()
         return {
             "cancelled": [message_id for message_id in wanted if message_id.encode() in cancelled],
             "not_waiting": [

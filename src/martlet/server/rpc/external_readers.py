@@ -20,7 +20,6 @@ from martlet.server.rpc.groups import offsets_by_queue
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
-    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
@@ -28,15 +27,14 @@ if TYPE_CHECKING:
 class FollowCalls:
     """The call of a broker's external readers."""
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
-        self._commits = commits
 
     def methods(self) -> Methods:
         """The method of each name."""
         return {"group.follow": self.follow}
 
-    async def follow(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def follow(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set the offsets of an external reader, which keeps its own position."""
         arguments.only("topic", "topic_id", "group", "offsets", "retain")
         topic, name = arguments.topic(self._broker), arguments.name("group")
@@ -45,14 +43,11 @@ class FollowCalls:
             raise CallError(
                 "NOT_FOUND", f"TOPIC_MADE_ANEW: topic {topic.name!r} is number {topic.id} now"
             )
-        known = topic.channels.get(name)
-        policy = known.policy if known is not None else None
         try:
             channel = follow(topic, name, offsets, retain=arguments.flag("retain"))
         except BadPolicy as error:
             raise CallError("BAD_ARGUMENT", str(error)) from None
         except OutOfReach as error:
             raise CallError("OUT_OF_REACH", str(error)) from None
-        if channel.policy != policy:
-            await self._commits.all_settled()
+        self._broker.write_moved(channel)
         return {"topic": topic.name, "group": name, "lag": channel.all_queues.depth}

@@ -276,6 +276,7 @@ class GroupCalls:
                 assert group is not None
                 take = group.go_back if queue in back else group.commit
                 offsets[queue] = take(offset, member)
+                self._broker.moved.write_first(part.find_channel(name))
         return {"offsets": offsets} | ({"refused": refused} if refused else {})
 
     def _member(
@@ -342,7 +343,6 @@ class GroupCalls:
             after = reset_group(topic, channel, numbers, to, time_ms, offset, is_dry=is_dry)
         except OutOfReach as error:
             raise CallError("OUT_OF_REACH", str(error)) from None
-        await self._commits.all_settled()
         queues = []
         for number in numbers:
             part, to_offset = channel.parts[number], after[number]

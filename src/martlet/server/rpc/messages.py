@@ -12,8 +12,8 @@
                        before it: the command STARTED, with an answer
 =====================  =============================================================================
 
-``message.dead`` is answered when the broker has accepted it: from then on the message is on its way
-to the dead-letter topic, and stays in the channel until it is there.
+``message.dead`` is answered when the journal has it: from then on the message is on its way to the
+dead-letter topic, and stays in the channel until it is there.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from martlet.server.rpc.arguments import CallError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.server.rpc.arguments import CallArguments
@@ -48,7 +49,8 @@ _MAX_ERROR = 100 * MAX_ERROR_LENGTH
 class MessageCalls:
     """The calls about messages in flight."""
 
-    def __init__(self, max_requeue_ns: int) -> None:
+    def __init__(self, broker: BrokerCore, max_requeue_ns: int) -> None:
+        self._broker = broker
         self._max_delay_ms = max(max_requeue_ns // MILLISECOND_NS, DELAY_LEVELS_MS[-1])
 
     def methods(self) -> Methods:
@@ -71,7 +73,7 @@ class MessageCalls:
             level = arguments.number("level", min_value=-1)
             if level < 0:
                 # As in RocketMQ.
-                _reject(channel, consumer, arguments, DeadLetterReason.REJECTED, error)
+                self._reject(channel, consumer, arguments, DeadLetterReason.REJECTED, error)
                 return None
             delay_ms = level_ms(level) if level else 0
         else:
@@ -82,6 +84,7 @@ class MessageCalls:
         with _as_call_errors(arguments):
             offset = _offset(channel, arguments.text("id"))
             channel.requeue(consumer, offset, delay_ns, error)
+        self._broker.write_moved(channel)
         return None
 
     def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -90,8 +93,21 @@ class MessageCalls:
         channel, consumer = _subscription(caller)
         error = arguments.remark("error", max_value=_MAX_ERROR)
         reason = DeadLetterReason(arguments.choice("reason", _REASONS, DeadLetterReason.REJECTED))
-        _reject(channel, consumer, arguments, reason, error)
+        self._reject(channel, consumer, arguments, reason, error)
         return None
+
+    def _reject(
+        self,
+        channel: Channel | PartitionedChannel,
+        consumer: Any,
+        arguments: CallArguments,
+        reason: DeadLetterReason,
+        error: str,
+    ) -> None:
+        with _as_call_errors(arguments):
+            offset = _offset(channel, arguments.text("id"))
+            channel.reject(consumer, offset, reason, error)
+        self._broker.write_moved(channel)
 
     def give_back(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Give messages back to other consumers. Answers how many were in flight."""
@@ -102,7 +118,9 @@ class MessageCalls:
             for message_id in arguments.sequence("ids", max_value=_MAX_IDS)
         ]
         is_started = arguments.flag("started")
-        return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
+        count = channel.give_back(consumer, offsets, is_started=is_started)
+        self._broker.write_moved(channel)
+        return {"count": count}
 
     def started(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Record that the client begins to handle a message."""
@@ -118,18 +136,6 @@ def _subscription(caller: Caller) -> tuple[Channel | PartitionedChannel, Any]:
     if connection is None or connection.channel is None:
         raise CallError("NOT_SUBSCRIBED", "only a consumer has messages in flight: SUB first")
     return connection.subscription()
-
-
-def _reject(
-    channel: Channel | PartitionedChannel,
-    consumer: Any,
-    arguments: CallArguments,
-    reason: DeadLetterReason,
-    error: str,
-) -> None:
-    with _as_call_errors(arguments):
-        offset = _offset(channel, arguments.text("id"))
-        channel.reject(consumer, offset, reason, error)
 
 
 @contextmanager

@@ -40,15 +40,15 @@ def broker_methods(
 ) -> Methods:
     """Return the methods of a broker."""
     return {
-        **DeadLetterCalls(broker, commits).methods(),
-        **DelayCalls(broker, commits).methods(),
+        **DeadLetterCalls(broker).methods(),
+        **DelayCalls(broker).methods(),
         **FetchCalls(broker).methods(),
         **FindCalls(broker, folder).methods(),
-        **FollowCalls(broker, commits).methods(),
+        **FollowCalls(broker).methods(),
         **GroupFailureCalls(broker, commits).methods(),
         **GroupCalls(broker, commits, options, is_stopping, log).methods(),
-        **MessageCalls(options.max_req_timeout_ns).methods(),
-        **TopicCalls(broker, commits, log).methods(),
+        **MessageCalls(broker, options.max_req_timeout_ns).methods(),
+        **TopicCalls(broker, log).methods(),
         **TransactionCalls(broker.transactions, commits).methods(),
         **TraceCalls(broker, folder).methods(),
     }

@@ -6,7 +6,8 @@ since some wait for long. ``POST /call/<method>`` serves the same methods, with 
 JSON body; there an answer's bytes come alone, with the fields in a header.
 
 The methods of each subject are in a file of their own. A method is a plain function, or a coroutine
-function if it has to wait.
+function if it has to wait. Its answer waits until the flush mode's promise holds for all that it
+has changed, as the answer to a PUB does; only the methods in `AT_ONCE` are answered without that.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from martlet.server.rpc.arguments import CallArguments, CallError
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.server.group_commit import GroupCommit
 
 Reply = tuple[Mapping[str, object], bytes]
 """The fields of an answer, and its bytes."""
@@ -99,6 +101,32 @@ class Caller(Protocol):
 Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
 Methods = Mapping[str, Method]
 
+AT_ONCE = frozenset(
+    {
+        "dead_letters.list",
+        "dead_letters.show",
+        "delay.list",
+        "group.assignment",
+        "group.describe",
+        "group.fetch",
+        "group.leave",
+        "group.list",
+        "group.plan",
+        "group.start",
+        "group.volunteer",
+        "message.started",
+        "topic.describe",
+        "topic.fetch",
+        "topic.find",
+        "topic.offset",
+        "trace.find",
+        "transaction.checks",
+        "transaction.list",
+        "transaction.show",
+    }
+)
+"""The methods that read, or change only what goes with the caller's connection."""
+
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 CODES: dict[type[Exception], str] = {
     NameRefused: "BAD_NAME",
@@ -119,10 +147,12 @@ class CallRegistry:
     Args:
         load: makes them at the first call, or when HTTP opens: a broker listens before it imports
             them.
+        commits: knows when an answer may be given.
     """
 
-    def __init__(self, load: Callable[[], Methods]) -> None:
+    def __init__(self, load: Callable[[], Methods], commits: GroupCommit) -> None:
         self._load = load
+        self._commits = commits
 
     @cached_property
     def methods(self) -> Methods:
@@ -136,22 +166,39 @@ class CallRegistry:
     def begin(
         self, caller: Caller, method: str, fields: Mapping[str, object]
     ) -> Answer | Awaitable[Answer]:
-        """Run a method up to its first wait. Raises CallError."""
+        """Run a method up to its first wait, or, if it has none, until its answer has to wait.
+
+        Raises CallError.
+        """
         found = self.methods.get(method)
         if found is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
         arguments = CallArguments(fields)
         _require(caller, method, arguments)
         with _refusals():
-            return found(caller, arguments)
+            answer = found(caller, arguments)
+        if method in AT_ONCE or (not inspect.isawaitable(answer) and self._commits.has_settled):
+            return answer
+        return self._settled(answer)
+
+    async def _settled(self, answer: Answer | Awaitable[Answer]) -> Answer:
+        """Return a method's answer once it may be given."""
+        if inspect.isawaitable(answer):
+            answer = await answer
+        await self._commits.all_settled()
+        return answer
 
     async def run(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Reply:
         """Call a method. Raises CallError."""
-        answer = self.begin(caller, method, fields)
-        if inspect.isawaitable(answer):
+        return await self.end(self.begin(caller, method, fields))
+
+    @staticmethod
+    async def end(begun: Answer | Awaitable[Answer]) -> Reply:
+        """Return the answer of a call that was begun. Raises CallError."""
+        if inspect.isawaitable(begun):
             with _refusals():
-                answer = await answer
-        return reply_of(answer)
+                begun = await begun
+        return reply_of(begun)
 
 
 def _require(caller: Caller, method: str, arguments: CallArguments) -> None:

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
     from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
-    from martlet.server.group_commit import GroupCommit
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
 
 class TopicCalls:
     """The calls about topics and channels."""
 
-    def __init__(self, broker: BrokerCore, commits: GroupCommit, log: logging.Logger) -> None:
+    def __init__(self, broker: BrokerCore, log: logging.Logger) -> None:
         self._broker = broker
-        self._commits = commits
         self._log = log
 
     def methods(self) -> Methods:
@@ -44,7 +42,7 @@ class TopicCalls:
             "channel.want": self.want_channel,
         }
 
-    async def create(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def create(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Create a topic, or add queues to it; their number never falls. Answers as `describe`."""
         arguments.only("topic", "queues")
         name = arguments.name("topic")
@@ -53,7 +51,6 @@ class TopicCalls:
             broker.set_queues(name, arguments.number("queues", min_value=1, max_value=MAX_QUEUES))
         else:
             broker.topic(name)
-        await self._commits.all_settled()
         return self.describe(caller, CallArguments({"topic": name}))
 
     def describe(self, caller: Caller, arguments: CallArguments) -> Mapping[str, object]:
@@ -79,15 +76,14 @@ class TopicCalls:
             },
         }
 
-    async def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set some fields of a topic's policy; null for the default. Answers all of it."""
         arguments.only("topic", "policy")
         topic = arguments.topic(self._broker)
         topic.configure(_changed(topic.policy, arguments))
-        await self._commits.all_settled()
         return {"policy": topic.policy.to_json()}
 
-    async def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set some fields of a channel's policy; null for the default. Answers all of it."""
         arguments.only("topic", "channel", "policy")
         topic, name = arguments.topic(self._broker), arguments.name("channel")
@@ -97,10 +93,9 @@ class TopicCalls:
             topic.configure_channel(name, policy)
         except BadPolicy as error:
             raise CallError("BAD_ARGUMENT", str(error)) from None
-        await self._commits.all_settled()
         return {"policy": channel.policy.to_json()}
 
-    async def restore_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def restore_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Undo an empty of a channel, by what it answered. Answers the channel's depth."""
         arguments.only("topic", "channel", "queues")
         topic, name = arguments.topic(self._broker), arguments.name("channel")
@@ -118,10 +113,9 @@ class TopicCalls:
             self._broker.restore_channel(topic, name, emptied)
         except OutOfReach as error:
             raise CallError("GONE" if error.gone else "CONFLICT", str(error)) from None
-        await self._commits.all_settled()
         return {"depth": topic.find_channel(name).all_queues.depth}
 
-    async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
+    def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Create a channel if missing, with the policy that a consumer wants.
 
         Answers also which fields had another value before, from consumers that have left.
@@ -154,7 +148,6 @@ class TopicCalls:
                     "CHANNEL(%s): a consumer of topic %s changed the channel's %s from %s to %s",
                     *(name, topic_name, field, value, after.get(field)),
                 )
-            await self._commits.all_settled()
         return {"policy": wanted.to_json(), "replaced": replaced}
 
 

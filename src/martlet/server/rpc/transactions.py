@@ -182,7 +182,6 @@ class TransactionCalls:
         """Begin a transaction."""
         transaction_id = arguments.text("id", max_value=_MAX_ID_LENGTH)
         state = begin(self._transactions, transaction_id, arguments.without("id"))
-        await self._commits.all_settled()
         return {"state": state}
 
     async def prepare(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -200,14 +199,12 @@ class TransactionCalls:
         outcome = self._transactions.commit(
             transaction_id, _branches(arguments), place_of(arguments)
         )
-        await self._commits.all_settled()
         return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
 
     async def rollback(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Roll a transaction back."""
         arguments.only("id")
         outcome = self._transactions.rollback(self._id(caller, arguments))
-        await self._commits.all_settled()
         return {"state": outcome.state}
 
     # check-backs
@@ -260,7 +257,6 @@ class TransactionCalls:
         """Answer the last committed number of a commit sequence; null if it is unknown."""
         arguments.only("series")
         last = self._transactions.series.last(arguments.text("series", max_value=MAX_NAME_LENGTH))
-        await self._commits.all_settled()  # A commit that may still be lost does not count.
         if last is None:
             return {"series_number": None}
         return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}

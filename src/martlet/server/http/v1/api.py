@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.options import BrokerOptions
+    from martlet.server.group_commit import GroupCommit
     from martlet.server.http.request import Request, Routes
     from martlet.server.http.v1.guard import HttpGuard
     from martlet.server.http.v1.leases import LeasedMessage, ReceivingClient
@@ -69,6 +70,7 @@ class HttpApi:
         publisher: publishes messages.
         leases: the messages that clients have.
         guard: checks what clients may do.
+        commits: knows when an answer may be given.
     """
 
     def __init__(
@@ -78,12 +80,14 @@ class HttpApi:
         publisher: MessagePublisher,
         leases: Leases,
         guard: HttpGuard,
+        commits: GroupCommit,
     ) -> None:
         self._broker = broker
         self._options = options
         self._publisher = publisher
         self._leases = leases
         self._guard = guard
+        self._commits = commits
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -127,13 +131,16 @@ class HttpApi:
             )
         await self._guard.may_consume(request, topic, name)
         await request.read(MAX_BODY_BYTES, "BODY_TOO_BIG: receive takes no body")
-        client = self._subscribe(request, topic, name, visibility_s)
+        client = await self._subscribe(request, topic, name, visibility_s)
         return await self._received(request, client, max_count, wait_s)
 
-    def _subscribe(
+    async def _subscribe(
         self, request: Request, topic: str, name: str, visibility_s: float
     ) -> ReceivingClient:
         try:
+            self._broker.topic(topic).opened_channel(name)
+            await self._commits.changes_settled()
+            # Again, for it may have been deleted meanwhile.
             channel = self._broker.topic(topic).opened_channel(name)
             agents = request.headers("User-Agent")
             agent = agents[0][:100] if agents else ""
@@ -298,7 +305,7 @@ class HttpApi:
             except NotInFlight as error:
                 result |= {"status": "NOT_IN_FLIGHT", "text": str(error)}
             results.append(result)
-        await self._leases.acknowledged(channel)
+        self._broker.write_moved(channel)
         is_done = any(result["status"] == "OK" for result in results)
         return respond(200 if is_done else 409, {"results": results})
 

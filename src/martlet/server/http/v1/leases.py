@@ -302,8 +302,7 @@ class Leases:
         if self._is_closed:
             return
         with suppress(WritesRefused, TimeoutError):
-            for part in channel.parts:
-                self._broker.moved.write_first(part)
+            self._broker.write_moved(channel)
             if self._broker.unconfirmed is not None:
                 async with asyncio.timeout(_CONFIRM_S):
                     await self._commits.all_settled()
@@ -427,10 +426,6 @@ class Leases:
         left_s = (ends_at_ns - self._broker.clock()) / SECOND_NS
         client.ends_at_s = max(client.ends_at_s, self._loop.time() + left_s)
         return ends_at_ns // MILLISECOND_NS
-
-    async def acknowledged(self, channel: Channel | PartitionedChannel) -> None:
-        """Journal acknowledgements."""
-        await self._persist(channel)
 
 
 def place_of(channel: Channel | PartitionedChannel, place: int) -> tuple[int, int]:
