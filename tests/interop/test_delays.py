@@ -218,6 +218,15 @@ async def test_impossible_delays_are_refused_with_the_limit(connection: Connecti
     await send(connection, b"x", at_ms=in_ms(60_000))
     with pytest.raises(CallRefused, match="16 hexadecimal digits: 'no'"):
         await connection.call("delay.cancel", topic="t", id="no")
+    for fields, why in (
+        ({"ids": []}, "'ids' is empty"),
+        ({"ids": None}, "'ids' is empty"),
+        ({"id": ""}, "'id' is empty"),
+        ({"id": "0" * 16, "ids": ["0" * 16]}, "not both"),
+        ({}, "'id' is missing"),
+    ):
+        with pytest.raises(CallRefused, match=why):
+            await connection.call("delay.cancel", topic="t", **fields)
     with pytest.raises(CallRefused, match="'from' must be what 'next' was"):
         await connection.call("delay.list", **{"topic": "t", "from": "x"})
     with pytest.raises(CallRefused, match="there is no topic"):

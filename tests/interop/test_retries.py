@@ -291,6 +291,36 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
     assert not core.topics["t.c.dead"].channels[CHANNEL].cursor.pending
 
 
+@pytest.mark.parametrize("method", ["redrive", "purge"])
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"ids": []}, "'ids' is empty"),
+        ({"ids": [], "all": True}, "'ids' is empty"),
+        ({"ids": None, "all": True}, "'ids' is empty"),
+        ({"ids": None}, "'ids' is empty"),
+        ({"reason": ""}, "'reason' is empty"),
+        ({"error": ""}, "'error' is empty"),
+        ({"error": "", "ids": ["0" * 16]}, "'error' is empty"),
+        ({"reason": "", "since_ms": 1}, "'reason' is empty"),
+        ({"until_ms": None, "all": True}, "'until_ms' is empty"),
+        ({"since_ms": 0}, "or set 'all' to true"),
+        ({"all": False}, "or set 'all' to true"),
+        ({"all": None}, "or set 'all' to true"),
+        ({}, "or set 'all' to true"),
+    ],
+)
+async def test_an_empty_selection_of_dead_letters_never_means_all(
+    broker: Broker, method: str, fields: dict[str, Any], why: str
+) -> None:
+    await dead_letters(broker, 2)
+    where = {"topic": "t", "channel": "c"}
+    status, answer = await call(broker, f"dead_letters.{method}", **where, **fields)
+    assert (status, why in answer["message"]) == (400, True), answer
+    _, shown = await call(broker, "dead_letters.show", **where)
+    assert len(shown["messages"]) == 2
+
+
 async def test_errors_of_dead_letter_calls_say_what_to_do(
     broker: Broker,
 ) -> None:

@@ -94,6 +94,19 @@ class Asked:
                 raise ActionRefused(f"{each[:40]!r} is no message's id: 16 hexadecimal digits")
         return found
 
+    def chosen(self, *filters: str) -> list[str] | None:
+        """Return the chosen messages' ids; None for all, or for all that a filter leaves, where the
+        form says so.
+
+        Args:
+            filters: the fields that can select messages instead.
+        """
+        if self.text("chosen"):
+            return self.ids()
+        if "ids" in self.fields or not any(map(self.text, ("all", *filters))):
+            raise ActionRefused("nothing was chosen: go back and choose some, or all of them")
+        return None
+
     @cached_property
     def broker(self) -> str:
         """The URL of the only broker; empty for all.

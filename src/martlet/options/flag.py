@@ -132,6 +132,7 @@ _WRITE = {
 
 _KINDS = {
     "str": FlagKind.STRING,
+    "str | None": FlagKind.STRING,
     "int": FlagKind.INT,
     "int | None": FlagKind.INT,
     "Size": FlagKind.SIZE,

@@ -265,8 +265,9 @@ def _which(asked: Asked) -> DeadLetterFilter:
 def _chosen(asked: Asked) -> DeadLetterFilter:
     """Return the selection of a form: the chosen ones, or all that the filter leaves."""
     which = _which(asked)
-    if asked.text("chosen"):
-        which["ids"] = asked.ids()
+    ids = asked.chosen("reason", "error", "since", "until")
+    if ids is not None:
+        which["ids"] = ids
     if asked.text("until_ms"):
         which["until_ms"] = asked.number("until_ms")
     return which

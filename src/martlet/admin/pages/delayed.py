@@ -137,9 +137,10 @@ def _histogram(messages: list[DelayedMessage], now_ms: int) -> Mapping[str, int]
 
 async def _preview(asked: Asked) -> Preview:
     topic = asked.name("topic")
-    if asked.text("chosen"):
-        count = len(asked.ids())
-        lines: list[str] = []
+    ids = asked.chosen()
+    lines: list[str] = []
+    if ids is not None:
+        count = len(ids)
     else:
         count, lines = await _waiting(asked.admin, topic)
     some = counted(count, "delayed message", form=",")
@@ -147,23 +148,22 @@ async def _preview(asked: Asked) -> Preview:
         title=f"Cancel {some} of topic {topic}",
         button=f"Cancel {some}",
         lines=["They are not delivered. One that is delivered meanwhile is not cancelled.", *lines],
-        typed=topic if not asked.text("chosen") and count > TYPED_FROM else "",
+        typed=topic if ids is None and count > TYPED_FROM else "",
         is_possible=count > 0,
     )
 
 
 async def _cancel(asked: Asked) -> str:
     topic = asked.name("topic")
-    if asked.text("chosen"):
-        ids = asked.ids()
+    ids = asked.chosen()
+    if ids is not None:
         answers = await asked.admin.delayed.cancel(topic, ids)
     else:
-        ids = []
         answers = await asked.admin.delayed.cancel_all(topic)
     done = {each for found in answers.values.values() for each in found.cancelled}
     verb = "was" if len(done) == 1 else "were"
     text = f"{counted(len(done), 'delayed message', form=',')} of topic {topic} {verb} cancelled"
-    if left := len(set(ids) - done):
+    if left := len(set(ids or ()) - done):
         text += f"; {left:,} no longer waited"
     return with_failures(text, answers)
 

@@ -54,14 +54,14 @@ class DeadLetterOptions(BrokerHttpOptions):
     ids: tuple[str, ...] = option(
         (), "only this one; may be given several times", name="id", section="which of them"
     )
-    reason: str = option("", f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}")
-    error: str = option("", "only those whose errors contain this")
-    since: str = option(
-        "",
+    reason: str | None = option(None, f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}")
+    error: str | None = option(None, "only those whose errors contain this")
+    since: str | None = option(
+        None,
         "only those dead-lettered at or after this time: 2026-01-31T12:00:00 in local time, seconds"
         " since 1970, or how long ago, as 90m",
     )
-    until: str = option("", "only those dead-lettered until this time")
+    until: str | None = option(None, "only those dead-lettered until this time")
     limit: int = option(
         20,
         "maximum dead letters to show of each broker; 0: no limit",
@@ -78,6 +78,9 @@ class DeadLetterOptions(BrokerHttpOptions):
             value = getattr(self, flag.replace("-", "_"))
             if value:
                 require_names(flag, [value])
+        for flag in ("reason", "error", "since", "until"):
+            if getattr(self, flag) == "":
+                raise OptionError(f"--{flag} is empty: leave it out, or say what it selects")
         for flag in ("since", "until"):
             if text := getattr(self, flag):
                 parse_time(flag, text, 0)
@@ -120,7 +123,11 @@ class DeadLetterOptions(BrokerHttpOptions):
 
     def which(self, now_ns: int) -> DeadLetterFilter:
         """Return the fields of a call that select some of them."""
-        fields: DeadLetterFilter = {"reason": self.reason, "error": self.error}
+        fields: DeadLetterFilter = {}
+        if self.reason:
+            fields["reason"] = self.reason
+        if self.error:
+            fields["error"] = self.error
         if self.ids:
             fields["ids"] = self.ids
         if self.since:

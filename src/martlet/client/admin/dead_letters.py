@@ -338,7 +338,8 @@ def _whose(topic: str, channel: str, dead_letter_topic: str) -> dict[str, Any]:
 
 def _which(which: DeadLetterFilter) -> dict[str, Any]:
     """Return the fields that select some of them."""
-    if "ids" in which and not which["ids"]:
-        raise ValueError("ids is empty: leave it out to select by other fields")
-    fields = given(**which)
+    fields: dict[str, Any] = {name: each for name, each in which.items() if each is not None}
+    for name in ("reason", "error"):
+        if fields.get(name) == "":
+            raise ValueError(f"{name} is empty: leave it out to select by other fields")
     return fields | ({"ids": id_texts(fields["ids"])} if "ids" in fields else {})

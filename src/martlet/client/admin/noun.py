@@ -35,9 +35,11 @@ def id_texts(ids: Iterable[str | bytes]) -> list[str]:
     """Return the ids of messages as texts; those of the client's messages are bytes.
 
     Raises:
-        ValueError: one of them is no id.
+        ValueError: one of them is no id, or there is none.
     """
     texts = [each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in ids]
+    if not texts:
+        raise ValueError("ids is empty: name at least one message, or leave ids out")
     for text in texts:
         if not _ID.fullmatch(text):
             raise ValueError(f"a message's id has 16 hexadecimal digits: {text[:80]!r}")

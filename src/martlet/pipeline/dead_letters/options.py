@@ -22,8 +22,8 @@ class DeadLetterJobOptions(JobOptions):
         " them",
         section="dead letters",
     )
-    where: str = option(
-        "",
+    where: str | None = option(
+        None,
         "a condition in Spark SQL, like reason = 'max_attempts' AND last_error LIKE '%smtp%'",
     )
     all: bool = option(False, "redrive or drop all dead letters")
@@ -41,10 +41,12 @@ class DeadLetterJobOptions(JobOptions):
         self.require_brokers()
         if self.action not in ACTIONS:
             raise OptionError(f"--action={self.action} is none of {', '.join(ACTIONS)}")
+        if self.where is not None and not self.where.strip():
+            raise OptionError("--where is empty: leave it out, or write a condition")
         if self.action == "list":
             if self.all or self.dry_run or self.to_topic:
                 raise OptionError("--all, --dry-run and --to-topic are for redrive and drop")
-        elif bool(self.where) == self.all:
+        elif (self.where is not None) == self.all:
             raise OptionError(f"say which to {self.action}: either --where=CONDITION or --all")
         if self.to_topic:
             if self.action == "drop":

@@ -137,6 +137,17 @@ class CallArguments:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {max_value}")
         return value
 
+    def selecting(self, *names: str) -> list[str]:
+        """Return which of the fields that select something are given. Raises CallError for an empty
+        one: nothing selected never means all.
+        """
+        for name in names:
+            if name in self._fields and self._fields[name] in (None, "", [], {}):
+                raise CallError(
+                    "BAD_ARGUMENT", f"{name!r} is empty: leave it out, or say what it selects"
+                )
+        return [name for name in names if name in self]
+
     def mapping(self, name: str, *, max_value: int = 10_000) -> Mapping[str, object]:
         """Return an object. Raises CallError."""
         value = self._wanted(name)

@@ -9,7 +9,8 @@
 
 Choose the dead-letter topic by the ``topic`` and ``channel`` that the messages come from, or by
 ``dead_letter_topic``. Select messages by ``ids``, ``reason``, ``error`` (a part of it),
-``since_ms`` and ``until_ms``; to move or purge all of them, ``all`` must be true. ``found`` has
+``since_ms`` and ``until_ms``, none of them empty; to move or purge all of them, ``all`` must be
+true. ``found`` has
 those of the ``ids`` that were met. With ``dry_run`` messages are only counted. A call visits some
 thousand messages and returns in ``next`` where to continue; continue with the same ``until_ms``, so
 that newer dead letters are left alone.
@@ -218,7 +219,11 @@ class DeadLetterCalls:
     ) -> tuple[DeadLetterSelection, bool]:
         """Return the selection of dead letters, and whether it is a dry run."""
         is_dry = to_act and arguments.flag("dry_run")
-        if to_act and not (arguments.flag("all") or any(name in arguments for name in _WHICH)):
+        chosen = arguments.selecting(*_WHICH)
+        since_ms = arguments.number("since_ms", 0)
+        if chosen == ["since_ms"] and not since_ms:
+            chosen = []  # 1970 leaves nothing out.
+        if to_act and not (arguments.flag("all") or chosen):
             raise CallError(
                 "MISSING_ARGUMENT",
                 f"select some by any of {', '.join(_WHICH)}, or set 'all' to true",
@@ -229,7 +234,7 @@ class DeadLetterCalls:
             frozenset(str(message_id) for message_id in ids),
             arguments.text("reason", ""),
             arguments.text("error", ""),
-            arguments.number("since_ms", 0),
+            since_ms,
             arguments.number("until_ms", now_ms),
             arguments.text("topic", ""),
             arguments.text("channel", ""),

@@ -66,6 +66,8 @@ class DelayCalls:
         arguments.only("topic", "id", "ids")
         broker = self._broker
         topic = arguments.topic(broker)
+        if len(arguments.selecting("id", "ids")) > 1:
+            raise CallError("BAD_ARGUMENT", "give 'id' or 'ids', not both")
         if "ids" in arguments:
             ids = arguments.sequence("ids", max_value=MAX_CANCELLED)
         else:

@@ -82,7 +82,7 @@ async def test_letters_are_shown_with_their_bodies_as_text(page: Page) -> None:
 
 
 async def test_a_dry_run_says_what_a_redrive_then_moves(page: Page, brokers: list[Broker]) -> None:
-    asked = await ask(page, "redrive_dead_letters", **WHOSE)
+    asked = await ask(page, "redrive_dead_letters", **WHOSE, all="yes")
     assert button_of(asked) == "Redrive 4 dead letters on 2 brokers"
     # One that dies after the dry run is not of those that it has counted.
     await die(brokers[0], b"late")
@@ -90,7 +90,7 @@ async def test_a_dry_run_says_what_a_redrive_then_moves(page: Page, brokers: lis
     assert notice_of(answer) == "4 dead letters of channel work of orders were redriven"
     depths = [(await counts(each, "orders"))["channels"][0]["depth"] for each in brokers]
     assert depths == [3, 1]
-    again = await ask(page, "redrive_dead_letters", **WHOSE)
+    again = await ask(page, "redrive_dead_letters", **WHOSE, all="yes")
     assert button_of(again) == "Redrive 1 dead letter on 1 broker"
 
 
@@ -106,10 +106,14 @@ async def test_chosen_letters_go_to_another_topic(page: Page, brokers: list[Brok
     assert (await counts(brokers[0], "later"))["message_count"] == 2
     for fields, why in [
         ({**WHOSE, "chosen": "yes"}, "no message was chosen"),
+        (WHOSE, "nothing was chosen"),
+        ({**WHOSE, "reason": "", "error": "", "since": " ", "all": ""}, "nothing was chosen"),
+        ({**WHOSE, "ids": ids[:1]}, "nothing was chosen"),
+        ({**WHOSE, "ids": ids[:1], "all": "yes"}, "nothing was chosen"),
         ({**WHOSE, "chosen": "yes", "ids": ["x"]}, "no message&#39;s id"),
-        ({**WHOSE, "to_topic": "a b"}, "is no name"),
-        ({"topic": "orders"}, "channel: &#39;&#39; is no name"),
-        ({**WHOSE, "broker": "http://evil.example"}, "there is no broker"),
+        ({**WHOSE, "to_topic": "a b", "all": "yes"}, "is no name"),
+        ({"topic": "orders", "all": "yes"}, "channel: &#39;&#39; is no name"),
+        ({**WHOSE, "broker": "http://evil.example", "all": "yes"}, "there is no broker"),
     ]:
         assert why in await page.act("redrive_dead_letters", 400, **fields)
     assert (await counts(brokers[0], "orders.work.dead"))["channels"][0]["depth"] == 1
@@ -119,7 +123,7 @@ async def test_purge(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = await ask(page, "purge_dead_letters", **WHOSE, reason="timeout")
     assert "There is nothing to do." in asked
     monkeypatch.setattr("martlet.admin.pages.dead_letters.TYPED_FROM", 3)
-    asked = await ask(page, "purge_dead_letters", **WHOSE)
+    asked = await ask(page, "purge_dead_letters", **WHOSE, all="yes")
     assert button_of(asked) == "Purge 4 dead letters on 2 brokers"
     assert "type &#39;channel work of orders&#39; to confirm" in await page.act(
         status=400, **form_of(asked)

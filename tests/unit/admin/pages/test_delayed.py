@@ -69,7 +69,10 @@ async def test_cancel_chosen_and_all(
     assert notice_of(answer) == "1 delayed message of topic later was cancelled; 1 no longer waited"
     assert "no message was chosen" in await page.act("cancel_delayed", 400, **TOPIC, chosen="yes")
     monkeypatch.setattr("martlet.admin.pages.delayed.TYPED_FROM", 1)
-    asked = await ask(page, "cancel_delayed", **TOPIC)
+    for fields in ({}, {"ids": ids[2:]}, {"chosen": "", "all": ""}):
+        refused = await page.act("cancel_delayed", 400, **TOPIC, **fields)
+        assert "nothing was chosen" in refused
+    asked = await ask(page, "cancel_delayed", **TOPIC, all="yes")
     assert button_of(asked) == "Cancel 2 delayed messages"
     assert "to confirm" in await page.act(status=400, **form_of(asked))
     answer = await page.act(**form_of(asked), typed="later")

@@ -22,6 +22,7 @@ from martlet.options.flag import OptionError
             "name the ids to cancel",
         ),
         ({"action": "cancel", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
+        ({"action": "cancel", "topic": "t", "ids": ("",)}, "--id=: an id has 16 hexadecimal"),
         ({"action": "list", "topic": "a b"}, "a b"),
     ],
 )
@@ -36,6 +37,11 @@ def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
         ({"reason": "reject"}, "--reason=reject: it is one of max_attempts, timeout"),
         ({"ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
         ({}, "the selection is missing: add --all"),
+        ({"ids": ("",), "all": True}, "--id=: an id has 16 hexadecimal"),
+        ({"reason": "", "all": True}, "--reason is empty"),
+        ({"error": "", "since": "1h"}, "--error is empty"),
+        ({"since": "", "all": True}, "--since is empty"),
+        ({"until": "", "all": True}, "--until is empty"),
     ],
 )
 def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why: str) -> None:

@@ -44,10 +44,23 @@ def test_a_token_is_not_shown() -> None:
 
 async def test_wrong_names_and_selections_are_refused_before_a_request() -> None:
     admin = Admin(ADDRESS)
-    which: list[DeadLetterFilter] = [{"ids": []}, {"ids": ["xyz"]}, {}]
-    for each, why in zip(which, ["ids is empty", "16 hexadecimal", "selection is"], strict=True):
-        with pytest.raises(ValueError, match=why):
-            await admin.dead_letters.purge("t", "c", **each)
+    which: list[tuple[DeadLetterFilter, str]] = [
+        ({"ids": []}, "ids is empty"),
+        ({"ids": (each for each in ())}, "ids is empty"),  # type: ignore[typeddict-item]
+        ({"reason": ""}, "reason is empty"),
+        ({"error": "", "ids": ["0" * 16]}, "error is empty"),
+        ({"ids": ["xyz"]}, "16 hexadecimal"),
+        ({}, "selection is"),
+    ]
+    blocking = BlockingAdmin(ADDRESS)
+    for each, why in which:
+        for change in (admin.dead_letters.purge, admin.dead_letters.redrive):
+            with pytest.raises(ValueError, match=why):
+                await change("t", "c", **each)
+        with blocking, pytest.raises(ValueError, match=why):
+            blocking.dead_letters.purge("t", "c", **each)
+    with pytest.raises(ValueError, match="ids is empty"):
+        await admin.delayed.cancel("t", [])
     with pytest.raises(ValueError, match="topic and channel go together"):
         await admin.dead_letters.list("t")
     with pytest.raises(InvalidName, match="'a b' is no name of a topic"):
