@@ -370,6 +370,31 @@ async def test_a_group_that_was_reset_while_it_was_empty(broker: Broker) -> None
         assert [m.offset async for m in limited(consumer, 3)] == [0, 1, 2]
 
 
+async def test_groups_whose_dead_letter_topics_form_a_cycle_keep_the_message(
+    broker: Broker,
+) -> None:
+    put(broker, [b"bad"])
+    for topic, following in (("t", "d"), ("d", "t")):
+        async with PullConsumer(topic, "g", broker.tcp_address, start="first"):
+            pass
+        policy = {"dead_letter_topic": following}
+        await call(broker, "channel.configure", topic=topic, channel="g", policy=policy)
+
+    shown: dict[str, Any] = {}
+    for topic, where in (("t", "d"), ("d", "d.g.dead")):
+        async with PullConsumer(topic, "g", broker.tcp_address, start="first") as consumer:
+
+            async def reject(message: PulledMessage, consumer: PullConsumer = consumer) -> None:
+                consumer.stop()
+                raise Reject("no")
+
+            await consumer.run(reject)
+        shown = await call(broker, "dead_letters.show", dead_letter_topic=where)
+        assert [each["topic"] for each in shown["messages"]] == [topic]
+    assert shown["messages"][0]["instead_of"] == "t"
+    assert broker.server.broker.topics["t"].message_count == 1
+
+
 async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter(
     broker: Broker,
 ) -> None:

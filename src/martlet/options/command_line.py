@@ -233,7 +233,7 @@ def _metavar(flag: Flag) -> str:
 
 def _help(flag: Flag, default: object) -> str:
     text = flag.help
-    if "default" not in text and default not in ("", ()):
+    if "default" not in text and default not in ("", (), None):
         shown = flag.format(default).replace("\n", "\\n")
         text += f" (default: {shown})"
     if flag.aliases:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.dead_letters.dead_letter import CHANNEL, default_name
+from martlet.broker.dead_letters.dead_letter import CHANNEL, MAX_MOVES, default_name
+from martlet.broker.dead_letters.redrive import letters, redrive
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.retry import DELAY_LEVELS_MS, Cause, DeadLetterReason, RetryPolicy
 from martlet.names import is_valid_name
@@ -375,3 +377,110 @@ def test_large_dead_letters_are_moved_in_batches_that_are_no_larger_than_others(
     assert [body for body, _ in dead_letters(core)] == bodies
     index = core.broker.topics["t.c.dead"].queue.index
     assert max(entry.length for entry in index.rows(0, 100)) < 1_500_000
+
+
+def reject_all(core: Core, *topics: str) -> list[str]:
+    """Have channel c of the topics reject what it gets, until nothing comes; return which did."""
+    clients = {topic: core.client(topic).ready(1) for topic in topics}
+    rejected: list[str] = []
+    while any(client.got for client in clients.values()):
+        assert len(rejected) < 100, "messages go round without end"
+        for topic, client in clients.items():
+            got, client.got = client.got, []
+            for message in got:
+                rejected.append(topic)
+                offset = client.channel.queue.offset_of(message.id)
+                client.channel.reject(client.consumer, offset, DeadLetterReason.REJECTED, "no")
+        core.broker.run()
+    for client in clients.values():
+        client.channel.remove_consumer(client.consumer)
+    return rejected
+
+
+def kept(core: Core) -> dict[str, int]:
+    """The dead letters of each topic."""
+    topics = core.broker.topics.items()
+    return {n: t.channels[CHANNEL].depth for n, t in topics if CHANNEL in t.channels}
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, MAX_MOVES, MAX_MOVES + 1, 20])
+def test_a_cycle_of_dead_letter_topics_ends_in_the_default_one(length: int) -> None:
+    core = Core()
+    names = [f"ring{number}" for number in range(length)]
+    for name, following in zip(names, [*names[1:], names[0]], strict=True):
+        configure(core, name, dead_letter_topic=following)
+    core.publish(names[0], b"bad")
+    assert reject_all(core, *names) == names[: MAX_MOVES + 1]
+    last = names[: MAX_MOVES + 1][-1]
+    at = f"{last}.c.dead"
+    ((body, properties),) = dead_letters(core, at)
+    assert body == b"bad"
+    assert kept(core)[at] == 1
+    assert properties.system["dead_topic"] == last
+    assert properties.system["dead_instead_of"] == (names * 2)[names.index(last) + 1]
+    assert properties.system["dead_before"].split() == names[:MAX_MOVES][: length - 1]
+
+
+def test_a_chain_of_dead_letter_topics_is_followed_to_its_end() -> None:
+    core = Core()
+    names = [f"level{number}" for number in range(MAX_MOVES)]
+    for name, following in pairwise(names):
+        configure(core, name, dead_letter_topic=following)
+    core.publish(names[0], b"bad")
+    assert reject_all(core, *names[:-1]) == names[:-1]
+    ((_, properties),) = dead_letters(core, names[-1])
+    assert "dead_instead_of" not in properties.system
+
+
+def test_a_cycle_through_default_names_ends_too() -> None:
+    core = Core()
+    first, second = "x.c.dead", default_name("x.c.dead", "c")
+    configure(core, first)
+    configure(core, second, dead_letter_topic="x")
+    configure(core, "x")
+    core.publish(first, b"bad")
+    assert reject_all(core, first, second, "x") == [first, second, "x"]
+    third = default_name(first, CHANNEL)
+    assert kept(core) == {second: 1, "x": 1, third: 1}
+
+
+def test_a_cycle_of_a_dead_letter_topics_own_channel_ends() -> None:
+    core = Core()
+    configure(core, dead_letter_topic="d")
+    core.broker.topic("d")
+    configure(core, "d", CHANNEL, dead_letter_topic="t")
+    core.publish("t", b"bad")
+    assert reject_all(core, "t") == ["t"]
+    client = core.client("d", CHANNEL).ready(1)
+    client.channel.reject(client.consumer, 0, DeadLetterReason.REJECTED)
+    core.broker.run()
+    assert kept(core) == {"d": 0, "d.dead-letters.dead": 1}
+    assert core.broker.topics["t"].message_count == 1
+
+
+def test_a_cycle_that_is_closed_later_and_after_a_restart_ends() -> None:
+    core = Core()
+    configure(core, "a", dead_letter_topic="b")
+    core.channel("b", "c")
+    core.publish("a", b"bad")
+    assert reject_all(core, "a") == ["a"]
+    core.broker.write_journal()
+    core.kill()
+    configure(core, "b", dead_letter_topic="a")
+    core.publish("b", b"new")
+    assert reject_all(core, "a", "b") == ["b", "b", "a"]
+    assert kept(core) == {"b": 2, "b.c.dead": 1, "a": 1, "a.c.dead": 1}
+
+
+def test_a_redriven_message_follows_its_channels_policy_again() -> None:
+    core = Core()
+    configure(core, "a", dead_letter_topic="b")
+    configure(core, "b", dead_letter_topic="a")
+    core.publish("a", b"bad")
+    assert reject_all(core, "a", "b") == ["a", "b"]
+    ((letter,), _) = letters(core.broker.topics["b.c.dead"].channels[CHANNEL], 0, 10)
+    to = core.broker.topic("a")
+    redrive(core.broker.transfers, letter, lambda: to, None, lambda error: None)
+    core.broker.run()
+    assert reject_all(core, "a", "b") == ["a", "b"]
+    assert kept(core)["b.c.dead"] == 1

@@ -14,6 +14,8 @@ the body and the properties of the original message, and these properties of the
     dead_stored_ms     when that was published, in ms since 1970
     dead_at_ms         when it became a dead letter, in ms since 1970
     dead_redrives      the number of redrives before
+    dead_before        the topics in which it failed before it came to dead_topic, the oldest first
+    dead_instead_of    the topic that it was to go to, where that would have begun a cycle
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ CHANNEL = "dead-letters"
 _SUFFIX = ".dead"
 _PREFIX = "dead_"
 _MILLISECOND_NS = 1_000_000
+MAX_MOVES = 8
+"""How many topics a message may fail in, one after the other, by its channels' policies."""
 
 
 def default_name(topic: str, channel: str) -> str:
@@ -71,8 +75,34 @@ class DeadLetterInfo:
     failures: int = 0
 
 
+def acyclic_target(entry: bytes, topic: str, channel: str, wanted: str) -> str:
+    """Return the topic that a message goes to when it fails in a channel.
+
+    It is the wanted one, unless the message has failed there before, or in too many topics: then
+    it is the channel's default one, where it stays. So no cycle of dead-letter topics, whenever it
+    was configured, moves a message on without end.
+    """
+    path = _path(entry)
+    if wanted not in (*path, topic) and len(path) < MAX_MOVES:
+        return wanted
+    name = default_name(topic, channel)
+    while name in path:
+        name = default_name(name, CHANNEL)
+    return name
+
+
+def _path(entry: bytes) -> list[str]:
+    """Return the topics in which a dead letter has failed before, the oldest first."""
+    notes = _unpacked(entry).system if entry else {}
+    return [*notes.get("dead_before", "").split(), *notes.get("dead_topic", "").split()]
+
+
 def dead_letter_properties(
-    entry: bytes, death: DeadLetterInfo, origin: Mapping[str, str | int], stored_at_ns: int
+    entry: bytes,
+    death: DeadLetterInfo,
+    origin: Mapping[str, str | int],
+    stored_at_ns: int,
+    wanted: str,
 ) -> bytes:
     """Pack the properties of a dead letter.
 
@@ -81,8 +111,11 @@ def dead_letter_properties(
         death: its history.
         origin: ``topic``, ``channel``, ``queue``, ``offset`` and ``id`` of the message.
         stored_at_ns: when it was published.
+        wanted: the dead-letter topic of its channel.
     """
     first, last = death.errors
+    topic, channel = str(origin["topic"]), str(origin["channel"])
+    is_kept = acyclic_target(entry, topic, channel, wanted) != wanted
     facts: dict[str, str | int] = {
         "reason": death.reason,
         "attempts": death.attempts,
@@ -92,6 +125,8 @@ def dead_letter_properties(
         **origin,
         "stored_ms": stored_at_ns // _MILLISECOND_NS,
         "at_ms": death.at_ns // _MILLISECOND_NS,
+        "before": " ".join(_path(entry)[-MAX_MOVES:]),
+        "instead_of": wanted if is_kept else "",
     }
     notes = {_PREFIX + name: str(value) for name, value in facts.items() if value != ""}
     return _with_notes(entry, notes)

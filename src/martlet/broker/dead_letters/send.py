@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.dead_letters.dead_letter import (
     CHANNEL,
     DeadLetterInfo,
+    acyclic_target,
     dead_letter_properties,
     default_name,
 )
@@ -33,6 +34,11 @@ def dead_letter_topic(channel: ChannelState) -> str:
     return channel.policy.dead_letter_topic or default_name(channel.topic, channel.name)
 
 
+def target_of(channel: ChannelState, entry: bytes) -> str:
+    """Return the name of the topic that a message with those properties goes to when it fails."""
+    return acyclic_target(entry, channel.topic, channel.name, dead_letter_topic(channel))
+
+
 def move_to_dead_letters(
     topics: TopicRegistry,
     mover: MessageMover,
@@ -45,7 +51,11 @@ def move_to_dead_letters(
     """Begin to move a message that no consumer holds to its channel's dead-letter topic."""
     now_ns = topics.clock()
     if channel.trail is not None:
-        to = f"{reason} -> {dead_letter_topic(channel)}"
+        try:
+            name = target_of(channel, channel.cursor.properties(offset))
+        except OSError:
+            name = dead_letter_topic(channel)  # The move reads it again.
+        to = f"{reason} -> {name}"
         channel.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
     errors = channel.cursor.pending.errors.get(offset, ("", ""))
     death = DeadLetterInfo(reason, attempts, errors, now_ns, failures)
@@ -59,14 +69,15 @@ def move_to_dead_letters(
     }
 
     def pack(entry: bytes, stored_at_ns: int) -> bytes:
-        return dead_letter_properties(entry, death, origin, stored_at_ns)
+        wanted = dead_letter_topic(channel)
+        return dead_letter_properties(entry, death, origin, stored_at_ns, wanted)
 
     mover.begin(
         MessageMove(
             channel,
             offset,
             attempts,
-            partial(_open, topics, channel),
+            partial(_open, topics, channel, offset),
             pack,
             on_end=partial(_count, channel),
             failures=failures,
@@ -74,9 +85,9 @@ def move_to_dead_letters(
     )
 
 
-def _open(topics: TopicRegistry, channel: ChannelState) -> Topic:
-    """Return the dead-letter topic, created if necessary. Raises WritesRefused."""
-    topic = topics.topic(dead_letter_topic(channel))
+def _open(topics: TopicRegistry, channel: ChannelState, offset: int) -> Topic:
+    """Return a message's dead-letter topic, created if necessary. Raises WritesRefused."""
+    topic = topics.topic(target_of(channel, channel.cursor.properties(offset)))
     topic.channel(CHANNEL)
     return topic.next_part()
 

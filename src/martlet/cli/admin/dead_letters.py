@@ -210,6 +210,12 @@ def letter_lines(letter: Fields, now_ms: int) -> list[str]:
         lines.append(f"  first error: {printable(first)}")
     if last:
         lines.append(f"  last error:  {printable(last)}")
+    if letter.get("instead_of"):
+        before = letter.get("before", "").replace(" ", ", ")
+        lines.append(
+            f"  kept here instead of topic {printable(letter['instead_of'])}: it has failed in"
+            f" {printable(before)} before, and would go round without end"
+        )
     if letter["message_id"]:
         stored_ms = letter.get("stored_ms", "")
         when = f", published {local_time(int(stored_ms))}" if stored_ms.isdecimal() else ""

@@ -194,7 +194,8 @@ class DeadLetterCalls:
             name = dead_letter_topic(broker.find_topic(topic).find_channel(channel))
         except NotFound:
             name = default_name(topic, channel)
-        found = broker.topics.get(name)
+        # A message that has come round a cycle of dead-letter topics is in the default one.
+        found = broker.topics.get(name) or broker.topics.get(default_name(topic, channel))
         if found is None or CHANNEL not in found.channels:
             raise CallError(
                 "NOT_FOUND",

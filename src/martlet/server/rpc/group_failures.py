@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, dead_letter_properties
-from martlet.broker.dead_letters.send import dead_letter_topic
+from martlet.broker.dead_letters.send import dead_letter_topic, target_of
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.fetch import MAX_FETCH_MESSAGES
 from martlet.broker.queue.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
@@ -111,11 +111,11 @@ class GroupFailureCalls:
             "id": part.queue.message_id(offset).decode(),
         }
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
-        entry = dead_letter_properties(
-            channel.cursor.properties(offset), death, origin, stored_at_ns
-        )
-        keeper = broker.topic(dead_letter_topic(channel))
+        entry = channel.cursor.properties(offset)
+        keeper = broker.topic(target_of(channel, entry))
         keeper.channel(CHANNEL)
+        wanted = dead_letter_topic(channel)
+        entry = dead_letter_properties(entry, death, origin, stored_at_ns, wanted)
         receipt = keeper.next_part().stage([bytes(frame[FRAME_HEADER_BYTES:])], 0, [(0, entry)])
         broker.commit()
         if receipt.error is not None:
