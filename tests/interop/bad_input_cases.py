@@ -127,6 +127,25 @@ CASES = [
     Case("MPUB of empty messages", mpub("{t}", [b"", b""])),
     Case("MPUB with a message above the limit", mpub("{t}", [b"x", b"x" * 1001])),
     Case("MPUB of messages above the limit", mpub("{t}", [b"x" * 1001] * 2)),
+    Case(
+        "MPUB whose size is that of its bodies alone",
+        b"MPUB {t}\n" + u32(2) + u32(2) + u32(1) + b"a" + u32(1) + b"b" + pub("{t}", b"c"),
+    ),
+    Case(
+        "MPUB whose size is too large",
+        b"MPUB {t}\n" + u32(4000) + u32(2) + u32(1) + b"a" + u32(1) + b"b" + pub("{t}", b"c"),
+    ),
+    Case(
+        "MPUB whose size is too small, with an empty message",
+        b"MPUB {t}\n" + u32(2) + u32(3) + u32(1) + b"a" + u32(0) + u32(1) + b"b",
+    ),
+    Case(
+        "MPUB whose size is too large, with a message above the limit",
+        b"MPUB {t}\n" + u32(4000) + u32(2) + u32(1) + b"a" + u32(1001),
+    ),
+    Case(
+        "MPUB with more behind its messages", b"MPUB {t}\n" + u32(13) + u32(1) + u32(1) + b"aNOP\n"
+    ),
     Case("MPUB with a message below zero", b"MPUB {t}\n" + u32(8) + u32(1) + u32(0xFFFFFFFF)),
     # IDENTIFY
     Case("IDENTIFY of nothing", identify(b"")),

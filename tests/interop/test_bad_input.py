@@ -51,11 +51,6 @@ ELSE = {
         "error E_INVALID RDY could not parse count 99999999999999999999999",
         "closed",
     ],
-    # nsqd takes the octets of the next command for the rest of the count.
-    "MPUB of too few octets for a count": [
-        "error E_BAD_BODY MPUB failed to read message count",
-        "closed",
-    ],
 }
 """Where another answer than nsqd's is meant."""
 

@@ -149,6 +149,26 @@ def split_bodies(buffer: bytearray, at: int, end: int, count: int, max_size: int
     return bodies
 
 
+def whole_bodies(
+    buffer: bytearray, at: int, end: int, max_count: int, max_size: int
+) -> tuple[int, int]:
+    """Return how many whole bodies of an MPUB follow each other from `at` on, and the place behind
+    them. They end before one that is not whole at `end`, is empty or larger than `max_size`.
+    """
+    raw = raw_bodies(buffer, at, end, max_count, 0, max_size)
+    if raw is not None:
+        return len(raw), raw.end
+    count = 0
+    unpack = _SIZE.unpack_from
+    while count < max_count and at + 4 <= end:
+        size = unpack(buffer, at)[0]
+        if not 0 < size <= max_size or at + 4 + size > end:
+            break
+        at += 4 + size
+        count += 1
+    return count, at
+
+
 def _listed_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes] | None:
     """Return the bodies of an MPUB; None where the sizes do not add up to its end."""
     data = bytes(memoryview(buffer)[at:end])

@@ -12,6 +12,7 @@ from martlet.protocol.nsq.bulk import (
     finish_run,
     publish_run,
     split_bodies,
+    whole_bodies,
 )
 from martlet.protocol.nsq.v2 import (
     ALLOWED,
@@ -90,6 +91,8 @@ class Decoder:
         self.max_lone = min(limits.max_msg_size, MAX_LONE_BYTES)
         self._is_valid_name = is_valid_name
         self._known_lines: dict[bytes, tuple[str, str]] = {}
+        self._walked = 0, 0
+        """Of an MPUB that is not whole: its whole messages, and their bytes."""
 
     def decode(self, buffer: bytearray, at: int, end: int) -> tuple[Command, int] | None:
         """Decode the command at byte `at`. Raises ProtocolError."""
@@ -253,19 +256,48 @@ class Decoder:
         if self.admit is not None and not self.admit("MPUB", topic):
             return None
         body = self._body("MPUB", "", self.limits.max_body_size, buffer, at, body_at, end)
-        if body is None:
-            if end >= body_at + 12:
-                self._message_count(buffer, body_at + 4, end)
-                (size,) = _SIZE.unpack_from(buffer, body_at + 8)
-                if not 0 < size <= self.limits.max_msg_size:
-                    raise self._bad_bodies(buffer, body_at + 8, end, 1)
+        first = body_at + 8
+        if end < first:
+            self.wanted_bytes = max(self.wanted_bytes, first - at) if body is None else first - at
             return None
-        start, stop = body
-        count = self._message_count(buffer, start, stop)
-        bodies = split_bodies(buffer, start + 4, stop, count, self.limits.max_msg_size)
-        if bodies is None:
-            raise self._bad_bodies(buffer, start + 4, stop, count)
-        return PublishCommand("MPUB", topic, bodies, 1, None), stop
+        count = self._message_count(buffer, body_at + 4, end)
+        if body is not None:
+            bodies = split_bodies(buffer, first, body[1], count, self.limits.max_msg_size)
+            if bodies is not None:
+                self._walked = 0, 0
+                return PublishCommand("MPUB", topic, bodies, 1, None), body[1]
+            self.wanted_bytes = 0
+        return self._walk_messages(topic, buffer, at, first, end, count)
+
+    def _walk_messages(
+        self, topic: str, buffer: bytearray, at: int, first: int, end: int, count: int
+    ) -> tuple[Command, int] | None:
+        """Decode an MPUB by its count and the sizes of its messages, as nsqd does: it ends behind
+        its last message, whatever its own size says. Some clients count the bodies alone.
+
+        nsqd limits each message and their count; here the bodies have --max-body-size together.
+        """
+        max_size, max_total = self.limits.max_msg_size, self.limits.max_body_size
+        done, walked = self._walked
+        more, place = whole_bodies(buffer, first + walked, end, count - done, max_size)
+        done += more
+        stop, size = place + 4, 0
+        if done < count and stop <= end:
+            (size,) = _SIZE.unpack_from(buffer, place)
+            if not 0 < size <= max_size:
+                raise self._bad_bodies(buffer, place, end, 1, first_number=done)
+            stop += size
+        total = place - first - 4 * done + size
+        if total > max_total:
+            raise ProtocolError("E_BAD_BODY", f"MPUB body too big {total} > {max_total}")
+        if done < count:
+            self._walked = done, place - first
+            self.wanted_bytes = max(self.wanted_bytes, stop - at)
+            return None
+        self._walked = 0, 0
+        bodies = split_bodies(buffer, first, place, count, max_size)
+        assert bodies is not None, "all have been walked over"
+        return PublishCommand("MPUB", topic, bodies, 1, None), place
 
     def _send(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
@@ -354,11 +386,17 @@ class Decoder:
         return count
 
     def _bad_bodies(
-        self, buffer: bytearray, at: int, end: int, count: int, verb: str = "MPUB"
+        self,
+        buffer: bytearray,
+        at: int,
+        end: int,
+        count: int,
+        verb: str = "MPUB",
+        first_number: int = 0,
     ) -> ProtocolError:
         """Return the error in an MPUB's messages."""
         limit = self.limits.max_msg_size
-        for number in range(count):
+        for number in range(first_number, first_number + count):
             if at + 4 > end:
                 text = f"{verb} failed to read message({number}) body size"
                 return ProtocolError("E_BAD_MESSAGE", text)

@@ -224,14 +224,14 @@ FATAL = [
     (b"MPUB b$\n", ParserState.INIT, 'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "b$" is not valid'),
     (mpub(size=0), ParserState.INIT, "E_BAD_BODY MPUB invalid body size 0"),
     (mpub(size=5001), ParserState.INIT, "E_BAD_BODY MPUB body too big 5001 > 5000"),
-    (
-        b"MPUB t\n" + sized(b"abc"),
-        ParserState.INIT,
-        "E_BAD_BODY MPUB failed to read message count",
-    ),
     (mpub(b"a", count=0), ParserState.INIT, "E_BAD_BODY MPUB invalid message count 0"),
     (mpub(b"a", count=-3), ParserState.INIT, "E_BAD_BODY MPUB invalid message count -3"),
     (mpub(b"a", count=1000), ParserState.INIT, "E_BAD_BODY MPUB invalid message count 1000"),
+    (
+        mpub(*[b"x" * 1000] * 5, b"y", size=9),
+        ParserState.INIT,
+        "E_BAD_BODY MPUB body too big 5001 > 5000",
+    ),
     (mpub(b"a", b""), ParserState.INIT, "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
     (mpub(b"", b""), ParserState.INIT, "E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
     (mpub(b"x" * 1001), ParserState.INIT, "E_BAD_MESSAGE MPUB message too big 1001 > 1000"),
@@ -244,16 +244,6 @@ FATAL = [
         mpub(b"x" * 1001, b"y" * 1001),
         ParserState.INIT,
         "E_BAD_MESSAGE MPUB message too big 1001 > 1000",
-    ),
-    (
-        b"MPUB t\n" + sized(struct.pack(">ii", 1, 9) + b"abc"),
-        ParserState.INIT,
-        "E_BAD_MESSAGE MPUB failed to read message body",
-    ),
-    (
-        mpub(b"a", count=2),
-        ParserState.INIT,
-        "E_BAD_MESSAGE MPUB failed to read message(1) body size",
     ),
     (b"DPUB t\n", ParserState.INIT, "E_INVALID DPUB insufficient number of parameters"),
     (b"DPUB $ 1\n", ParserState.INIT, 'E_BAD_TOPIC DPUB topic name "$" is not valid'),
@@ -334,6 +324,26 @@ def test_a_line_without_an_end_is_not_waited_for() -> None:
         reader.decode(line, 0, MAX_LINE_BYTES)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 8, 18, 20, 500, 5000])
+@pytest.mark.parametrize("some", [[b"a"], [b"a", b"b"], [b"one", b"four!", b"x" * 30]])
+def test_an_mpub_ends_behind_its_last_message_whatever_its_size_says(
+    size: int, some: list[bytes]
+) -> None:
+    """Clients that count their bodies alone work with nsqd."""
+    first, second = decode(mpub(*some, size=size) + b"NOP\n")
+    assert bodies_of(first) == some
+    assert isinstance(second, Nop)
+    data = mpub(*some, size=size)
+    reader, waits = decoder(), 0
+    for end in range(1, len(data)):
+        assert reader.decode(bytearray(data), 0, end) is None
+        waits += reader.wanted_bytes > 0
+    assert waits
+    decoded = reader.decode(bytearray(data), 0, len(data))
+    assert decoded is not None
+    assert (bodies_of(decoded[0]), decoded[1]) == (some, len(data))
+
+
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
@@ -364,6 +374,12 @@ def test_a_decoder_says_how_many_bytes_it_waits_for(data: bytes, wanted: int) ->
         (b"AUTH\n" + sized(b"abc")[:-1], "E_BAD_BODY AUTH failed to read body"),
         (b"MPUB t\n\x00", "E_BAD_BODY MPUB failed to read body size"),
         (b"MPUB t\n" + struct.pack(">i", 50), "E_BAD_BODY MPUB failed to read message count"),
+        (b"MPUB t\n" + sized(b"abc"), "E_BAD_BODY MPUB failed to read message count"),
+        (
+            b"MPUB t\n" + sized(struct.pack(">ii", 1, 9) + b"abc"),
+            "E_BAD_MESSAGE MPUB failed to read message body",
+        ),
+        (mpub(b"a", count=2), "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
         (mpub(b"ab", b"c")[:-6], "E_BAD_MESSAGE MPUB failed to read message body"),
         (mpub(b"ab", b"c")[:-3], "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
     ],
