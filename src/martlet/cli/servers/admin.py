@@ -26,9 +26,9 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Serve the page with the given flags; return the exit code of the process."""
-    replace_standard_streams()
     command = start.arguments("admin", DESCRIPTION, AdminOptions)
     options = start.options(command, AdminOptions, argv, lambda _options: [start.version()])
+    replace_standard_streams()
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))
 

@@ -43,8 +43,8 @@ def arguments() -> ParsedArguments:
 
 def main(argv: Sequence[str]) -> int:
     """Run a broker with the given flags; return the exit code of the process."""
-    replace_standard_streams()
     options = start.options(arguments(), BrokerOptions, argv, _hello)
+    replace_standard_streams()
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))
 

@@ -26,9 +26,9 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Run a lookup daemon with the given flags; return the exit code of the process."""
-    replace_standard_streams()
     command = start.arguments("lookup", DESCRIPTION, LookupOptions)
     options = start.options(command, LookupOptions, argv, lambda _options: [start.version()])
+    replace_standard_streams()
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))
 

@@ -48,9 +48,9 @@ _log = logging.getLogger(start.ROOT)
 
 def main(argv: Sequence[str]) -> int:
     """Run the servers; return the exit code of the process."""
-    replace_standard_streams()
     at = list(argv).index("--") if "--" in argv else len(argv)
     options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
+    replace_standard_streams()
     if options.admin and find_spec("jinja2") is None:
         _log.warning("the admin page is not started: %s", how_to_install("admin"))
         options = options.replace(admin=False)
