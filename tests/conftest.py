@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from tests import children, template, time_limit
 
@@ -23,6 +24,11 @@ LONGEST = (
     "tests/spark_cluster/",
     "tests/crash/test_kill.py",
 )
+
+
+# A deadline would judge the machine: `tests.time_limit` ends what hangs.
+hypothesis.settings.register_profile("martlet", deadline=None)
+hypothesis.settings.load_profile("martlet")
 
 
 def pytest_configure(config: pytest.Config) -> None:

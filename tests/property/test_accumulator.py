@@ -372,9 +372,9 @@ class OneBrokerMachine(AccumulatorMachine):
 
 
 TestAccumulator = AccumulatorMachine.TestCase
-TestAccumulator.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestAccumulator.settings = settings(max_examples=40, stateful_step_count=40)
 TestOneBroker = OneBrokerMachine.TestCase
-TestOneBroker.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestOneBroker.settings = settings(max_examples=25, stateful_step_count=30)
 
 
 def test_a_key_stays_at_one_broker_until_that_goes() -> None:

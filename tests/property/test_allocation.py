@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.allocation import STRATEGIES, GroupMember, TopicQueue, allocate
@@ -22,7 +22,6 @@ def at(broker: str, count: int, room: str = "east") -> list[TopicQueue]:
     return [TopicQueue(broker, number, room) for number in range(count)]
 
 
-@settings(deadline=None)
 @given(counts, names, st.sampled_from(TO_ALL))
 def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) -> None:
     members = [GroupMember(id, room=("east", "west")[len(id) % 2]) for id in ids]
@@ -33,7 +32,6 @@ def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) ->
         assert all(queues == sorted(queues) for queues in found.values())
 
 
-@settings(deadline=None)
 @given(counts, names)
 def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
     found = share_out("averagely", n, [GroupMember(id) for id in ids])
@@ -46,7 +44,6 @@ def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
         assert found[id] == list(range(start, start + take))
 
 
-@settings(deadline=None)
 @given(counts, names)
 def test_averaging_by_circle_and_by_machine_room_follow_the_formulas(
     n: int, ids: list[str]
@@ -61,7 +58,6 @@ def test_averaging_by_circle_and_by_machine_room_follow_the_formulas(
         assert room[id] == expected
 
 
-@settings(deadline=None)
 @given(counts, names, names, st.data())
 def test_sticky_is_even_and_moves_no_more_than_it_must(
     count: int, before: list[str], after: list[str], data: st.DataObject
@@ -96,7 +92,6 @@ def test_machine_rooms() -> None:
     assert share_out("machine-room-nearby", 3, members[:1]) == {"a": [0, 1, 2]}
 
 
-@settings(deadline=None)
 @given(counts, names)
 def test_consistent_hash_moves_only_the_newcomer_s_queues(count: int, ids: list[str]) -> None:
     members = [GroupMember(id) for id in ids]

@@ -557,7 +557,6 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
 LIFE = settings(
     max_examples=150,
     stateful_step_count=40,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

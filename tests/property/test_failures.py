@@ -209,7 +209,7 @@ STEPS = [
 steps = st.lists(st.sampled_from(STEPS), min_size=10, max_size=40)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.integers(1, 4))
 def test_with_clients_that_report_starts_only_poison_is_dead(
     steps: list[str], seed: int, max_attempts: int
@@ -220,7 +220,7 @@ def test_with_clients_that_report_starts_only_poison_is_dead(
     lives.drain()
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.integers(1, 4))
 def test_with_clients_of_nsq_that_handle_one_after_the_other_too(
     steps: list[str], seed: int, max_attempts: int

@@ -100,7 +100,7 @@ filters = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(filters, MESSAGES)
 @example("a >= 9007199254740993", [Properties(headers={"a": "9007199254740992"})] * 40)
 @example("a = 3", [Properties(headers={"a": "1-2"}), Properties(headers={"a": "3"})] * 20)
@@ -119,7 +119,6 @@ def test_a_condition_is_the_same_for_a_message_and_for_a_batch(
         assert found == expected
 
 
-@settings(deadline=None)
 @given(
     st.one_of(st.just(""), filters), st.sets(st.sampled_from(("red", "Aa"))), MESSAGES, st.data()
 )
@@ -137,7 +136,7 @@ def test_a_filter_accepts_the_same_of_any_cut_of_a_batch(
         assert all(batch[number].tag in tags for number in found)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.one_of(
         st.text(max_size=60),

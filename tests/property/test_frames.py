@@ -70,7 +70,7 @@ streams = st.lists(st.one_of(same_size, mixed, others), max_size=6).map(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(frames=streams, cuts=st.lists(st.integers(1, 700), max_size=60), space=st.integers(16, 900))
 def test_frames_come_out_as_sent(frames: list[Sent], cuts: list[int], space: int) -> None:
     raw = b"".join(frame.raw for frame in frames)
@@ -84,7 +84,7 @@ def test_frames_come_out_as_sent(frames: list[Sent], cuts: list[int], space: int
     assert splitter.pending_bytes == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(frames=streams)
 def test_byte_by_byte_is_as_whole(frames: list[Sent]) -> None:
     raw = b"".join(frame.raw for frame in frames)
@@ -93,7 +93,7 @@ def test_byte_by_byte_is_as_whole(frames: list[Sent]) -> None:
     assert flat(singly) == flat(at_once.feed(raw)) == frames
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(frames=streams, later=st.integers(0, 50))
 def test_bytes_in_place_are_split_as_received_ones(frames: list[Sent], later: int) -> None:
     raw = b"".join(frame.raw for frame in frames)
@@ -161,7 +161,7 @@ def test_an_error_has_a_code_and_a_text() -> None:
     assert (ErrorReply(b"E_BARE").code, ErrorReply(b"E_BARE").text) == ("E_BARE", "")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sent=st.one_of(same_size, mixed), data=st.data())
 def test_a_run_has_the_fields_of_its_messages(sent: list[Sent], data: st.DataObject) -> None:
     pieces = FrameSplitter().feed(b"".join(frame.raw for frame in sent))
@@ -183,7 +183,7 @@ def test_a_run_has_the_fields_of_its_messages(sent: list[Sent], data: st.DataObj
         assert list(MessageRun.joined([first, rest]).fields()) == fields
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(bodies=st.lists(st.binary(max_size=50), min_size=1, max_size=40))
 def test_an_mpub_holds_the_bodies(bodies: list[bytes]) -> None:
     raw = commands.publish_many("topic", bodies)

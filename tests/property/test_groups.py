@@ -365,14 +365,14 @@ def live(steps: list[str], seed: int, *, sync: bool) -> None:
     grouped.drain()
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_nothing_is_skipped(steps: list[str], seed: int, sync: bool) -> None:
     live(steps, seed, sync=sync)
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_nothing_is_skipped_for_long(steps: list[str], seed: int, sync: bool) -> None:
     live(steps, seed, sync=sync)

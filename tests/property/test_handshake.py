@@ -77,7 +77,7 @@ def broker_bytes(compression: str | None, with_auth: bool, after: bytes) -> byte
     return plain + (Deflate(6).encode([inner]) if compression == "deflate" else inner)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     compression=st.sampled_from([None, "snappy", "deflate"]),
     with_auth=st.booleans(),

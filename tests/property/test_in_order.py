@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Core
 
@@ -259,7 +259,6 @@ STEPS = [
 ]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3), st.lists(st.sampled_from(STEPS), max_size=150), st.integers(0, 2**32))
 def test_no_message_is_handled_before_an_earlier_one_of_its_queue(
     queues: int, todo: list[str], seed: int

@@ -211,7 +211,6 @@ def test_three_replicas_of_a_log_are_the_same() -> None:
         settings=settings(
             max_examples=300,
             stateful_step_count=40,
-            deadline=None,
             derandomize=True,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),

@@ -272,7 +272,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
 
 
 TestMembership = MembershipBesideModel.TestCase
-TestMembership.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestMembership.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 def test_a_member_that_loses_a_queue_when_another_leaves_is_notified() -> None:

@@ -266,7 +266,6 @@ class Pair:
 @pytest.mark.timeout(600)  # about 10 s alone; much more beside other work, or where it fails
 @settings(
     max_examples=int(os.environ.get("MARTLET_TWIN_LIVES", "100")),
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(st.builds(list.__add__, beginnings, lives), st.sampled_from(["async", "async", "sync"]))

@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
@@ -162,7 +162,6 @@ STEPS = [
 steps = st.lists(st.sampled_from(STEPS), max_size=60)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["queue", "key"]), steps, st.integers(0, 2**32))
 def test_nothing_overtakes_its_key_and_all_arrives(order: str, todo: list[str], seed: int) -> None:
     ordered = Ordered(order, seed)

@@ -33,7 +33,7 @@ ascii_carried = st.builds(
     headers=st.dictionaries(plain, words | st.just(""), max_size=3),
     order_key=plain | st.just(""),
 ).filter(bool)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def block_of(some: Sequence[Properties], gap: int = 2) -> bytes:

@@ -268,7 +268,7 @@ class SeveralBrokers(RuleBasedStateMachine):
 
 
 TestSeveralBrokers = SeveralBrokers.TestCase
-TestSeveralBrokers.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSeveralBrokers.settings = settings(max_examples=60, stateful_step_count=30)
 
 everything = st.dictionaries(st.sampled_from("vwxyz"), st.integers(0, 9), min_size=1)
 groups = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)

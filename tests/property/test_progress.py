@@ -23,7 +23,7 @@ BASE = (1 << 64) - 20
 _HEAD = Struct(">IIqH16s")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_the_lowest_that_has_not_ended(data: st.DataObject) -> None:
     progress = OffsetTracker()
@@ -62,7 +62,7 @@ def run_of(offsets: list[int], sizes: list[int]) -> MessageRun:
 ACTIONS = ["fetch", "take", "batch", "finish", "finish late", "back", "off", "leave and stay"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_held_queue_commits_finished_messages_and_hands_out_the_rest(data: st.DataObject) -> None:
     asyncio.run(check(data))

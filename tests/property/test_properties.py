@@ -1,6 +1,6 @@
 """Properties come out of a block as they went in, whole or cut."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.properties.block import Block, entries_of, pack_block
@@ -30,7 +30,6 @@ def packed(batch: list[Properties]) -> bytes:
     return pack_block([(n, each.pack()) for n, each in enumerate(batch) if each])
 
 
-@settings(deadline=None)
 @given(some, st.one_of(st.none(), marks))
 def test_an_entry_unpacks_to_the_packed_properties(
     properties: Properties, sent: Sent | None
@@ -46,7 +45,6 @@ def test_an_entry_unpacks_to_the_packed_properties(
     assert Properties.unpack(expected.pack()) == expected
 
 
-@settings(deadline=None)
 @given(batches, st.data())
 def test_a_block_and_any_cut_of_it_hold_each_entry(
     batch: list[Properties], data: st.DataObject
@@ -60,7 +58,6 @@ def test_a_block_and_any_cut_of_it_hold_each_entry(
     assert (cut.tags == Block(packed(batch[begin:end])).tags).all()
 
 
-@settings(deadline=None)
 @given(batches)
 def test_valid_blocks_of_a_client_are_taken_unchanged(batch: list[Properties]) -> None:
     entries = entries_of(packed(batch), len(batch))

@@ -139,7 +139,7 @@ class ReadinessMachine(RuleBasedStateMachine):
 
 
 TestReadiness = ReadinessMachine.TestCase
-TestReadiness.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestReadiness.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 def readiness_of(max_in_flight: int) -> RdyDistributor[Place]:

@@ -362,14 +362,14 @@ def live(steps: list[str], seed: int, *, sync: bool) -> None:
     retried.drain()
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_each_message_is_where_it_belongs(steps: list[str], seed: int, sync: bool) -> None:
     live(steps, seed, sync=sync)
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=5000)
 @given(steps, st.integers(0, 1 << 16), st.booleans())
 def test_each_message_is_where_it_belongs_for_long(steps: list[str], seed: int, sync: bool) -> None:
     live(steps, seed, sync=sync)

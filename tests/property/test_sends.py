@@ -193,5 +193,5 @@ class SendMachine(RuleBasedStateMachine):
         assert len(set(bodies)) == len(bodies)
 
 
-SendMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+SendMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 TestSends = SendMachine.TestCase

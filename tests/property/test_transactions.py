@@ -359,7 +359,6 @@ TestTransactions = TransactionMachine.TestCase
 TestTransactions.settings = settings(
     max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -70,7 +70,7 @@ def rows_of(batch: pa.RecordBatch) -> list[tuple[int, int, int, str, bytes]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches=BATCHES, data=st.data())
 def test_any_part_of_any_batches_decodes_as_by_a_slow_decoder(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]], data: st.DataObject
@@ -171,7 +171,6 @@ def test_another_topics_record_is_refused(tmp_path: Path) -> None:
         chunk_of(records_of(folder), starts_of(folder), topic_id=2, queue=0)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from("-ab"), min_size=1, max_size=6), min_size=1, max_size=6),
     st.data(),

@@ -95,7 +95,7 @@ def wanted(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int
 
 
 @given(st.lists(st.lists(rows, max_size=12), max_size=4), st.integers(0, 3))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_blocks_hold_the_values_of_the_rows(batches: list[list[dict[str, Any]]], cut: int) -> None:
     made = encoder()
     blocks: list[MessageBlock] = []

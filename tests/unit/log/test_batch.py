@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.log.batch import FIRST_CAPACITY, LogBatch
@@ -45,7 +45,6 @@ lists = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
 matrices = st.tuples(st.integers(1, 20), st.integers(1, 30), st.binary(min_size=600, max_size=600))
 
 
-@settings(deadline=None)
 @given(first_ids, st.lists(st.one_of(lists, matrices), min_size=1, max_size=5))
 def test_any_mixture_of_ways_gives_the_frames_by_hand(
     first_id: int, parts: list[list[bytes] | tuple[int, int, bytes]]

@@ -18,7 +18,7 @@ def marked(marks: DoneBitmap, end: int = 80) -> set[int]:
 steps = st.lists(st.sets(st.integers(0, 60), max_size=9), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps, st.sets(st.integers(0, 70), max_size=6))
 def test_the_bitmap_is_a_set_of_offsets(added: list[set[int]], doubtful: set[int]) -> None:
     small = pytest.MonkeyPatch()

@@ -52,7 +52,7 @@ def log(tmp_path: Path) -> Iterator[KeyedLog]:
     st.booleans(),
     st.data(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_search_finds_what_a_read_of_all_messages_finds(
     appended: list[Any],
     bits: int,

@@ -64,7 +64,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(PIECES, max_size=6).map(b"".join), max_size=8))
 def test_all_at_once_is_as_one_by_one(bodies: list[bytes]) -> None:
     assert parse(bodies) == [row for body in bodies for row in parse([body])]
