@@ -9,6 +9,7 @@ import json
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -325,13 +326,15 @@ async def test_an_expired_authorization_is_asked_again(
 ) -> None:
     server.answers["brief"] = Answer(allowed(EVERYTHING, ttl=1))
     wire = await Wire.open(broker.tcp_address)
+    began_s = time.monotonic()
     wire.send(auth(b"brief") + pub("t", b"1") * 3)
     assert [await wire.answer() for _ in range(4)] == [ANNA, OK, OK, OK]
-    assert server.count("brief") == 1
+    assert server.count("brief") <= 1 + (time.monotonic() - began_s), "once a second"
     await asyncio.sleep(1.1)
+    asked = server.count("brief")
     wire.send(pub("t", b"2") * 6)
     assert [await wire.answer() for _ in range(6)] == [OK] * 6
-    assert server.count("brief") == 2
+    assert asked < server.count("brief") <= 1 + (time.monotonic() - began_s), "once a second"
 
     server.answers["brief"] = Answer(
         allowed({"topic": "other", "channels": [".*"], "permissions": ["publish"]}, ttl=1)

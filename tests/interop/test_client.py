@@ -178,7 +178,7 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
     start: Start,
 ) -> None:
     broker = start()
-    identity = Identity(message_timeout_ms=1000)
+    identity = Identity(message_timeout_ms=2000)
     async with (
         Consumer("t", "c", broker.tcp_address, identity=identity, auto_touch=False) as consumer,
         Producer(broker.tcp_address) as producer,
@@ -186,7 +186,7 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
         await producer.publish("t", b"long work")
         message = await anext(consumer)
         for _ in range(3):
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.8)
             message.touch()
         message.finish()
         await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=0)
@@ -203,13 +203,13 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
 async def test_a_message_handled_for_long_is_not_delivered_again(start: Start) -> None:
     """In a coroutine, in a thread, in a batch and by iterating, for longer than the timeout."""
     broker = start()
-    identity = Identity(message_timeout_ms=1000)
+    identity = Identity(message_timeout_ms=2000)
     consumers = [
         Consumer(f"t{number}", "c", broker.tcp_address, identity=identity) for number in range(4)
     ]
 
     async def handle(_message: Message) -> None:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
 
     async with contextlib.AsyncExitStack() as stack:
         for consumer in consumers:
@@ -219,11 +219,11 @@ async def test_a_message_handled_for_long_is_not_delivered_again(start: Start) -
                 await producer.publish(f"t{number}", b"long work")
         running = [
             asyncio.create_task(consumers[0].run(handle)),
-            asyncio.create_task(consumers[1].run(lambda _message: time.sleep(1.5), on="threads")),
+            asyncio.create_task(consumers[1].run(lambda _message: time.sleep(2.5), on="threads")),
         ]
         batch = await anext(consumers[2].batches())
         message = await anext(consumers[3])
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         await batch.finish()
         message.finish()
         for number, consumer in enumerate(consumers):

@@ -47,12 +47,12 @@ async def test_a_message_that_has_waited_is_touched_when_its_handler_begins() ->
         await go.wait()
 
     async with (
-        ScriptedBroker(msg_timeout=600) as broker,
+        ScriptedBroker(msg_timeout=2000) as broker,
         Consumer("t", "c", broker.address) as consumer,
     ):
         broker.deliver(1, 2)
         await until(lambda: consumer.counts.received == 2)
-        await asyncio.sleep(0.42)
+        await asyncio.sleep(1.2)  # Over half of the timeout, and long before they are given back.
         running = asyncio.create_task(consumer.run(handle))
         await broker.until(lambda: broker.answered("TOUCH") == [1])
         go.set()
