@@ -22,6 +22,7 @@ from martlet.admin.site import SITE, PageNotFound, Site
 from martlet.admin.users import Users
 from martlet.client import InvalidName, Tls
 from martlet.client.admin import Admin, AdminError, AdminNotFound
+from martlet.client.admin.http import plain_first
 from martlet.operator_tokens import read_tokens
 from martlet.options.admin import AdminOptions
 
@@ -201,8 +202,8 @@ def _admin(options: AdminOptions) -> Admin:
         )
     path = options.operator_token_file
     return Admin(
-        options.nsqd_http_addresses,
-        lookupd_http_addresses=options.lookupd_http_addresses,
+        [plain_first(each) for each in options.nsqd_http_addresses],
+        lookupd_http_addresses=[plain_first(each) for each in options.lookupd_http_addresses],
         connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
         request_timeout_s=options.http_client_request_timeout_ns / 1e9,
         operator_token=read_tokens(path)[0] if path else None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from martlet.go_json import go_json
 from martlet.lookup.api import LookupApi
 from martlet.lookup.connection import LookupConnection
 from martlet.lookup.failovers import Failovers
@@ -79,13 +79,12 @@ class Lookup:
 
     def _describe(self) -> bytes:
         """The answer to a broker's IDENTIFY."""
-        return json.dumps(
+        return go_json(
             {
                 "broadcast_address": self.options.broadcast_address,
                 "hostname": socket.gethostname(),
                 "http_port": self.http_port,
                 "tcp_port": self.tcp_port,
                 "version": NSQD_VERSION,
-            },
-            separators=(",", ":"),
+            }
         ).encode()

@@ -293,6 +293,11 @@ class AddressOptions(LogOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         fill_in_addresses(self)
+        if self.nsqd_http_addresses and self.lookupd_http_addresses:
+            raise OptionError(
+                f"say which brokers to {self.verb}: use --nsqd-http-address or"
+                " --lookupd-http-address not both; here these are --address and --lookup"
+            )
         if bool(self.nsqd_http_addresses) == bool(self.lookupd_http_addresses):
             raise OptionError(f"say which brokers to {self.verb}, {HOW_TO_NAME}")
 

@@ -43,13 +43,14 @@ class AdminOptions(AddressOptions):
     http_client_connect_timeout_ns: int = connect_timeout()
     http_client_request_timeout_ns: int = request_timeout()
     http_client_tls_root_ca_file: str = option(
-        "", "the authorities to trust when brokers are asked over HTTPS", section="TLS"
+        "",
+        "the authorities to trust when brokers are asked over HTTPS: at https:// addresses, and"
+        " where they refuse plain HTTP",
+        section="TLS",
     )
     http_client_tls_cert: str = option("", "this page's certificate for brokers")
     http_client_tls_key: str = option("", "the key of --http-client-tls-cert")
-    http_client_tls_insecure_skip_verify: bool = option(
-        False, "ask over HTTPS, and trust any certificate"
-    )
+    http_client_tls_insecure_skip_verify: bool = option(False, "trust any certificate of brokers")
     acl_http_header: str = option(
         "X-Forwarded-User",
         "the header in which a trusted proxy names the user",

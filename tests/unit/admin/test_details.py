@@ -6,14 +6,18 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.admin_page import broker_of, consumer_of, lookup_daemon, page_of, two_brokers, until
+from tests.interop.certificates import Certificates
 from tests.unit.admin.test_pages import text_of
 
 from martlet import __version__
 from martlet.client import Admin, Consumer
 from martlet.client.admin import FinishLatency, LogStats
+from martlet.options.security import TlsRequired
+from martlet.testing import Broker
 
 SIZE = r"[\d.]+ [kMGT]?B"
 MS = r"≤ [\d.]+ (?:ms|s)"
@@ -152,3 +156,35 @@ async def test_an_export_can_be_forbidden() -> None:
     async with page_of(["127.0.0.1:1"], export=False) as page:
         assert "see --export" in await page.get("/audit/export", 403)
         assert "/audit/export" not in await page.get("/audit")
+
+
+@pytest.mark.parametrize("is_required", [True, False], ids=["https alone", "plain http too"])
+async def test_brokers_are_asked_in_plain_http_first_and_over_https_where_they_want_that(
+    tmp_path: Path, is_required: bool
+) -> None:
+    certificates = Certificates(tmp_path)
+    token_file = tmp_path / "token"
+    token_file.write_text("0123456789abcdef")
+    tls: dict[str, Any] = {
+        "tls_cert": str(certificates.certificate),
+        "tls_key": str(certificates.key),
+        "tls_required": TlsRequired.YES if is_required else TlsRequired.NO,
+        "operator_token_file": str(token_file),
+    }
+    async with (
+        lookup_daemon() as daemon,
+        Broker(
+            broadcast_address="127.0.0.1", lookupd_tcp_addresses=(daemon.tcp_address,), **tls
+        ) as broker,
+        page_of(
+            lookup=daemon.http_address,
+            http_client_tls_root_ca_file=str(certificates.authority),
+            operator_token_file=str(token_file),
+            trusted_brokers=("127.0.0.1",),
+        ) as page,
+        page.events("/") as regions,
+    ):
+        await until(regions, broker.http_address)
+        assert "healthy" in text_of(await page.get(f"/nodes/{broker.http_address}"))
+        # What is for operators, too.
+        assert "No groups yet" in text_of(await page.get("/groups"))

@@ -12,7 +12,9 @@ import pytest
 from aiohttp import web
 from tests.admin_page import Page, page_of, two_brokers
 
+from martlet.admin.nsqadmin import api
 from martlet.admin.nsqadmin.cluster import add_channel, add_topic, new_channel, new_topic
+from martlet.go_json import go_json
 from martlet.testing import Broker
 
 GONE = "127.0.0.1:1"
@@ -206,3 +208,29 @@ async def test_a_page_with_the_operators_token_asks_no_lookup_daemon_that_a_requ
         assert "start the page again" in found["message"]
         assert page.server.options.lookupd_http_addresses == ()
         assert await ask(page, "GET", path) == (200, [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", "/api/topics"), ("GET", "/api/topics/orders"), ("GET", "/api/nodes")),
+        *(("GET", "/api/counter"), ("GET", "/config/nothere"), ("POST", "/api/topics")),
+        *(("GET", "/config/nsqd_http_addresses"), ("GET", "/api/graphite")),
+    ],
+)
+async def test_answers_are_written_as_go_does(
+    brokers: list[Broker], method: str, path: str
+) -> None:
+    async with (
+        page_of([broker.http_address for broker in brokers]) as page,
+        page.session.request(method, page.url + path, data=b"[<") as answer,
+    ):
+        text = await answer.text()
+        assert answer.content_type == "application/json"
+    assert text == go_json(json.loads(text))
+
+
+async def test_whole_numbers_have_no_fraction() -> None:
+    assert api._json({"a": [1.0, 0.5, 10**3, 1e300], "b": True}).text == (
+        '{"a":[1,0.5,1000,1e+300],"b":true}'
+    )

@@ -16,7 +16,10 @@ HERE: dict[str, Any] = {"nsqd_http_addresses": ("127.0.0.1:4151",)}
     ("given", "problem"),
     [
         ({}, "say which brokers to show"),
-        ({**HERE, "lookupd_http_addresses": ("127.0.0.1:4161",)}, "say which brokers to show"),
+        (
+            {**HERE, "lookupd_http_addresses": ("127.0.0.1:4161",)},
+            "use --nsqd-http-address or --lookupd-http-address not both",
+        ),
         ({**HERE, "http_client_tls_cert": "a.pem"}, "are given together"),
         ({**HERE, "http_client_tls_key": "a.pem"}, "are given together"),
         ({**HERE, "trusted_proxies": ("10.0.0.0/8", "host")}, "--trusted-proxy=host is no network"),

@@ -38,11 +38,14 @@ from martlet.admin.nsqadmin.cluster import (
     new_topic,
 )
 from martlet.admin.site import SITE, Site
+from martlet.client.admin.http import plain_first
+from martlet.go_json import go_json
 from martlet.names import is_valid_name
 from martlet.options.admin import AdminOptions
 from martlet.options.flag import OptionError
 
 _MAX_CONFIG_BYTES = 1 << 20
+_EXPONENTS_FROM = 1e21
 _ACTIONS = ("pause", "unpause", "empty")
 _TARGET = re.compile(r"\btopic\.([^.,()]+)(?:\.channel\.([^.,()]+))?\.message_count\b")
 _NAMES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 500: "INTERNAL_ERROR"}
@@ -91,7 +94,22 @@ def routes() -> list[tuple[str, str, Handler]]:
 
 def failure(status: int, message: str = "") -> web.Response:
     """Return the answer of an error, as nsqadmin writes it."""
-    return web.json_response({"message": message or _NAMES.get(status, "ERROR")}, status=status)
+    return _json({"message": message or _NAMES.get(status, "ERROR")}, status)
+
+
+def _json(answer: object, status: int = 200) -> web.Response:
+    return web.json_response(text=go_json(_whole(answer)), status=status)
+
+
+def _whole(value: Any) -> Any:
+    """Return a value with floats that are whole as Go writes them: 1, not 1.0."""
+    if isinstance(value, Mapping):
+        return {name: _whole(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENTS_FROM:
+        return int(value)
+    return value
 
 
 def _answering(endpoint: _Endpoint) -> Handler:
@@ -99,7 +117,7 @@ def _answering(endpoint: _Endpoint) -> Handler:
         site = request.app[SITE]
         cluster = NsqadminCluster(site.admin.http, site.admin.http.named_brokers)
         try:
-            return web.json_response(await endpoint(request, site, cluster))
+            return _json(await endpoint(request, site, cluster))
         except ApiError as error:
             return failure(error.status, error.message)
         except UpstreamFailed as error:
@@ -170,6 +188,7 @@ async def _counter(_: web.Request, site: Site, cluster: NsqadminCluster) -> Answ
         for each in sums.values()
         for one in each["nodes"]
     }
+    stats = dict(sorted(stats.items()))
     return {"stats": stats, "message": cluster.warning}
 
 
@@ -339,7 +358,7 @@ def _set_daemons(site: Site, body: bytes) -> None:
         site.options = dataclasses.replace(
             site.options, lookupd_http_addresses=tuple(found), nsqd_http_addresses=()
         )
-        site.admin.http.ask_daemons(found)
+        site.admin.http.ask_daemons([plain_first(each) for each in found])
     except (ValueError, RecursionError):
         raise ApiError(400, "INVALID_VALUE") from None
 

@@ -31,12 +31,15 @@ _CHANNEL_COUNTS = (
     *("requeue_count", "timeout_count", "message_count", "client_count"),
 )
 _CLIENT_FIELDS: Mapping[str, object] = {
+    # In nsqadmin's order.
     **dict.fromkeys(("node", "remote_address", "version", "client_id", "hostname"), ""),
-    **dict.fromkeys(("user_agent", "auth_identity", "auth_identity_url"), ""),
-    **dict.fromkeys(("tls_cipher_suite", "tls_version", "tls_negotiated_protocol"), ""),
+    "user_agent": "",
     **dict.fromkeys(("connect_ts", "connected", "in_flight_count", "ready_count"), 0),
     **dict.fromkeys(("finish_count", "requeue_count", "message_count", "sample_rate"), 0),
-    **dict.fromkeys(("deflate", "snappy", "authed", "tls"), False),
+    **dict.fromkeys(("deflate", "snappy", "authed"), False),
+    **dict.fromkeys(("auth_identity", "auth_identity_url"), ""),
+    "tls": False,
+    **dict.fromkeys(("tls_cipher_suite", "tls_version", "tls_negotiated_protocol"), ""),
     "tls_negotiated_protocol_is_mutual": False,
 }
 
@@ -412,7 +415,12 @@ def _latency(found: Mapping[str, Any] | None) -> Stats:
         "count": count,
         "percentiles": percentiles
         and [
-            {**each, "min": value, "max": value, "average": value, "count": count}
+            # Go writes a map by its keys.
+            dict(
+                sorted(
+                    {**each, "min": value, "max": value, "average": value, "count": count}.items()
+                )
+            )
             for each in percentiles
             for value in (each.get("value", 0),)
             if _is_number(count) and _is_number(value) and _is_number(each["quantile"])
@@ -441,7 +449,7 @@ def _add_latency(to: Stats, one: Stats, channel: str) -> None:
     for each in other["percentiles"] or ():
         into = known.setdefault(
             each["quantile"],
-            {"quantile": each["quantile"], "max": 0, "min": 0, "count": 0, "average": 0},
+            {"average": 0, "count": 0, "max": 0, "min": 0, "quantile": each["quantile"]},
         )
         into["max"] = max(each["max"], into["max"])
         into["min"] = min(each["max"], into["max"])

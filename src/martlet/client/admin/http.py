@@ -508,6 +508,11 @@ def _with_https_port(url: str, port: int) -> str:
     return f"https://{url.partition('://')[2].rpartition(':')[0]}:{port}"
 
 
+def plain_first(address: str) -> str:
+    """Return the URL of a server that is asked over HTTP, and over HTTPS where it wants that."""
+    return _url(address, "http")
+
+
 def _url(address: str, scheme: str) -> str:
     return address.rstrip("/") if "://" in address else f"{scheme}://{address}"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from martlet.go_json import go_json
 from martlet.patterns import BadPattern, Pattern, compile_pattern
 
 PERMISSIONS = ("subscribe", "publish")
@@ -88,10 +89,7 @@ class Authorizations:
             "identity_url": self.identity_url,
             "permission_count": len(self.rules),
         }
-        text = json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
-        for letter in "<>&\u2028\u2029":  # as Go writes them
-            text = text.replace(letter, f"\\u{ord(letter):04x}")
-        return text.encode()
+        return go_json(answer).encode()
 
 
 def read_answer(data: bytes) -> Authorizations:

@@ -6,10 +6,10 @@ offer is answered with false.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from martlet.go_json import go_json
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq.v2 import EXTENSION_VERSION, ProtocolError
 
@@ -186,7 +186,7 @@ def negotiate(
     identity.says_started = identity.extended and bool(wanted["martlet_started"])
     identity.in_order = identity.says_started and bool(wanted["martlet_in_order"])
     extensions = {"martlet": _extensions(options, run)} if identity.extended else {}
-    answer = json.dumps(
+    answer = go_json(
         {
             "max_rdy_count": options.max_rdy_count,
             "version": version,
@@ -203,8 +203,7 @@ def negotiate(
             "output_buffer_timeout": identity.output_buffer_timeout_ns // _MILLISECOND_NS,
         }
         | topology
-        | extensions,
-        separators=(",", ":"),
+        | extensions
     ).encode()
     return Agreement(answer, tls, snappy, level if deflate else 0)
 

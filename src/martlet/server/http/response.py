@@ -6,12 +6,11 @@ would build and write the same headers each time, which costs as much as storing
 
 from __future__ import annotations
 
-import json
-
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
 
+from martlet.go_json import go_json
 from martlet.server.http.request import SERVER, HttpError
 
 JSON = "application/json; charset=utf-8"
@@ -27,7 +26,7 @@ def respond(status: int, answer: object) -> web.Response:
         return web.Response(status=status, headers=_HEADERS)
     if isinstance(answer, str):
         return web.Response(status=status, body=answer.encode(), headers=_TEXT_HEADERS)
-    return respond_json(json.dumps(answer, separators=(",", ":"), ensure_ascii=False), status)
+    return respond_json(go_json(answer), status)
 
 
 def respond_json(text: str, status: int = 200) -> web.Response:

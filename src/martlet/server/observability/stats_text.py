@@ -5,19 +5,15 @@ The work is done in slices (`martlet.server.time_slice`), channel by channel and
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from datetime import datetime
 
 from martlet import __version__
 from martlet.durations import SECOND_NS, format_duration
+from martlet.go_json import go_json
 from martlet.server.observability.stats import Report
 from martlet.server.time_slice import TimeSlice
-
-_dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-"""Return a value as JSON, as compact as nsqd's."""
-
 
 _MAX_AT_ONCE = 16
 """How many channels, without clients, are written in one step."""
@@ -26,7 +22,7 @@ _MAX_AT_ONCE = 16
 def _with_items(report: Report, name: str, items: list[str] | None) -> str:
     """Return the report as JSON, with a list of items that are JSON already; None for null."""
     # No value before it can contain a quotation mark.
-    text = _dumps({**report, name: None})
+    text = go_json({**report, name: None})
     if items is None:
         return text
     return text.replace(f'"{name}":null', f'"{name}":[{",".join(items)}]', 1)
@@ -37,7 +33,7 @@ async def topic_json(topic: Report, pace: TimeSlice) -> str:
     if len(topic["channels"]) <= _MAX_AT_ONCE and not any(
         channel["clients"] for channel in topic["channels"]
     ):
-        return _dumps(topic)
+        return go_json(topic)
     channels = []
     for channel in topic["channels"]:
         channels.append(
@@ -52,7 +48,7 @@ async def _clients_json(clients: Sequence[Report] | None, pace: TimeSlice) -> li
         return None
     texts = []
     for client in clients:
-        texts.append(_dumps(client))
+        texts.append(go_json(client))
         await pace.rest()
     return texts
 
@@ -71,11 +67,11 @@ async def report_json(
     clients = await _clients_json(producers or None, pace)
     fields = {
         "topics": "null" if topics is None else f"[{','.join(topics)}]",
-        **({} if memory is None else {"memory": _dumps(memory)}),
+        **({} if memory is None else {"memory": go_json(memory)}),
         "producers": "null" if clients is None else f"[{','.join(clients)}]",
-        **{name: _dumps(value) for name, value in tail.items()},
+        **{name: go_json(value) for name, value in tail.items()},
     }
-    return _dumps(head)[:-1] + "".join(f',"{name}":{text}' for name, text in fields.items()) + "}"
+    return go_json(head)[:-1] + "".join(f',"{name}":{text}' for name, text in fields.items()) + "}"
 
 
 async def report_text(
