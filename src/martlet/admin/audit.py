@@ -3,7 +3,11 @@
 The fields are those of nsqadmin's notifications, with the result: ``done``, ``refused`` or
 ``failed``, and why.
 
-The file is rotated by size. Older files have a number behind the name; the highest is the oldest.
+A stranger may cause refusals without end. So what was refused is kept apart from what was done or
+failed, in memory and in a file of its own, ``FILE.refused``, and one entry stands for all of an
+address, a reason and a minute.
+
+Each file is rotated by size. Older files have a number behind the name; the highest is the oldest.
 """
 
 from __future__ import annotations
@@ -15,9 +19,13 @@ import os
 import socket
 import sys
 import time
-from collections import deque
-from dataclasses import asdict, dataclass
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from io import TextIOWrapper
+from itertools import chain
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -34,6 +42,20 @@ MAX_SHOWN = 1000
 _MAX_NOTIFICATIONS = 1000
 """The maximum of notifications that wait; more are dropped, and logged."""
 _TEXT_LENGTH = 500
+_MINUTE_S = 60
+_REFUSED = "refused"
+_IS_REFUSAL = f'"result": "{_REFUSED}"'
+
+
+class RefusalReason(StrEnum):
+    """Why a request was refused, without what the client made up."""
+
+    HOST = "host"
+    REPEATED_HEADER = "repeated header"
+    PASSWORD = "password"
+    MADE_UP_USER = "made-up user"
+    OTHER_SITE = "other site"
+    ROLE = "role"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +72,9 @@ class AuditEntry:
         via: the name of this machine.
         result: ``done``, ``refused`` or ``failed``.
         detail: why, or what came of it.
+        reason: of what was refused, one of `RefusalReason`.
+        count: how many requests it stands for. It is known while the process runs: a file has the
+            first of them.
     """
 
     action: str
@@ -64,11 +89,14 @@ class AuditEntry:
     via: str
     result: str
     detail: str = ""
+    reason: str = ""
+    count: int = 1
 
     def notification(self) -> dict[str, Any]:
         """Return the JSON that nsqadmin posts."""
         fields = asdict(self)
-        del fields["result"], fields["detail"]
+        for name in ("result", "detail", "reason", "count"):
+            del fields[name]
         empty = [name for name in ("channel", "node", "user") if not fields[name]]
         return {name: value for name, value in fields.items() if name not in empty}
 
@@ -77,22 +105,23 @@ class _AuditFile(RotatingFileHandler):
     """The file of entries, one a line.
 
     Args:
-        options: its path, its maximum size, and the number of older files.
+        path: of the file.
+        options: its maximum size, and the number of older files.
         log: told of what cannot be written.
 
     Raises OSError: the file cannot be opened.
     """
 
-    def __init__(self, options: AdminOptions, log: logging.Logger) -> None:
+    def __init__(self, path: str, options: AdminOptions, log: logging.Logger) -> None:
         super().__init__(
-            options.audit_file,
+            path,
             maxBytes=options.max_audit_bytes,
             backupCount=options.audit_backups,
             encoding="utf-8",
         )
         self._log = log
-        for path in self.files()[:1]:
-            with path.open("r+b") as file:
+        for newest in self.files()[:1]:
+            with newest.open("r+b") as file:
                 if file.seek(0, os.SEEK_END):
                     file.seek(-1, os.SEEK_END)
                     if file.read() != b"\n":  # The process ended amid a line.
@@ -107,15 +136,26 @@ class _AuditFile(RotatingFileHandler):
         older = (f"{self.baseFilename}.{number}" for number in range(1, self.backupCount + 1))
         return [path for path in map(Path, (self.baseFilename, *older)) if path.is_file()]
 
-    def lines(self, count: int) -> list[str]:
-        """Return the newest lines, the oldest of them first."""
+    def entries(self, count: int, *, are_refusals: bool) -> list[AuditEntry]:
+        """Return the newest entries, the oldest of them first."""
         found: list[str] = []
         for path in self.files():
             with path.open(encoding="utf-8", errors="replace") as lines:
-                found[:0] = deque(lines, count - len(found))
+                # Files of earlier versions have both kinds. In a text a quote has a backslash.
+                wanted = (line for line in lines if (_IS_REFUSAL in line) is are_refusals)
+                found[:0] = deque(wanted, count - len(found))
             if len(found) == count:
                 break
-        return found
+        return list(self._read(found))
+
+    def _read(self, lines: Iterable[str]) -> Iterator[AuditEntry]:
+        for line in lines:
+            try:
+                yield AuditEntry(**json.loads(line))
+            except (ValueError, TypeError):
+                self._log.warning(
+                    "AUDIT: %s has a line that is no entry: %.80r", self.baseFilename, line
+                )
 
     def doRollover(self) -> None:
         """Begin another file; where that cannot be done, the entry goes into this one."""
@@ -129,8 +169,65 @@ class _AuditFile(RotatingFileHandler):
         self._log.error("AUDIT: the file could not be written: %s", sys.exception())
 
 
+class _Entries:
+    """Entries of one kind: the newest in memory, all in a file.
+
+    Args:
+        path: of the file; empty for none.
+        are_refusals: whether they are of what was refused.
+        options, log: as of `AuditLog`.
+
+    Raises OSError: the file cannot be written; the text names the flag.
+    """
+
+    def __init__(
+        self, path: str, options: AdminOptions, log: logging.Logger, *, are_refusals: bool
+    ) -> None:
+        self.newest: OrderedDict[object, AuditEntry] = OrderedDict()
+        """By what each stands for, the oldest first."""
+        self._log = log
+        try:
+            self._file = _AuditFile(path, options, log) if path else None
+            if self._file is not None:
+                for entry in self._file.entries(MAX_SHOWN, are_refusals=are_refusals):
+                    self.newest[_key(entry)] = entry
+        except OSError as error:
+            raise OSError(f"--audit-file={path} cannot be written: {error.strerror}") from error
+
+    def keep(self, entry: AuditEntry) -> None:
+        """Keep an entry, or count it where one stands for it already."""
+        key = _key(entry)
+        first = self.newest.get(key)
+        if first is not None:
+            self.newest[key] = replace(first, count=first.count + 1)
+            return
+        self.newest[key] = entry
+        if len(self.newest) > MAX_SHOWN:
+            self.newest.popitem(last=False)
+        line = json.dumps(asdict(entry))
+        level = logging.INFO if entry.result == "done" else logging.WARNING
+        self._log.log(level, "AUDIT: %s", line)
+        if self._file is not None:
+            self._file.handle(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _key(entry: AuditEntry) -> object:
+    """Return what an entry stands for: of refusals, all of an address, a reason and a minute.
+
+    Behind a proxy users that it has checked share an address.
+    """
+    if entry.result != _REFUSED or not entry.reason:
+        return object()
+    return entry.user, entry.remote_ip, entry.reason, entry.timestamp // _MINUTE_S
+
+
 class AuditLog:
-    """Keeps entries: the newest in memory, all in a file, and posts them.
+    """Keeps entries, and posts them.
 
     Args:
         options: the file and the endpoint.
@@ -140,43 +237,37 @@ class AuditLog:
     """
 
     def __init__(self, options: AdminOptions, log: logging.Logger) -> None:
-        self.entries: deque[AuditEntry] = deque(maxlen=MAX_SHOWN)
         self._log = log
         self._endpoint = options.notification_http_endpoint
         self._timeout_s = options.http_client_request_timeout_ns / 1e9
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MAX_NOTIFICATIONS)
         self._via = socket.gethostname()
-        self._file = None
-        if options.audit_file:
-            try:
-                self._file = _AuditFile(options, log)
-                self._read(self._file)
-            except OSError as error:
-                raise OSError(
-                    f"--audit-file={options.audit_file} cannot be written: {error.strerror}"
-                ) from error
+        path = options.audit_file
+        with ExitStack() as undo:
+            self._actions = undo.enter_context(
+                closing(_Entries(path, options, log, are_refusals=False))
+            )
+            path = path and f"{path}.{_REFUSED}"
+            self._refusals = _Entries(path, options, log, are_refusals=True)
+            undo.pop_all()
 
-    def _read(self, file: _AuditFile) -> None:
-        """Show the newest entries of an earlier process."""
-        for line in file.lines(MAX_SHOWN):
-            try:
-                self.entries.append(AuditEntry(**json.loads(line)))
-            except (ValueError, TypeError):
-                self._log.warning(
-                    "AUDIT: %s has a line that is no entry: %.80r", file.baseFilename, line
-                )
+    @property
+    def entries(self) -> list[AuditEntry]:
+        """The newest actions and the newest refusals, the oldest first."""
+        found = chain(self._actions.newest.values(), self._refusals.newest.values())
+        return sorted(found, key=lambda entry: entry.timestamp)
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        """Close the files."""
+        self._actions.close()
+        self._refusals.close()
 
     def done(
         self, request: web.Request, user: User, action: str, detail: str = "", **where: str
     ) -> None:
         """Keep an action, and notify of it."""
         entry = self._entry(request, user, action, "done", detail, where)
-        self._keep(entry)
+        self._actions.keep(entry)
         if self._endpoint:
             try:
                 self._waiting.put_nowait(entry.notification())
@@ -185,12 +276,13 @@ class AuditLog:
 
     def failed(self, request: web.Request, user: User, action: str, why: str, **where: str) -> None:
         """Keep an action that failed."""
-        self._keep(self._entry(request, user, action, "failed", why, where))
+        self._actions.keep(self._entry(request, user, action, "failed", why, where))
 
-    def refused(self, request: web.Request, user: User, why: str) -> None:
+    def refused(self, request: web.Request, user: User, reason: RefusalReason, why: str) -> None:
         """Keep a request that was refused."""
-        action = f"{request.method} {request.path}"
-        self._keep(self._entry(request, user, action[:_TEXT_LENGTH], "refused", why, {}))
+        action = f"{request.method} {request.path}"[:_TEXT_LENGTH]
+        entry = self._entry(request, user, action, _REFUSED, why, {})
+        self._refusals.keep(replace(entry, reason=reason.value))
 
     def _entry(
         self,
@@ -211,16 +303,10 @@ class AuditLog:
             via=self._via,
             result=result,
             detail=detail[:_TEXT_LENGTH],
-            **where,
+            topic=where.get("topic", ""),
+            channel=where.get("channel", ""),
+            node=where.get("node", ""),
         )
-
-    def _keep(self, entry: AuditEntry) -> None:
-        self.entries.append(entry)
-        line = json.dumps(asdict(entry))
-        level = logging.INFO if entry.result == "done" else logging.WARNING
-        self._log.log(level, "AUDIT: %s", line)
-        if self._file is not None:
-            self._file.handle(logging.makeLogRecord({"msg": line}))
 
     async def notify(self) -> None:
         """Post notifications, until it is cancelled."""

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from martlet.admin.actions import ACTIONS, Action, ActionRefused, Place, perform
 from martlet.admin.asked import Asked, Form
+from martlet.admin.audit import RefusalReason
 from martlet.admin.cluster import ChannelTotals, ClusterView
 from martlet.admin.guard import user_of
 from martlet.admin.operations import Operation
@@ -146,7 +147,7 @@ def _check_role(request: web.Request) -> None:
     site, user = request.app[SITE], user_of(request)
     if not user.acts:
         why = "this user may not act: see --admin-user and --read-only"
-        site.audit.refused(request, user, why)
+        site.audit.refused(request, user, RefusalReason.ROLE, why)
         raise web.HTTPForbidden(text=why)
 
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from martlet.admin.audit import AuditLog
+from martlet.admin.audit import AuditLog, RefusalReason
 from martlet.admin.users import NotAuthenticated, Role, User, Users
-from martlet.browsing import SAFE_METHODS, host_of, is_address, is_of_other_site
+from martlet.browsing import PROXIED, SAFE_METHODS, host_of, is_address, is_of_other_site
 from martlet.options.admin import AdminOptions
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,6 +31,10 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _USER = web.RequestKey("user", User)
+_ONCE = ("Host", "Authorization", *PROXIED, "Origin", "Sec-Fetch-Site")
+"""The headers that tell who sends a request, beside `--acl-http-header`. A proxy that adds its own
+to one of a client's would let the client choose.
+"""
 
 
 def user_of(request: web.Request) -> User:
@@ -49,45 +53,59 @@ class Guard:
 
     def __init__(self, options: AdminOptions, users: Users, audit: AuditLog) -> None:
         self._hosts = {host.lower() for host in options.allowed_hosts}
+        self._once = (options.acl_http_header, *_ONCE)
         self._users = users
         self._audit = audit
 
     async def refuse_strangers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, unless it is refused."""
+        repeated = next((name for name in self._once if len(_all(request, name)) > 1), "")
+        if repeated:
+            stranger = User("", Role.NUMBERS, request.remote or "")
+            why = f"the request has several headers {repeated}, and it is not known which counts"
+            self._audit.refused(request, stranger, RefusalReason.REPEATED_HEADER, why)
+            raise web.HTTPBadRequest(text=f"{why}\n")
         try:
             request[_USER] = user = await self._users.of(request.headers, request.remote or "")
         except NotAuthenticated as error:
             if error.name:
                 stranger = User("", Role.NUMBERS, request.remote or "")
-                self._audit.refused(request, stranger, f"a wrong password of {error.name[:80]!r}")
+                why = f"a wrong password of {error.name[:80]!r}"
+                self._audit.refused(request, stranger, RefusalReason.PASSWORD, why)
             raise web.HTTPUnauthorized(
                 text="the name or the password is wrong\n",
                 headers={"WWW-Authenticate": 'Basic realm="Martlet", charset="UTF-8"'},
             ) from None
         refusal = self._refusal(request, user)
-        if refusal:
-            self._audit.refused(request, user, refusal)
-            raise web.HTTPForbidden(text=f"{refusal}\n")
+        if refusal is not None:
+            self._audit.refused(request, user, *refusal)
+            raise web.HTTPForbidden(text=f"{refusal[1]}\n")
         return await handler(request)
 
-    def _refusal(self, request: web.Request, user: User) -> str:
-        """Why a request is refused; empty for a good one."""
+    def _refusal(self, request: web.Request, user: User) -> tuple[RefusalReason, str] | None:
+        """Why a request is refused, also in words; None for a good one."""
         host = host_of(request.host)
         if host not in self._hosts and not is_address(host):
             return (
+                RefusalReason.HOST,
                 f"the page is not reached as {host!r}: use its address, or start it with"
-                f" --allowed-host={host}"
+                f" --allowed-host={host}",
             )
         if request.method in SAFE_METHODS:
-            return ""
+            return None
         if user.forged:
             return (
+                RefusalReason.MADE_UP_USER,
                 f"a header names the user {user.forged!r}, and {user.address} is no proxy of"
-                " --trusted-proxy"
+                " --trusted-proxy",
             )
         if is_of_other_site(request.headers, request.host):
-            return "the request comes from a page of another site"
-        return ""
+            return RefusalReason.OTHER_SITE, "the request comes from a page of another site"
+        return None
+
+
+def _all(request: web.Request, name: str) -> list[str]:
+    return request.headers.getall(name, [])
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 from martlet.admin import shown
 from martlet.admin.audit import AuditEntry
 from martlet.admin.cluster import BrokerView, ChannelTotals, ClusterView, TopicTotals
+from martlet.admin.guard import user_of
 from martlet.admin.history import CountHistory
 from martlet.admin.listing import Column, TablePage, listing
 from martlet.admin.pages.export import send_lines
@@ -81,6 +82,9 @@ _AUDIT_COLUMNS: tuple[Column[AuditEntry], ...] = (
     Column("place", "Of", lambda entry: (entry.topic, entry.channel, entry.node)),
     Column("result", "Result", lambda entry: entry.result),
 )
+_NAMING = ("user", "address")
+_NAMING_FIELDS = ("user", "remote_ip", "user_agent", "url", "detail")
+"""The columns, and the fields, that viewers of numbers do not see."""
 
 
 def _tops(view: ClusterView, history: CountHistory) -> list[tuple[str, str, list[Any]]]:
@@ -287,13 +291,15 @@ async def counter(request: web.Request) -> web.StreamResponse:
 
 def _audit_table(request: web.Request) -> TablePage[AuditEntry]:
     entries = list(reversed(request.app[SITE].audit.entries))
+    sees_names = user_of(request).sees_texts
+    columns = [each for each in _AUDIT_COLUMNS if sees_names or each.name not in _NAMING]
 
     def text(entry: AuditEntry) -> str:
-        return " ".join(
-            (entry.user, entry.remote_ip, entry.action, entry.topic, entry.channel, entry.result)
-        )
+        # What is not shown is not searched: it would be told by what the filter leaves.
+        names = (entry.user, entry.remote_ip) if sees_names else ()
+        return " ".join((*names, entry.action, entry.topic, entry.channel, entry.result))
 
-    return listing(entries, _AUDIT_COLUMNS, request.query, text, "-time", is_ordered=True)
+    return listing(entries, columns, request.query, text, "-time", is_ordered=True)
 
 
 async def audit(request: web.Request) -> web.StreamResponse:
@@ -306,10 +312,11 @@ async def export_audit(request: web.Request) -> web.StreamResponse:
     if not request.app[SITE].options.export:
         raise web.HTTPForbidden(text="nothing is downloaded from this page: see --export")
     found = _audit_table(request).all_found
+    hidden = () if user_of(request).sees_texts else _NAMING_FIELDS
 
     async def rows() -> AsyncIterator[Mapping[str, Any]]:
         for entry in found:
-            yield asdict(entry)
+            yield {name: value for name, value in asdict(entry).items() if name not in hidden}
 
     return await send_lines(request, "audit", rows())
 

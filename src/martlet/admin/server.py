@@ -129,10 +129,11 @@ class AdminServer:
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
                 return await guard.refuse_strangers(request, handler)
-            except web.HTTPForbidden as error:
+            except (web.HTTPForbidden, web.HTTPBadRequest) as error:
                 if not _is_api(request, self.options):
                     raise
-                return api.failure(403, f"FORBIDDEN: {(error.text or '').strip()}")
+                code = error.reason.upper().replace(" ", "_")
+                return api.failure(error.status, f"{code}: {(error.text or '').strip()}")
 
         app = web.Application(
             middlewares=[guarded, _show_problems], client_max_size=_MAX_FORM_BYTES

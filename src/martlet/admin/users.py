@@ -79,6 +79,11 @@ class User:
         return self.role >= Role.ACTS
 
     @property
+    def sees_texts(self) -> bool:
+        """Whether the user may see the error texts of dead letters, and names in the audit."""
+        return self.role >= Role.BODIES
+
+    @property
     def sees_bodies(self) -> bool:
         """Whether the user may see messages' bodies."""
         return self.role >= Role.BODIES and not self.hides_bodies

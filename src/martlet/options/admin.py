@@ -101,12 +101,15 @@ class AdminOptions(AddressOptions):
         section="jobs",
     )
     audit_file: str = option(
-        "", "append a line of JSON for each action, done or refused", section="audit"
+        "",
+        "append a line of JSON for each action; of what was refused, FILE.refused has a line for"
+        " each address, reason and minute",
+        section="audit",
     )
     max_audit_bytes: Size = option(
         10 * MIB,
-        "maximum size of --audit-file; then it is renamed to FILE.1, and another one begun (0: no"
-        " limit)",
+        "maximum size of --audit-file, and of FILE.refused; then it is renamed to FILE.1, and"
+        " another one begun (0: no limit)",
         limits=(0, None),
     )
     audit_backups: int = option(

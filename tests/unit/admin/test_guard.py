@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -118,3 +119,48 @@ async def test_a_wrong_password_is_in_the_audit_and_a_missing_one_is_not(tmp_pat
         (entry,) = page.server._audit.entries
         assert (entry.result, entry.user) == ("refused", "")
         assert entry.detail == "a wrong password of 'ann'"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-Forwarded-User", "x-forwarded-user", "X-Forwarded-For", "Forwarded", "Authorization"),
+        *("Host", "Origin", "Sec-Fetch-Site"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/"), ("POST", "/act"), ("GET", "/api/topics")]
+)
+async def test_a_header_that_identifies_is_refused_if_it_comes_twice(
+    method: str, path: str, name: str
+) -> None:
+    """A proxy may add its own to one of the client's, and it is not known which one counts."""
+    async with broker_of(1) as broker, page_of([broker.http_address]) as page:
+        host, _, port = page.server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        own = "" if name == "Host" else "Host: localhost\r\n"
+        twice = f"{name}: localhost\r\n{name}: viewer\r\n"
+        writer.write(f"{method} {path} HTTP/1.1\r\n{own}{twice}Connection: close\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        await writer.wait_closed()
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
+        if name != "Host":  # aiohttp itself refuses that.
+            (entry,) = page.server._audit.entries
+            assert (entry.result, entry.reason) == ("refused", "repeated header")
+            assert "several headers" in entry.detail
+
+
+async def test_a_header_of_users_by_another_name_counts_once_too() -> None:
+    options: dict[str, Any] = {"acl_http_header": "X-User", "admin_users": ("ann",)}
+    async with broker_of(1) as broker, page_of([broker.http_address], **options) as page:
+        form = {"action": "pause_topic", "topic": "orders"}
+        for headers, status in (
+            ([("X-User", "ann"), ("X-User", "bob")], 400),
+            ([("X-User", "bob"), ("X-User", "ann")], 400),
+            ([("X-User", "ann"), ("X-Forwarded-User", "a"), ("X-Forwarded-User", "b")], 303),
+        ):
+            async with page.session.post(
+                f"{page.url}/act", data=form, headers=headers, allow_redirects=False
+            ) as answer:
+                assert answer.status == status

@@ -30,6 +30,7 @@ from typing import Any
 
 from aiohttp import web
 
+from martlet.admin.audit import RefusalReason
 from martlet.admin.guard import Handler, user_of
 from martlet.admin.nsqadmin.cluster import (
     NsqadminCluster,
@@ -295,7 +296,8 @@ async def _kept(
 def _check_may_act(request: web.Request, site: Site) -> None:
     user = user_of(request)
     if not user.acts:
-        site.audit.refused(request, user, "this user may not act: see --admin-user and --read-only")
+        why = "this user may not act: see --admin-user and --read-only"
+        site.audit.refused(request, user, RefusalReason.ROLE, why)
         raise ApiError(403, "FORBIDDEN")
 
 

@@ -51,7 +51,7 @@ class LetterGroup:
         dead_letter_topic: where they are.
         topic, channel: where they come from.
         reason: why they are dead.
-        error: the latest error of each.
+        error: the latest error of each; empty where they are not grouped by it.
         count: how many.
         tries: how often they were delivered, the least and the greatest; empty if unknown.
         first, latest: the one that died first, and last.
@@ -113,8 +113,10 @@ async def overview(request: web.Request) -> web.StreamResponse:
     text = request.query.get("q", "").strip().lower()
     found = [name for name, count in counts.most_common() if count and text in name.lower()]
     ends_s = time.monotonic() + _MAX_S
+    by_error = user_of(request).sees_texts
     topics = [
-        await _grouped(site.admin, name, counts[name], ends_s) for name in found[:_MAX_TOPICS]
+        await _grouped(site.admin, name, counts[name], ends_s, by_error=by_error)
+        for name in found[:_MAX_TOPICS]
     ]
     return site.page(
         request,
@@ -129,7 +131,9 @@ async def overview(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def _grouped(admin: Admin, name: str, count: int, ends_s: float) -> KeptLetters:
+async def _grouped(
+    admin: Admin, name: str, count: int, ends_s: float, *, by_error: bool
+) -> KeptLetters:
     kept = KeptLetters(name, count)
     if time.monotonic() > ends_s:
         kept.errors.append("not read: the others took long")
@@ -144,7 +148,7 @@ async def _grouped(admin: Admin, name: str, count: int, ends_s: float) -> KeptLe
     kept.errors += map(str, answers.failures.values())
     groups: dict[tuple[str, str, str, str], LetterGroup] = {}
     for letter in answers.joined():
-        latest = letter.last_error[:_ERROR_LENGTH]
+        latest = letter.last_error[:_ERROR_LENGTH] if by_error else ""
         key = letter.topic, letter.channel, letter.reason, latest
         if key not in groups:
             groups[key] = LetterGroup(name, *key, first=letter, latest=letter)
@@ -159,6 +163,9 @@ async def letters(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     asked = Asked(site, await site.collector.fresh(), request.query)
     whose, which = _whose(asked), _which(asked)
+    if "error" in which and not user_of(request).sees_texts:
+        # Else a search would tell what is in an error.
+        raise web.HTTPForbidden(text="this user does not see errors, and so searches none")
     size = LISTED_BYTES if user_of(request).sees_bodies else 0
     pages, errors = await _first_pages(asked, whose, which, size)
     rows = [(page.broker, letter) for page in pages for letter in page.items]

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from martlet.admin.audit import RefusalReason
 from martlet.admin.guard import user_of
 from martlet.admin.site import SITE
 
@@ -25,14 +26,14 @@ def check_may_download(request: web.Request) -> None:
     elif not user.sees_bodies:
         why = "this user does not see bodies: see --reader-user"
     if why:
-        site.audit.refused(request, user, why)
+        site.audit.refused(request, user, RefusalReason.ROLE, why)
         raise web.HTTPForbidden(text=why)
 
 
 async def send_lines(
     request: web.Request, name: str, rows: AsyncIterator[Mapping[str, Any]], **where: str
 ) -> web.StreamResponse:
-    """Answer rows as JSON lines, as a file; the audit has their number.
+    """Answer rows as JSON lines, as a file; the audit has their number, but for viewers of numbers.
 
     An error on the way becomes the last line, and breaks the download off.
     """
@@ -50,7 +51,9 @@ async def send_lines(
         async for row in rows:
             await response.write(_line(row))
             count += 1
-    site.audit.done(request, user, f"export_{name.replace('-', '_')}", f"{count} lines", **where)
+    if user.sees_texts:  # Others, who may be strangers, got no more than a page shows.
+        action = f"export_{name.replace('-', '_')}"
+        site.audit.done(request, user, action, f"{count} lines", **where)
     await response.write_eof()
     return response
 

@@ -189,3 +189,29 @@ async def test_a_topic_without_dead_letters_is_said(page: Page) -> None:
     for address in page.server.options.nsqd_http_addresses:
         await change(address, "/topic/create?topic=plain")
     assert "is no dead-letter topic" in await page.get("/dead/letters?dead_letter_topic=plain", 404)
+
+
+async def test_viewers_of_numbers_see_no_error_texts() -> None:
+    """Nor are they told by links, groups or a search."""
+    options: dict[str, Any] = {"admin_users": ("ann",), "reader_users": ("bob",)}
+    async with Broker(trace=True) as broker, page_of([broker.http_address], **options) as page:
+        await die(broker, b"one", error="card 4111 refused")
+        async with Admin(broker.http_address) as admin:
+            answers = await admin.dead_letters.show("orders", "work")
+        (letter,) = answers.joined()
+        letters = "/dead/letters?topic=orders&channel=work"
+        paths = ["/dead", letters, f"/messages/{letter.message_id}?topic=orders"]
+        for user, sees in (("bob", True), ("viewer", False), ("ann", True)):
+            page.session.headers["X-Forwarded-User"] = user
+            for path in paths:
+                html = await page.get(path)
+                assert "max_attempts" in html or "max attempts" in html or "given up" in html
+                assert ("4111" in html) is sees, (user, path)
+            if sees:
+                assert "4111" in await page.get(f"{letters}&error=4111")
+                assert "No dead letter has that." in await page.get(f"{letters}&error=4222")
+            else:
+                for error in ("4111", "4222"):
+                    refused = await page.get(f"{letters}&error={error}", 403)
+                    assert "does not see errors" in refused
+                await page.get(f"/dead/export?topic=orders&channel=work&error={error}", 403)
