@@ -24,8 +24,12 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
+import pyarrow.parquet as pq
+
+from martlet.pipeline.archive.partition import refitted
 from martlet.pipeline.archive.position import Position
 from martlet.pipeline.archive.store import LocalStore, Store
+from martlet.pipeline.archive.writing import parquet_writer, with_full_values
 from martlet.spark.read.offsets import flatten, nested
 
 FOLDER = "_martlet"
@@ -205,7 +209,7 @@ class ArchiveCommitLog:
         store = self._store
         try:
             for source, target in commit.moves:
-                store.move(source, target)
+                self._move(source, target)
         except FileNotFoundError as error:
             raise ArchiveDamagedError(
                 f"commit {commit.version} of {store.root} is not complete, and cannot be"
@@ -215,6 +219,23 @@ class ArchiveCommitLog:
             self._swap(swap)
         store.replace(_APPLIED, b"%d" % commit.version)
         self._applied = commit.version
+
+    def _move(self, source: str, target: str) -> None:
+        """Move a staged file, also to a folder that an older version could not make."""
+        store = self._store
+        folder, slash, name = target.rpartition("/")
+        fit, values = refitted(folder, store.max_folder_bytes)
+        if not values or store.missing([source]):
+            store.move(source, f"{fit}{slash}{name}")
+            return
+        rows = pq.read_table(store.path(source), filesystem=store.system, partitioning=None)
+        rows = with_full_values(rows, values)
+        full = f"{source}.full"
+        with store.sink(full) as sink, parquet_writer(sink, rows.schema, "snappy") as writer:
+            writer.write_table(rows)
+        store.flush(full)
+        store.move(full, f"{fit}{slash}{name}")
+        store.remove(source)
 
     def _swap(self, swap: Swap) -> None:
         """Replace the old files by the new ones, unless that is done already."""

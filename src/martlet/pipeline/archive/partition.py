@@ -4,6 +4,10 @@ Folders are named ``topic=orders/date=2026-11-22/hour=13``, and partition column
 files: Spark, pyarrow and DuckDB read them from the path.  ``topic`` is the message's topic;
 ``date`` and ``hour`` (two digits, UTC) are those of the broker's timestamp.  Any other name is a
 field of the messages, and a field also takes precedence over these three.
+
+A value that would make the name of a folder, or the path, too long is shortened: to its first 16
+characters, a ``~`` and 32 hexadecimal digits of its SHA-256, so that a reader can still choose
+folders by it. The files there have the full value in the column ``_long_<name>``.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import pairwise
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +27,26 @@ import pyarrow.compute as pc
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _HOUR_US = 3_600_000_000
 _TIME = ("date", "hour")
-_ESCAPED = frozenset(map(chr, range(1, 32))) | set("\"#%'*/:=?\\{[]^\x7f")
+_ESCAPED = frozenset(map(chr, range(32))) | set("\"#%'*/:=?\\{[]^\x7f")
 """The characters that Hive and Spark write as %XX."""
 MAX_FOLDERS_PER_TASK = 1000
 """Each folder has an open file, which takes some hundred KB of memory."""
+MAX_NAME_BYTES = 255
+"""The maximum length of a folder's name, on local file systems and HDFS."""
+LONG = "_long_"
+"""The beginning of the name of a column with the full values of a shortened one."""
+_KEPT_CHARACTERS = 16
+_HASH_DIGITS = 32
+SHORTENED_BYTES = 4 * _KEPT_CHARACTERS + 1 + _HASH_DIGITS
+"""The maximum length of a shortened value."""
 
 
 Values = dict[str, str | None]
 """The values of partition columns, by name."""
+
+
+class UnwritableFolderError(ValueError):
+    """Partition values make a path that is too long, even where they are shortened."""
 
 
 class TooManyFoldersError(ValueError):
@@ -42,10 +60,62 @@ def escape(value: str) -> str:
 
 def folder_of(partition: dict[str, str | None]) -> str:
     """Return the folder of the rows with these partition values."""
-    return "/".join(
-        f"{escape(name)}={NULL if value is None or not value else escape(value)}"
-        for name, value in partition.items()
-    )
+    return "/".join(_segment(name, value) for name, value in partition.items())
+
+
+def _segment(name: str, value: str | None) -> str:
+    return f"{escape(name)}={escape(value) if value else NULL}"
+
+
+def shortened(value: str) -> str:
+    """Return the short form of a value."""
+    digest = sha256(value.encode()).hexdigest()
+    return f"{value[:_KEPT_CHARACTERS]}~{digest[:_HASH_DIGITS]}"
+
+
+def fitted(partition: Values, max_bytes: int) -> Values:
+    """Shorten those values whose folders could not be made otherwise.
+
+    Args:
+        partition: the values.
+        max_bytes: the maximum length of the folder's path.
+
+    Raises:
+        UnwritableFolderError: the path is too long all the same.
+    """
+    fit = dict(partition)
+    sizes = {name: len(_segment(name, value).encode()) for name, value in fit.items()}
+    left_bytes = max_bytes - sum(sizes.values()) - len(sizes) + 1
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        value = fit[name]
+        if not value or (sizes[name] <= MAX_NAME_BYTES and left_bytes >= 0):
+            continue
+        saved = sizes[name] - len(_segment(name, short := shortened(value)).encode())
+        if saved > 0:
+            fit[name], left_bytes = short, left_bytes + saved
+    if left_bytes < 0:
+        raise UnwritableFolderError(
+            f"the values of {', '.join(partition)} make a path of {max_bytes - left_bytes} bytes,"
+            f" even shortened; {max_bytes} are possible there: archive to a shorter location, or"
+            " partition by fewer columns"
+        )
+    return fit
+
+
+def refitted(folder: str, max_bytes: int) -> tuple[str, dict[str, str]]:
+    """Return the folder to use in place of one that cannot be made, and the values that are
+    shortened there. Raises UnwritableFolderError.
+    """
+    folder = folder.replace("\0", "%00")
+    path = folder.encode()
+    if max(map(len, path.split(b"/"))) <= MAX_NAME_BYTES and len(path) <= max_bytes:
+        return folder, {}
+    pairs = [segment.partition("=") for segment in folder.split("/")]
+    values: Values = {
+        unquote(name): None if value == NULL else unquote(value) for name, _, value in pairs
+    }
+    fit = fitted(values, max_bytes)
+    return folder_of(fit), {name: v for name, v in values.items() if v and v != fit[name]}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from martlet.pipeline.archive.json_fields import JsonFields
-from martlet.pipeline.archive.partition import Partitioning
+from martlet.pipeline.archive.partition import (
+    LONG,
+    MAX_NAME_BYTES,
+    SHORTENED_BYTES,
+    Partitioning,
+    escape,
+)
 from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 if TYPE_CHECKING:
@@ -81,7 +87,8 @@ class Shape:
     keeps_value: bool = False
 
     def __post_init__(self) -> None:
-        taken = sorted({CORRUPT, VALUE, *ORIGIN} & set(self.fields.names if self.fields else ()))
+        own = {CORRUPT, VALUE, *ORIGIN, *(LONG + name for name in self.partition_by)}
+        taken = sorted(own & set(self.fields.names if self.fields else ()))
         if taken:
             raise ValueError(
                 f"the schema may not have {', '.join(taken)}: the archive has columns of that name"
@@ -101,6 +108,11 @@ class Shape:
             kind = self.schema.field(name).type if name in self.schema.names else pa.string()
             if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_floating(kind):
                 raise ValueError(f"cannot partition by {name}: {kind} cannot name folders")
+            if len(f"{escape(name)}=".encode()) + SHORTENED_BYTES > MAX_NAME_BYTES:
+                raise ValueError(
+                    f"cannot partition by {name}: the names of its folders would have more than"
+                    f" {MAX_NAME_BYTES} bytes"
+                )
         if not set(self.schema.names) - set(self.partition_by):
             raise ValueError("cannot partition by every column: none is left for the files")
 

@@ -22,6 +22,11 @@ from pyarrow import fs
 from martlet.pipeline.archive.atomic_swap import exchange
 
 LOCK = "_martlet/lock"
+_MAX_KEY_BYTES = 1024
+"""The maximum length of a path on object stores."""
+_MAX_PATH_BYTES = 4095
+_FILE_NAME_BYTES = 128
+"""More than the name of an archive's file has."""
 
 
 class Store:
@@ -161,6 +166,13 @@ class Store:
     def lock(self) -> Iterator[None]:
         """Do nothing: without locks, the user must prevent concurrent writers."""
         yield
+
+    @property
+    def max_folder_bytes(self) -> int:
+        """The maximum length of a folder's path in this one."""
+        is_files = self.system.type_name in ("local", "hdfs")
+        limit = _MAX_PATH_BYTES if is_files else _MAX_KEY_BYTES
+        return limit - len(self.root.encode()) - _FILE_NAME_BYTES
 
     @property
     def _renames(self) -> bool:

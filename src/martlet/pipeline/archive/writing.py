@@ -8,7 +8,7 @@ until the driver has moved them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from martlet.pipeline.archive.manifest import Manifest, Written
-from martlet.pipeline.archive.partition import MAX_FOLDERS_PER_TASK, TooManyFoldersError, folder_of
+from martlet.pipeline.archive.partition import (
+    LONG,
+    MAX_FOLDERS_PER_TASK,
+    TooManyFoldersError,
+    UnwritableFolderError,
+    Values,
+    fitted,
+    folder_of,
+)
 from martlet.pipeline.archive.position import Stretch
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
@@ -58,6 +66,7 @@ class Writing:
 
         Raises:
             TooManyFoldersError: the messages belong to more folders than a task can write to.
+            UnwritableFolderError: a message's folder has a path that is too long.
             OSError: a file cannot be written.
         """
         files = Files(self, stretch, folder, store)
@@ -85,13 +94,21 @@ def parquet_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.Parquet
     )
 
 
+def with_full_values(rows: pa.Table, values: Mapping[str, str]) -> pa.Table:
+    """Add the full values of shortened partition columns to rows."""
+    for name, value in values.items():
+        rows = rows.append_column(LONG + name, pa.repeat(pa.scalar(value), len(rows)))
+    return rows
+
+
 @dataclass
 class _OpenFile:
     """A file that is being written."""
 
     name: str
     target: str
-    partition: dict[str, str | None]
+    partition: Values
+    full: dict[str, str]
     sink: Any
     writer: pq.ParquetWriter
     rows: int = 0
@@ -105,15 +122,24 @@ class Files:
         self._stretch = stretch
         self._folder = folder
         self._store = store
-        self._open: dict[str, _OpenFile] = {}
+        self._open: dict[tuple[str | None, ...], _OpenFile] = {}
+        self._max_bytes = store.max_folder_bytes
         self._file_columns = writing.shape.file_schema.names
 
     def add(self, rows: pa.Table) -> None:
         """Write rows to the files of their folders."""
         partitioning = self._writing.shape.partitioning
         for partition, part in partitioning.divide(rows, self._stretch.key.topic):
-            file = self._file(partition)
-            file.writer.write_table(part.select(self._file_columns), row_group_size=len(part))
+            try:
+                file = self._file(partition)
+            except UnwritableFolderError as error:
+                key, names = self._stretch.key, part.column_names
+                offset = part["_offset" if "_offset" in names else "offset"][0]
+                raise UnwritableFolderError(
+                    f"message {offset} of queue {key.queue} of topic {key.topic}: {error}"
+                ) from None
+            own = with_full_values(part.select(self._file_columns), file.full)
+            file.writer.write_table(own, row_group_size=len(part))
             file.rows += len(part)
 
     def finish(self) -> list[Written]:
@@ -135,10 +161,12 @@ class Files:
                 file.writer.close()
                 file.sink.close()
 
-    def _file(self, partition: dict[str, str | None]) -> _OpenFile:
-        folder = folder_of(partition)
-        file = self._open.get(folder)
+    def _file(self, partition: Values) -> _OpenFile:
+        values = tuple(value or None for value in partition.values())
+        file = self._open.get(values)
         if file is None:
+            fit = fitted(partition, self._max_bytes)
+            folder = folder_of(fit)
             if len(self._open) == MAX_FOLDERS_PER_TASK:
                 raise TooManyFoldersError(
                     f"partitions by {', '.join(partition)} make more than {MAX_FOLDERS_PER_TASK}"
@@ -149,11 +177,13 @@ class Files:
             target = f"{folder}/{self._name(unique)}" if folder else self._name(unique)
             name = target if self._writing.in_place else f"{self._folder}/{unique}"
             sink = self._store.sink(name)
-            writer = parquet_writer(
-                sink, self._writing.shape.file_schema, self._writing.compression
-            )
-            file = _OpenFile(name, target, partition, sink, writer)
-            self._open[folder] = file
+            full: dict[str, str] = {}
+            if not self._writing.in_place:  # Delta's log has the values themselves.
+                full = {n: v for n, v in partition.items() if v is not None and v != fit[n]}
+            schema = with_full_values(self._writing.shape.file_schema.empty_table(), full).schema
+            writer = parquet_writer(sink, schema, self._writing.compression)
+            file = _OpenFile(name, target, partition, full, sink, writer)
+            self._open[values] = file
         return file
 
     def _name(self, unique: str) -> str:
