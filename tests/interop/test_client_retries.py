@@ -205,3 +205,65 @@ async def test_without_await(broker: Broker) -> None:
         b"later": "busy",
         b"rejected": "no such account",
     }
+
+
+async def test_a_failure_that_the_policy_delays_does_not_pause_the_consumer(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(broker, 3_600_000, max_attempts=2)
+    bodies = [b"%d" % number for number in range(400)]
+    await publish(broker, *bodies)
+    handled: set[bytes] = set()
+
+    async def handle(message: Message) -> None:
+        if int(message.body) % 4 == 0:
+            raise ValueError("bad")
+        handled.add(message.body)
+        if len(handled) == 300:
+            consumer.stop()
+
+    async with Consumer("t", "c", broker.tcp_address, max_in_flight=10) as consumer:
+        await consumer.run(handle)
+    assert len(handled) == 300
+    assert "no more are requested" not in caplog.text
+    assert "again when its channel's retry policy has it" in caplog.text
+
+
+async def test_a_pause_after_failures_can_be_asked_for(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(broker, 3_600_000, max_attempts=2)
+    await publish(broker, b"bad")
+
+    async def handle(_message: Message) -> None:
+        consumer.stop()
+        raise ValueError("bad")
+
+    short = FailureBackoff(multiplier_s=0.01)
+    async with Consumer("t", "c", broker.tcp_address, failure_backoff=short) as consumer:
+        flow = consumer._flow
+        flow.stop = lambda: None  # type: ignore[method-assign]
+        await consumer.run(handle)
+    assert "failure_backoff=FailureBackoff(max_s=0) never pauses" in caplog.text
+
+
+async def test_the_log_line_of_a_last_attempt_says_that_it_was_the_last(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(broker, 1, max_attempts=2)
+    await publish(broker, b"bad")
+
+    async def handle(_message: Message) -> None:
+        raise ValueError("bad")
+
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        assert (await dead_letter(broker))[0] == b"bad"
+        consumer.stop()
+        await running
+    lines = [record.message for record in caplog.records if "handler failed" in record.message]
+    assert ["attempt 1; again when" in lines[0], "attempt 2; it was the last of 2" in lines[1]] == [
+        True,
+        True,
+    ]
+    assert len(lines) == 2

@@ -88,7 +88,9 @@ class SubscribeRefused(Refused):
 
 
 class PublishTimeout(ClientError, TimeoutError):
-    """No broker answered within the timeout; the messages may be stored or not."""
+    """No broker answered within the timeout. The text says whether the messages may be stored, and
+    which settings give them longer.
+    """
 
 
 class PublishLost(ClientError, ConnectionError):

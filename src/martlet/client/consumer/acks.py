@@ -60,6 +60,7 @@ class AckBatcher:
         "_others",
         "_replies",
         "_scheduled",
+        "backs_off_always",
         "dropped",
         "finished",
         "max_message_timeout_s",
@@ -91,6 +92,8 @@ class AckBatcher:
         self.message_timeout_s = features.message_timeout_ms / 1000
         self.max_message_timeout_s = features.max_message_timeout_ms / 1000
         self.touch_before_s = 0.0
+        self.backs_off_always = False
+        """Whether a failure pauses the consumer though the channel's policy delays its message."""
         self.on_answer: Callable[[BackoffEvent], None] = _ignore
         self.on_settled: Callable[[], None] = _ignore_settled
         self.reply_hooks: ReplyHooks | None = None
@@ -121,7 +124,17 @@ class AckBatcher:
         return self._connection.features.extensions > 0
 
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
-        """Requeue the message at a Martlet broker, with the text of the error."""
+        """Requeue the message at a Martlet broker, with the text of the error.
+
+        Args:
+            message_id: of the message.
+            error: the text.
+            backoff: whether it counts as a failure.
+            delay: ``delay_ms``, or ``otherwise_ms`` for the delay of the channel's retry policy,
+                and for that one without a policy.
+        """
+        if self.max_attempts and "otherwise_ms" in delay and not self.backs_off_always:
+            backoff = False
         self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.later", id=message_id.decode(), error=error, **delay)

@@ -139,7 +139,9 @@ class Flow:
         else:
             if action is BackoffAction.BLOCK:
                 logger.warning(
-                    "%s: messages fail: no more are requested for %.3g s (level %d)",
+                    "%s: messages fail: no more are requested for %.3g s (level %d;"
+                    " failure_backoff=FailureBackoff(max_s=0) never pauses, and a retry policy of"
+                    " the channel delays the failed messages alone)",
                     self._name,
                     gate.wait_s,
                     gate.level,

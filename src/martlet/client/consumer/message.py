@@ -130,6 +130,13 @@ class Message(ReceivedMessage):
         return self.failures + 1 if answers and answers.max_attempts else self.attempts
 
     @property
+    def max_tries(self) -> int:
+        """The number of tries after which the broker makes it a dead letter, by its channel's retry
+        policy: -1 for no limit, 0 without a policy.
+        """
+        return self._answers.max_attempts if self._answers else 0
+
+    @property
     def is_suspect(self) -> bool:
         """Whether its last failure was a lost connection, so that it may be crashing programs."""
         return bool(self._noted("suspect"))

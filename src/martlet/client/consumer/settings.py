@@ -68,8 +68,9 @@ class DeliverySettings:
             failed one is redelivered before any later one. It too applies to the entire channel.
         max_in_flight: the maximum number of unanswered messages, from all brokers together.
         rotation: how brokers take turns if there are more of them than ``max_in_flight``.
-        failure_backoff: for how long no messages are requested when handlers fail; by default at
-            most two minutes, ``FailureBackoff(max_s=0)`` for never.
+        failure_backoff: for how long no messages are requested when handlers fail, and
+            ``FailureBackoff(max_s=0)`` for never. By default at most two minutes, and never where
+            the channel has a retry policy: there the broker delays the failed message alone.
         auto_touch: extend the timeout, up to the broker's ``--max-msg-timeout``, of messages in
             running handlers, and of messages of ``async for`` and batches that the application
             holds and has not answered.
@@ -85,7 +86,7 @@ class DeliverySettings:
     order: Literal["key", "queue"] | None = None
     max_in_flight: int = 200
     rotation: Rotation = field(default_factory=Rotation)
-    failure_backoff: FailureBackoff = field(default_factory=FailureBackoff)
+    failure_backoff: FailureBackoff | None = None
     auto_touch: bool = True
     answers_requests: bool = True
     stall_after_s: float = 120.0

@@ -55,6 +55,8 @@ class Subscription(BrokerSession):
         on_answer, on_settled: called before and after an answer to a message is written.
         reply_hooks: calls the hooks of a reply's publish; None for none.
         auto_touch: whether messages with little time left are touched.
+        backs_off_always: whether failures pause the consumer though the channel's policy delays
+            their messages.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Subscription(BrokerSession):
     ) -> None:
         super().__init__(address, dialer)
         self.auto_touch = False
+        self.backs_off_always = False
         self.reply_hooks: ReplyHooks | None = None
         self.on_delivery: Callable[[BufferedMessage], None] = lambda _delivery: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
@@ -155,6 +158,7 @@ class Subscription(BrokerSession):
         answers, hand_on = self._answers_of(connection)
         answers.on_answer = self.on_answer
         answers.on_settled = self.on_settled
+        answers.backs_off_always = self.backs_off_always
         answers.reply_hooks = self.reply_hooks
         timeout_s = answers.message_timeout_s
         answers.touch_before_s = timeout_s * TOUCH_PART if self.auto_touch else 0.0

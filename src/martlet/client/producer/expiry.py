@@ -74,4 +74,11 @@ class Expiry:
         if trouble is not None and trouble.refusal is not None:
             reason += f"; refused {trouble.refusals} times, at last with {trouble.refusal}"
         timeout_s = self._timeout_s if pending.extras is None else pending.extras.timeout_s
-        pending.fail(PublishTimeout(f"not published in {timeout_s:g} s: {reason}"))
+        is_sent = batch is not None or trouble is not None
+        stored = "it may be stored all the same" if is_sent else "it is not stored"
+        pending.fail(
+            PublishTimeout(
+                f"no OK in {timeout_s:g} s: {reason}; {stored}; timeout_s and retries give it"
+                " longer, send_timeout_s and send_retries those of send"
+            )
+        )

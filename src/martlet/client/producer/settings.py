@@ -18,7 +18,9 @@ class PublishSettings:
         ordered: whether all messages of a topic stay in order.
         timeout_s: the time limit of a publish, all attempts included.
         retries: the number of retries of a publish; None for no limit within the timeout.
-        send_timeout_s, send_retries: the same for ``send``, ``send_async`` and ``send_many``.
+        send_timeout_s, send_retries: the same for ``send``, ``send_async`` and ``send_many``. They
+            retry twice, as RocketMQ's ``retryTimesWhenSendFailed``: a caller that wants to know
+            where its message is stored waits for it.
         retry_another_broker: whether a SEND that its broker could not store, or not as safely as
             wanted, is sent to another; it may be stored twice then.
         idempotent: whether a broker recognises a repeated SEND, and so stores it exactly once.
@@ -32,7 +34,7 @@ class PublishSettings:
     ordered: bool = False
     timeout_s: float = 30.0
     retries: int | None = None
-    send_timeout_s: float = 3.0
+    send_timeout_s: float = 30.0
     send_retries: int | None = 2
     retry_another_broker: bool = False
     idempotent: bool = True

@@ -111,7 +111,7 @@ async def test_a_thousand_failures_at_once_are_one_step(caplog: pytest.LogCaptur
         batch = await anext(consumer.batches())
         await batch.finish()
         await broker.until(lambda: broker.ready_counts() == [200, 0, 1, 200])
-    said = "channel c of topic t: messages fail: no more are requested for 0.02 s (level 1)"
+    said = "channel c of topic t: messages fail: no more are requested for 0.02 s (level 1;"
     assert caplog.text.count(said) == 1
     assert "channel c of topic t: messages succeed again" in caplog.text
 

@@ -28,6 +28,7 @@ class _Connection:
             message_timeout_ms=5000, max_message_timeout_ms=60_000, extensions=4
         )
         self.id_base = base
+        self.max_attempts = 0
         self.is_alive = True
         self.sent: list[bytes] = []
         self.on_recalled: Any = None

@@ -129,11 +129,14 @@ class FailurePolicy:
             if not is_rejected:
                 return
         delay_ms = self._delay_ms(message)
-        again = f"again in {delay_ms} ms"
         if is_rejected:
             again = "it goes to the dead-letter topic"
-        elif self._retry is RETRY and message.can_be_rejected:
-            again += ", or when its channel's retry policy has it"
+        elif 0 < message.max_tries <= message.tries:
+            again = f"it was the last of {message.max_tries}: it goes to the dead-letter topic"
+        elif message.max_tries and self._retry is RETRY:
+            again = "again when its channel's retry policy has it"
+        else:
+            again = f"again in {delay_ms} ms"
         logger.error(
             "handler failed for message %s, attempt %d; %s",
             message.id.decode("ascii", "replace"),
