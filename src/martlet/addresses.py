@@ -1,11 +1,14 @@
-"""The address of a broker: a host and the port of its TCP protocol."""
+"""Addresses: that of a broker, a host and the port of its TCP protocol, and those of sockets."""
 
 from __future__ import annotations
 
 import re
 import socket
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import asyncio
 
 DEFAULT_PORT = 4150
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
@@ -89,3 +92,25 @@ def is_wildcard(address: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def shown_peer(transport: asyncio.BaseTransport | None) -> str:
+    """Return a client's address as ``host:port``; ``@`` for a client at a Unix socket."""
+    return shown_name(transport and transport.get_extra_info("peername"))
+
+
+def shown_name(name: object) -> str:
+    """Return the name of a socket as `shown_peer` does."""
+    if isinstance(name, bytes):
+        name = name.replace(b"\0", b"@", 1).decode(errors="replace")
+    if isinstance(name, str):
+        return name or "@"
+    if not isinstance(name, tuple):
+        return "@"
+    host = shown_host(str(name[0]))
+    return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+
+
+def shown_host(host: str) -> str:
+    """Return a host to show: an IPv4 address that is mapped into IPv6 as IPv4."""
+    return host.removeprefix("::ffff:")

@@ -8,16 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from martlet.addresses import shown_peer
 from martlet.server import listening_socket as listener
-from martlet.server.listening_socket import (
-    is_local,
-    listen,
-    port_of,
-    remove,
-    serve,
-    shown,
-    shown_peer,
-)
+from martlet.server.listening_socket import is_local, listen, port_of, remove, serve, shown
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0"])

@@ -23,6 +23,7 @@ from martlet.admin.operations import perform as perform_operation
 from martlet.admin.pages.changes import OPERATIONS
 from martlet.admin.site import SITE, Site
 from martlet.client.admin import AdminError
+from martlet.http_connection import body_timer
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.plural import counted
 
@@ -115,9 +116,15 @@ async def _operate(request: web.Request, operation: Operation, asked: Asked) -> 
     return await perform_operation(request, asked.fields["action"], operation, asked)
 
 
+def is_multipart(request: web.Request) -> bool:
+    """Whether a request is a form that is read part by part."""
+    return request.path.endswith("/act") and request.content_type.startswith("multipart/")
+
+
 async def _form(request: web.Request) -> Form:
     try:
-        form = await request.post()
+        async with body_timer():
+            form = await request.post()
     except (ValueError, LookupError, AssertionError, RuntimeError) as error:  # by the kind of form
         raise ActionRefused(f"the form cannot be read: {error}") from error
     if not all(isinstance(value, str) for value in form.values()):

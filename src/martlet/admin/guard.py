@@ -35,6 +35,8 @@ _ONCE = ("Host", "Authorization", *PROXIED, "Origin", "Sec-Fetch-Site")
 """The headers that tell who sends a request, beside `--acl-http-header`. A proxy that adds its own
 to one of a client's would let the client choose.
 """
+STRANGER = User("", Role.NUMBERS, "")
+"""Who asks for what is for everyone, and was not asked for a password."""
 
 
 def user_of(request: web.Request) -> User:
@@ -54,17 +56,27 @@ class Guard:
     def __init__(self, options: AdminOptions, users: Users, audit: AuditLog) -> None:
         self._hosts = {host.lower() for host in options.allowed_hosts}
         self._once = (options.acl_http_header, *_ONCE)
+        self._open = {f"{options.prefix}/ping", f"{options.prefix}/static/{{name}}"}
+        """What is for everyone: it tells nothing of brokers, and monitors have no password."""
         self._users = users
         self._audit = audit
 
     async def refuse_strangers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, unless it is refused."""
+        try:
+            request.url  # noqa: B018, it is kept for the audit
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"the header Host names no host: {error}\n") from None
         repeated = next((name for name in self._once if len(_all(request, name)) > 1), "")
         if repeated:
             stranger = User("", Role.NUMBERS, request.remote or "")
             why = f"the request has several headers {repeated}, and it is not known which counts"
             self._audit.refused(request, stranger, RefusalReason.REPEATED_HEADER, why)
             raise web.HTTPBadRequest(text=f"{why}\n")
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical in self._open:
+            request[_USER] = STRANGER
+            return await handler(request)
         try:
             request[_USER] = user = await self._users.of(request.headers, request.remote or "")
         except NotAuthenticated as error:

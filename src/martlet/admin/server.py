@@ -15,7 +15,7 @@ from martlet.admin import forms, lookup_page, overview, static_files
 from martlet.admin.actions import ActionRefused
 from martlet.admin.audit import AuditLog
 from martlet.admin.collector import Collector
-from martlet.admin.guard import Guard, Handler, set_headers
+from martlet.admin.guard import STRANGER, Guard, Handler, set_headers, user_of
 from martlet.admin.nsqadmin import api
 from martlet.admin.pages import PAGES
 from martlet.admin.site import SITE, PageNotFound, Site
@@ -23,6 +23,7 @@ from martlet.admin.users import Users
 from martlet.client import InvalidName, Tls
 from martlet.client.admin import Admin, AdminError, AdminNotFound
 from martlet.client.admin.http import plain_first
+from martlet.http_connection import GONE_STATUS, HttpConnection, body_timer, is_gone
 from martlet.operator_tokens import read_tokens
 from martlet.options.admin import AdminOptions
 
@@ -90,9 +91,8 @@ class AdminServer:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host, _, port = options.http_address.rpartition(":")
-        tcp = web.TCPSite(runner, host.strip("[]") or None, int(port))
         try:
-            await tcp.start()
+            listener = await self._listen(runner, host.strip("[]") or None, int(port))
         except OSError as error:
             why = error.strerror
             if error.errno == errno.EADDRINUSE:
@@ -101,7 +101,8 @@ class AdminServer:
                     " --http-address"
                 )
             raise OSError(f"listen ({options.http_address}) failed: {why}") from error
-        name, port_number, *_ = runner.addresses[0]
+        stack.callback(listener.close)
+        name, port_number, *_ = listener.sockets[0].getsockname()
         self.address = f"[{name}]:{port_number}" if ":" in name else f"{name}:{port_number}"
         tasks = [asyncio.create_task(collector.run())]
         if options.notification_http_endpoint:
@@ -117,6 +118,18 @@ class AdminServer:
                 options.http_address,
             )
 
+    @staticmethod
+    async def _listen(runner: web.AppRunner, host: str | None, port: int) -> asyncio.Server:
+        """Listen as `aiohttp.web.TCPSite` does, with connections that have time limits."""
+        loop = asyncio.get_running_loop()
+        server = runner.server
+        assert server is not None
+
+        def connection() -> HttpConnection:
+            return HttpConnection(server, loop=loop, **server._kwargs)
+
+        return await loop.create_server(connection, host, port, backlog=128, reuse_address=True)
+
     async def stop(self) -> None:
         """Stop listening, and end all requests."""
         await self._exit.aclose()
@@ -129,6 +142,10 @@ class AdminServer:
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
                 return await guard.refuse_strangers(request, handler)
+            except ConnectionError:
+                if not is_gone(request):
+                    raise
+                return web.Response(status=GONE_STATUS)  # A tab was closed.
             except (web.HTTPForbidden, web.HTTPBadRequest) as error:
                 if not _is_api(request, self.options):
                     raise
@@ -169,6 +186,9 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
     """Show what goes wrong as a page."""
     site = request.app[SITE]
     try:
+        if request.can_read_body and not forms.is_multipart(request):
+            async with body_timer():
+                await request.read()  # It is kept for the handler.
         return await handler(request)
     except PageNotFound as error:
         status, title, text = 404, "Not found", str(error)
@@ -183,6 +203,8 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
         if _is_api(request, site.options):
             return api.failure(status, text)
     except web.HTTPError as error:
+        if user_of(request) is STRANGER:
+            raise
         if _is_api(request, site.options):
             return api.failure(error.status)
         status, title, text = error.status, error.reason, error.text or error.reason

@@ -40,7 +40,7 @@ def _listed(name: str, text: str) -> list[object]:
     """Refuse a list in JSON, whose brackets would become part of the words."""
     try:
         values: list[object] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadPolicy(f"{name}={text}: write a list with commas, as a,b") from None
     return values
 

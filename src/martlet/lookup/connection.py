@@ -7,18 +7,22 @@ import logging
 from collections.abc import Callable
 from typing import TypedDict, cast
 
-from martlet.addresses import lookup_address
+from martlet.addresses import lookup_address, shown_peer
 from martlet.lookup.registry import Peer, Registry
 from martlet.names import is_valid_name
 from martlet.protocol import lookup as v1
 from martlet.protocol.nsq.v2 import ProtocolError
-from martlet.server.listening_socket import shown_peer
 from martlet.server.nsq.lingering_close import take_leave
 
 log = logging.getLogger(__name__)
 
 _UNIX_SOCKET = -1
 """The port of a listener without one, as nsqd says it."""
+
+COMMAND_S = 20.0
+"""How long a broker may take for its IDENTIFY, from connecting, and for the rest of a command that
+it has begun.
+"""
 
 
 class LookupConnection(asyncio.Protocol):
@@ -47,6 +51,8 @@ class LookupConnection(asyncio.Protocol):
         self._describe = describe
         self._decoder = v1.LookupDecoder(is_valid_name)
         self._peer: Peer | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        """Ends the connection unless a command comes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, or abort one beyond the limit."""
@@ -57,10 +63,29 @@ class LookupConnection(asyncio.Protocol):
         if self._max_connections and len(self._connections) > self._max_connections:
             log.error("TCP: client(%s) refused: see --max-connections", self.remote_address)
             self._transport.abort()
+        self._limit_time()
+
+    def _limit_time(self) -> None:
+        """Limit the time of a command that has begun, and of the first one."""
+        if self._decoder.identified and not self._decoder.has_begun:
+            self._stop_limit()
+        elif self._limit is None:
+            self._limit = asyncio.get_running_loop().call_later(COMMAND_S, self._be_too_slow)
+
+    def _stop_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _be_too_slow(self) -> None:
+        what = "the rest of its command" if self._decoder.identified else "its IDENTIFY"
+        log.error("TCP: client(%s) has not sent %s: closing", self.remote_address, what)
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the broker and what it has."""
         self._connections.discard(self)
+        self._stop_limit()
         self._leave()
         log.info("PROTOCOL(V1): [%s] exiting", self.remote_address)
 
@@ -75,6 +100,9 @@ class LookupConnection(asyncio.Protocol):
         try:
             while (command := self._decoder.next()) is not None:
                 self._transport.write(v1.answer(self._answer(command)))
+                if self._decoder.identified:
+                    self._stop_limit()
+            self._limit_time()
         except ProtocolError as error:
             log.error("[%s] - %s", self.remote_address, error)
             self._transport.write(v1.answer(str(error).strip().encode()))

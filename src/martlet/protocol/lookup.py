@@ -76,6 +76,11 @@ class LookupDecoder:
         """Append received bytes."""
         self._buffer += data
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the beginning of a command was received, and not yet its end."""
+        return bool(self._buffer)
+
     def next(self) -> Command | None:
         """Return the next command; None while it is incomplete.
 

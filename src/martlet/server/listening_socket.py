@@ -17,6 +17,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from martlet.addresses import shown_host, shown_name
+
 if TYPE_CHECKING:
     import ssl
 
@@ -136,11 +138,6 @@ def shown(sock: socket.socket) -> str:
     return shown_name(sock.getsockname())
 
 
-def shown_peer(transport: asyncio.BaseTransport | None) -> str:
-    """Return a client's address as ``host:port``; ``@`` for a client at a Unix socket."""
-    return shown_name(transport and transport.get_extra_info("peername"))
-
-
 def is_local(transport: asyncio.BaseTransport | None) -> bool:
     """Return whether a client is on this machine: at a loopback address or a Unix socket."""
     sock = None if transport is None else transport.get_extra_info("socket")
@@ -150,23 +147,6 @@ def is_local(transport: asyncio.BaseTransport | None) -> bool:
         return True
     peer = transport.get_extra_info("peername")
     return bool(peer) and ip_address(shown_host(peer[0]).partition("%")[0]).is_loopback
-
-
-def shown_name(name: object) -> str:
-    """Return the name of a socket as `shown` and `shown_peer` do."""
-    if isinstance(name, bytes):
-        name = name.replace(b"\0", b"@", 1).decode(errors="replace")
-    if isinstance(name, str):
-        return name or "@"
-    if not isinstance(name, tuple):
-        return "@"
-    host = shown_host(str(name[0]))
-    return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
-
-
-def shown_host(host: str) -> str:
-    """Return a host to show: an IPv4 address that is mapped into IPv6 as IPv4."""
-    return host.removeprefix("::ffff:")
 
 
 def port_of(sock: socket.socket) -> int:

@@ -164,3 +164,31 @@ async def test_a_header_of_users_by_another_name_counts_once_too() -> None:
                 f"{page.url}/act", data=form, headers=headers, allow_redirects=False
             ) as answer:
                 assert answer.status == status
+
+
+async def test_monitors_and_browsers_need_no_password_for_what_tells_nothing(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "htpasswd"
+    file.write_bytes(b"ann:" + bcrypt.hashpw(b"secret", bcrypt.gensalt(4)) + b"\n")
+    async with page_of(["127.0.0.1:1"], htpasswd_file=str(file), base_path="/m") as page:
+        for path, status in {
+            "/ping": 200,
+            "/static/admin.css": 200,
+            "/static/none.css": 404,
+            "/": 401,
+            "/audit": 401,
+            "/static": 401,
+            "/ping/": 401,
+            "/static/../audit": 404,
+            "/static/%2e%2e/audit": 404,
+        }.items():
+            address, url = page.server.address.rpartition(":"), f"/m{path}"
+            reader, writer = await asyncio.open_connection(address[0], int(address[2]))
+            writer.write(
+                f"GET {url} HTTP/1.1\r\nHost: monitor\r\nConnection: close\r\n\r\n".encode()
+            )
+            answer = await reader.read()
+            writer.close()
+            assert int(answer.split()[1]) == status, (path, answer)
+            assert b"<nav" not in answer

@@ -43,7 +43,10 @@ def _tcp_address(address: str) -> str:
     except urllib.error.URLError as error:
         reason = error.reason if isinstance(error.reason, str) else str(error.reason)
         raise ClientError(f"--address={address}: {reason}") from None
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+    except (
+        *(OSError, http.client.HTTPException),
+        *(ValueError, KeyError, TypeError, RecursionError),
+    ) as error:
         raise ClientError(
             f"--address={address} is not the HTTP address of a broker, such as 127.0.0.1:4151"
             f" ({str(error) or type(error).__name__}); --nsqd-tcp-address takes that of its NSQ"

@@ -105,7 +105,7 @@ def body_of(line: bytes) -> bytes:
     """Read the body from a line of dead letters. Raises ClientError if it is none."""
     try:
         return a2b_base64(json.loads(line)["body_base64"], strict_mode=True)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ClientError(f"{line[:60]!r} is no line of dead letters: {error}") from None
 
 

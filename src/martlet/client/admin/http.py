@@ -397,7 +397,7 @@ class AdminHttp:
             raise AdminError(url, "no answer in time") from None
         except aiohttp.ClientError as error:
             raise self._failure(url, error) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise AdminError(url, f"no answer of a broker: {error}") from None
 
     def withholds_token(self, url: str) -> bool:

@@ -152,7 +152,7 @@ class ReplyBatch:
         try:
             fields: dict[str, Any] = json.loads(data)
             status = fields["status"]
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise PublishUnclear(f"a reply was answered {data[:80]!r}") from error
         if status in _STORED:
             self._done(None)

@@ -327,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
     def _learn(self, news: ChannelNews) -> None:
         try:
             fields = {str(name): int(value) for name, value in json.loads(news.data).items()}
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
             raise BadFrame(f"what it says of the channel cannot be read: {error}") from None
         self.max_attempts = fields.get("max_attempts", self.max_attempts)
         self.id_base = fields.get("id_base", self.id_base)

@@ -426,7 +426,7 @@ class NsqApi:
 def _addresses(body: bytes) -> tuple[str, ...]:
     try:
         value = json.loads(body.decode(errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HttpError(400, "INVALID_VALUE") from None
     if value is None:
         return ()

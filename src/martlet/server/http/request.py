@@ -20,10 +20,12 @@ from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from martlet import __version__
+from martlet.addresses import shown_peer
 from martlet.browsing import PROXIED, host_of, is_address, is_of_browser, is_of_other_site
+from martlet.http_connection import TOO_SLOW, BodyTimer
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
-from martlet.server.listening_socket import is_local, shown_peer
+from martlet.server.listening_socket import is_local
 
 log = logging.getLogger(__name__)
 
@@ -266,8 +268,8 @@ class Request:
         """Read the entire body.
 
         Raises:
-            HttpError: 413 with the text `too_large`: it exceeds the limit; 500 INTERNAL_ERROR: it
-            broke off.
+            HttpError: 413 with the text `too_large`: it exceeds the limit; 408: it comes too
+            slowly; 500 INTERNAL_ERROR: it broke off.
         """
         request = self._request
         if self.content_length > limit_bytes:
@@ -280,17 +282,21 @@ class Request:
         if expects.lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            body = await request.content.readany()
-            if request.content.at_eof():
+            if request.content.is_eof():  # it came with its head
+                body = await request.content.readany()
                 if len(body) > limit_bytes:
                     raise HttpError(413, too_large)
                 return body
-            pieces = bytearray(body)
-            while len(pieces) <= limit_bytes:
-                piece = await request.content.readany()
-                if not piece:
-                    return bytes(pieces)
-                pieces += piece
+            pieces = bytearray()
+            async with BodyTimer() as timer:
+                while len(pieces) <= limit_bytes:
+                    piece = await request.content.readany()
+                    if not piece:
+                        return bytes(pieces)
+                    pieces += piece
+                    timer.received(len(pieces))
+        except TimeoutError:
+            raise HttpError(408, TOO_SLOW) from None
         except (ClientError, HttpProcessingError, OSError):
             raise HttpError(500, "INTERNAL_ERROR") from None
         raise HttpError(413, too_large)

@@ -15,13 +15,14 @@ import posixpath
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from aiohttp import web
 
 from martlet.browsing import ADMIN_AGENT, SAFE_METHODS
 from martlet.durations import format_duration
+from martlet.http_connection import GONE_STATUS, HttpConnection
 from martlet.server.http import lone_publish
 from martlet.server.http.access import refuse_foreign_change
 from martlet.server.http.paths import V1, route_of
@@ -36,7 +37,7 @@ from martlet.server.http.request import (
     Routes,
 )
 from martlet.server.http.response import ReadyText, refuse, respond
-from martlet.server.listening_socket import serve, shown_host
+from martlet.server.listening_socket import serve
 from martlet.server.observability.stats import pauses
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ _MAX_HEADERS = 1 << 10
 _OK = ReadyText("OK")
 
 
-class _Protocol(web.RequestHandler):
-    """A connection on which aiohttp's own errors have the form of all others."""
+class _Protocol(HttpConnection):
+    """A connection with a fast path for publishes."""
+
+    headers = SERVER
 
     is_vouched_for: bool | None = None
     """See `Request`."""
@@ -87,6 +90,7 @@ class _Protocol(web.RequestHandler):
         if self.publish_lone is not None and not (self._force_close or self._close):
             asked = lone_publish.parse(data)
             if asked is not None and self._answer_lone(asked, self.publish_lone):
+                self.has_head()
                 return
             self.publish_lone = None
         self.on_input()
@@ -103,23 +107,6 @@ class _Protocol(web.RequestHandler):
         # Or aiohttp would close the connection as one that is idle.
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         return True
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer bytes that are no request."""
-        response = super().handle_error(request, status, exc, message)
-        response.headers.update(SERVER)
-        return response
-
-    def log_exception(self, *arguments: Any, **named: Any) -> None:
-        """Log an error, with the address as in other log lines."""
-        shown = (shown_host(each) if isinstance(each, str) else each for each in arguments)
-        super().log_exception(*shown, **named)
 
 
 class _WebServer(web.Server):
@@ -227,11 +214,14 @@ class HttpServer:
             response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
         except HttpError as error:
             response = refuse(error)
-            if error.status == 413 and request.has_much_left:
+            if error.status == 408 or (error.status == 413 and request.has_much_left):
                 response.force_close()
-        except Exception:
-            log.exception("panic in HTTP handler - %s %s", request.method, request.path)
-            response = refuse(HttpError(500, "INTERNAL_ERROR"))
+        except Exception as error:
+            if isinstance(error, ConnectionError) and request.is_gone:
+                response = web.Response(status=GONE_STATUS)
+            else:
+                log.exception("panic in HTTP handler - %s %s", request.method, request.path)
+                response = refuse(HttpError(500, "INTERNAL_ERROR"))
         if not response.prepared:
             response.headers.update(SERVER)
         if request.path in _PLAIN and response.status == 200:

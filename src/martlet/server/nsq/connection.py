@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from martlet.addresses import shown_peer
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue.queue_log import Receipt
 from martlet.names import is_valid_name
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.negotiation import default_identity
-from martlet.server.listening_socket import is_local, shown_peer
+from martlet.server.listening_socket import is_local
 from martlet.server.nsq.authorizer import Authorizer
 from martlet.server.nsq.heartbeat import Heartbeat
 from martlet.server.nsq.lingering_close import take_leave
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from martlet.server.observability.event_log import EventLog
 
 RECEIVE_BYTES = 1 << 18
+GREETING_S = 20.0
+"""How long a client may take until it has said which protocol it speaks."""
 _FIRST_OWN_BYTES = 1 << 16
 _MAX_CORKED_BYTES = 1 << 16
 _UNTIMED = 4
@@ -108,6 +111,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_fd",
         "_filled",
         "_going_on",
+        "_greeting",
         "_is_spliced",
         "_is_vouched_for",
         "_output",
@@ -235,8 +239,14 @@ class ClientConnection(asyncio.BufferedProtocol):
                 context.log,
             )
             self.decoder.admit = partial(self._admits, self.guard)
+        self._greeting = asyncio.get_running_loop().call_later(GREETING_S, self._end_ungreeted)
         context.clients.opened(self)
         self.heartbeat.start()
+
+    def _end_ungreeted(self) -> None:
+        """Close the connection of a client that does not say which protocol it speaks."""
+        self._context.events.said_nothing(self.remote_address, is_spliced=False)
+        self.abort()
 
     def _admits(self, guard: Authorizer, verb: str, topic: str) -> bool:
         """Return whether the decoder may continue with a publish; if not, the command waits."""
@@ -271,6 +281,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _detach(self) -> None:
         """Requeue the client's messages in flight, and stop all its timers and calls."""
         self.heartbeat.stop()
+        self._greeting.cancel()
         for waiting in self.calls:
             waiting.cancel()
         leaving, self.when_gone = list(self.when_gone.values()), {}
@@ -434,6 +445,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return 0
         self._context.events.greeted(self.remote_address, magic, v2.MAGIC)
         self.greeted = True
+        self._greeting.cancel()
         self.brief = self.may_be_brief and self.guard is None
         lane, sock = self._context.lone.lane, self.transport.get_extra_info("socket")
         if lane is not None and self.brief and sock is not None:

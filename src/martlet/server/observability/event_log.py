@@ -196,7 +196,7 @@ class EventLog:
             self._log.error("client(%s) bad protocol magic '%s'", address, text)
 
     def said_nothing(self, address: str, *, is_spliced: bool) -> None:
-        """Log that a connection ended before the client named its protocol.
+        """Log that a connection ends before the client has named its protocol.
 
         A standby ends a spliced one at each change of the primary, and keeps its client.
         """

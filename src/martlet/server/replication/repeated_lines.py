@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from martlet.server.listening_socket import shown_name
+from martlet.addresses import shown_name
 
 INTERVAL_S = 60.0
 """A line follows a like one after this time at the earliest, in seconds."""

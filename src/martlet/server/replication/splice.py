@@ -17,9 +17,10 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
+from martlet.addresses import shown_peer
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.server.http.access import Operators
-from martlet.server.listening_socket import is_local, shown_peer
+from martlet.server.listening_socket import is_local
 from martlet.server.replication.link import ReplicaLink, connect, hand_to
 from martlet.server.replication.trust import LinkTrust
 

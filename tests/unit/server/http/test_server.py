@@ -155,3 +155,30 @@ async def test_a_connection_without_a_request_outlasts_a_change_of_role(
     for writer in (idle_writer, busy_writer):
         writer.close()
     await server.stop()
+
+
+@pytest.mark.parametrize("depth", [100_000, 900, 300])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+async def test_json_of_any_depth_is_no_error_of_the_broker(depth: int, opening: str) -> None:
+    routes = (
+        ("PUT", "/config/nsqlookupd_tcp_addresses"),
+        ("POST", "/v1/topics/t/messages"),
+        ("POST", "/v1/topics/t/channels/c/receive"),
+        ("POST", "/v1/topics/t/channels/c/finish"),
+        ("POST", "/log/reach"),
+        *(("POST", f"/call/{name}") for name in ("topic.configure", "topic.fetch", "log.find")),
+    )
+    closing = "]" if opening == "[" else "}"
+    inner = "" if opening == "[" else "1"
+    values = [opening * depth, opening * depth + inner + closing * depth]
+    async with Broker() as broker, aiohttp.ClientSession() as session:
+        for method, path in routes:
+            for value in values:
+                for body in (value, f'{{"topic": {value}}}', f'{{"messages": {value}}}'):
+                    async with session.request(
+                        method,
+                        f"http://{broker.http_address}{path}",
+                        data=body.encode(),
+                        headers={"Content-Type": "application/json"},
+                    ) as answer:
+                        assert answer.status < 500, (path, body[:40], await answer.text())

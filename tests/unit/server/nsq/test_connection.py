@@ -25,7 +25,7 @@ from martlet.protocol.compression.deflate import Deflate
 from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
 from martlet.server import time_slice as pace
-from martlet.server.nsq import unread_input
+from martlet.server.nsq import connection, unread_input
 from martlet.server.nsq.unread_input import MAX_UNREAD_BYTES
 from martlet.testing import Broker
 
@@ -314,4 +314,27 @@ async def test_a_run_of_fins_sends_the_messages_of_all_queues_at_once(
         assert {message.id for message in after}.isdisjoint(message.id for message in got)
         assert len(counting.written) == writes
         assert sum(counting.written) == 8 * (body_bytes + 34)
+        wire.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"  V"])
+async def test_a_client_that_does_not_say_its_protocol_is_not_kept(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "GREETING_S", 0.01)
+    async with Broker() as broker:
+        wire = await Wire.open(broker.tcp_address, magic=begun)
+        with suppress(ConnectionResetError):
+            await wire.ended()
+        wire.close()
+        await until(lambda: not broker.server.connections)
+
+
+async def test_a_client_that_has_said_its_protocol_has_no_such_limit() -> None:
+    async with Broker() as broker:
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(pub("t", b"x"))
+        await wire.ok()
+        (client,) = broker.server.connections
+        assert client._greeting.cancelled()
         wire.close()
