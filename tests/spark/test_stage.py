@@ -231,13 +231,24 @@ def test_a_delay_step_makes_a_few_times_of_many(broker: BrokerProcess) -> None:
     assert commit.message_count == 60
 
 
-def test_a_query_has_one_coordinator_and_takes_its_past_along(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "a") as a, BrokerProcess(tmp_path / "b") as b:
-        both = options(a, b, topic="t")
+@pytest.fixture
+def publishers() -> Iterator[AuthServer]:
+    publisher = {**EVERYTHING, "permissions": ["publish"]}
+    with AuthServer({"publisher": Answer(allowed(publisher))}) as auth:
+        yield auth
+
+
+def test_a_query_has_one_coordinator_and_takes_its_past_along(
+    tmp_path: Path, publishers: AuthServer
+) -> None:
+    """Also where it may publish, and no more."""
+    flag, secret = f"--auth-http-address={publishers.address}", {"authSecret": "publisher"}
+    with BrokerProcess(tmp_path / "a", flag) as a, BrokerProcess(tmp_path / "b", flag) as b:
+        both = options(a, b, topic="t", **secret)
         # A name whose coordinator is b while there are both.
         names = (f"query {number}" for number in range(1000))
         name = next(n for n in names if broker_for(n, both.addresses) == b.http_address)
-        alone = StreamWriter(options(a, topic="t"))
+        alone = StreamWriter(options(a, topic="t", **secret))
         alone.commit([task(alone._options, "x", BatchId(name, 4), batch("four"))], 4)
         writer = StreamWriter(both)
         # Batch 4 comes again, after b was added: a has published it.
@@ -330,6 +341,15 @@ def test_tls_and_auth(tmp_path: Path) -> None:
             writer = StreamWriter(WriteOptions.parse(https, "stream"))
             writer.commit([task(writer._options, "b", BatchId("q", 1), batch("two"))], 1)
             assert values_of(broker.http_address, "secret") == ["one", "two"]
+
+
+def test_rows_with_keys_need_a_reader_and_the_error_says_so(
+    tmp_path: Path, publishers: AuthServer
+) -> None:
+    with BrokerProcess(tmp_path, f"--auth-http-address={publishers.address}") as broker:
+        wanted = options(broker, topic="t", authSecret="publisher")
+        with pytest.raises(WriteFailed, match="let the auth server allow authSecret to subscribe"):
+            task(wanted, "k", None, batch("one", key=pa.array(["a"])))
 
 
 def test_a_wrong_secret_is_refused_at_once(tmp_path: Path) -> None:
