@@ -99,15 +99,15 @@ def failure(status: int, message: str = "") -> web.Response:
 
 
 def _json(answer: object, status: int = 200) -> web.Response:
-    return web.json_response(text=go_json(_whole(answer)), status=status)
+    return web.json_response(text=go_json(_as_go(answer)), status=status)
 
 
-def _whole(value: Any) -> Any:
+def _as_go(value: Any) -> Any:
     """Return a value with floats that are whole as Go writes them: 1, not 1.0."""
     if isinstance(value, Mapping):
-        return {name: _whole(each) for name, each in value.items()}
+        return {name: _as_go(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole(each) for each in value]
+        return [_as_go(each) for each in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXPONENTS_FROM:
         return int(value)
     return value
