@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.admin_page import Page, page_of, two_brokers
 
 from martlet.admin.nsqadmin import api
-from martlet.admin.nsqadmin.cluster import add_channel, add_topic, new_channel, new_topic
+from martlet.admin.nsqadmin.cluster import _version, add_channel, add_topic, new_channel, new_topic
 from martlet.go_json import go_json
 from martlet.testing import Broker
 
@@ -234,3 +234,8 @@ async def test_whole_numbers_have_no_fraction() -> None:
     assert api._json({"a": [1.0, 0.5, 10**3, 1e300], "b": True}).text == (
         '{"a":[1,0.5,1000,1e+300],"b":true}'
     )
+
+
+@pytest.mark.parametrize("version", ["9" * 5000 + ".0.0", "\u0661.0.0", "1.2", "1" * 100_000])
+def test_what_is_no_version_counts_as_the_oldest(version: str) -> None:
+    assert _version("0.0.1") > _version(version) == _version("")

@@ -24,7 +24,9 @@ from martlet.client.admin.stats import read_stats
 T = TypeVar("T")
 Stats = dict[str, Any]
 """The counts of a topic, a channel or a client, as in ``/stats``."""
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_VERSION = re.compile(
+    r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
+)
 _COUNTS = ("depth", "memory_depth", "backend_depth", "message_count")
 _CHANNEL_COUNTS = (
     *("depth", "memory_depth", "backend_depth", "in_flight_count", "deferred_count"),
