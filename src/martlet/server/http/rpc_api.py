@@ -56,8 +56,6 @@ class HttpCaller:
         """Return whether it was checked that the client is one."""
         return self._request.is_operators
 
-    is_limited = False
-
     def may_publish(self, topic: str) -> None:
         """Allow it."""
 

@@ -656,11 +656,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             has_certificate=self.tls is not None and self.tls.has_certificate,
         )
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether an auth server says what the client may do."""
-        return self.guard is not None
-
     def may_publish(self, topic: str) -> None:
         """Check that the client may publish to a topic. Raises CallError."""
         if self.guard is not None:

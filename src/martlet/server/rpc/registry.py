@@ -84,10 +84,6 @@ class Caller(Protocol):
     def is_operator(self) -> bool:
         """Whether it is an operator."""
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether an auth server says what it may do; if not, it has all permissions."""
-
     def may_publish(self, topic: str) -> None:
         """Check that it may publish to a topic. Raises CallError, as do the others."""
 
@@ -210,12 +206,24 @@ def _require(caller: Caller, method: str, arguments: CallArguments) -> None:
             f"{method} is for operators, which this client of TCP is not: make it over HTTP, as"
             f" POST /call/{method}, with a token of --{FLAG} or on the broker's machine",
         )
-    if not caller.is_limited:
-        return
-    if access.callers is CallerClass.READERS:
-        caller.may_read(arguments.name("topic"))
-    elif access.callers is CallerClass.CONSUMERS:
-        caller.may_consume(arguments.name("topic"), arguments.name(access.channel))
+    try:
+        if access.callers is CallerClass.READERS:
+            caller.may_read(_name(arguments, "topic"))
+        elif access.callers is CallerClass.CONSUMERS:
+            caller.may_consume(_name(arguments, "topic"), _name(arguments, access.channel))
+    except CallError:
+        # Where a name is missing or wrong, that is the reason to give.
+        for field in ("topic", access.channel) if access.channel else ("topic",):
+            arguments.name(field)
+        raise
+
+
+def _name(arguments: CallArguments, field: str) -> str:
+    """Return a name; empty where it is missing or wrong, which the method refuses."""
+    try:
+        return arguments.name(field)
+    except CallError:
+        return ""
 
 
 @contextmanager
