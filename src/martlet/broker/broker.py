@@ -114,6 +114,7 @@ class BrokerCore:
         self._retired: deque[tuple[int, list[Segment]]] = deque()
         """Segments that wait for the confirmation of their RETIRED entry, by its end."""
         self.confirmed_position = log.position
+        self._noted: dict[Channel | PartitionedChannel, None] = {}
         self.changed_position = log.position
         """The log's position behind the last change of a topic or channel."""
         """With replicas, every record before this position is confirmed."""
@@ -293,9 +294,9 @@ class BrokerCore:
     # messages
 
     @property
-    def has_staged(self) -> bool:
-        """Whether messages are staged that `commit` would append."""
-        return bool(self._staged)
+    def has_unwritten(self) -> bool:
+        """Whether messages are staged, or channels noted, that are not in the log yet."""
+        return bool(self._staged or self._noted)
 
     def staged(self, topic: Retained) -> LogBatch:
         """Return the batch that collects a topic's messages in this turn."""
@@ -528,6 +529,17 @@ class BrokerCore:
         """Journal a channel's cursors at once, where they have moved. Raises WritesRefused."""
         for part in channel.parts:
             self.moved.write_first(part)
+
+    def note_moved(self, channel: Channel | PartitionedChannel) -> None:
+        """Have `write_noted` journal a channel's cursors: one entry for many changes at once."""
+        self._noted[channel] = None
+
+    def write_noted(self) -> None:
+        """Journal the cursors of noted channels. Raises WritesRefused; then they stay noted."""
+        while self._noted:
+            channel = next(iter(self._noted))
+            self.write_moved(channel)
+            del self._noted[channel]
 
     def write_cursor(self, channel: ChannelState) -> None:
         """Journal a channel's cursor at once. Raises WritesRefused.

@@ -107,7 +107,7 @@ class GroupCommit:
     @property
     def has_settled(self) -> bool:
         """Whether the flush mode's promise holds for all changes until now."""
-        return not self._broker.has_staged and self.covers(self._broker.log.position)
+        return not self._broker.has_unwritten and self.covers(self._broker.log.position)
 
     # callers
 
@@ -127,8 +127,9 @@ class GroupCommit:
         Raises:
             WritesRefused: it never will.
         """
-        if self._broker.has_staged:
+        if self._broker.has_unwritten:
             self._commit()
+            self._broker.write_noted()
         await self._settled_to(self._broker.log.position)
 
     async def changes_settled(self) -> None:

@@ -11,16 +11,19 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from tests.crash.wire import MESSAGE, RESPONSE, Frame, Wire, http, pub
+from tests.crash.wire import MESSAGE, RESPONSE, Frame, Wire, http, message, pub
 from tests.interop.http_client import HttpClient
 from tests.polling import until
 from tests.unit.server.held_broker import HeldBroker, HeldDisk, HeldReplicas, held_broker
 
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.errors import WritesRefused
 from martlet.browsing import SAFE_METHODS
 from martlet.protocol.nsq import commands, v2
 from martlet.server.http.request import Request
 from martlet.server.http.routes import when_settled
+from martlet.server.nsq.calls import MAX_CALLS
 from martlet.server.nsq.commands import AT_ONCE, command_handlers, settled
 from martlet.server.nsq.connection import ClientConnection
 from martlet.server.rpc import registry
@@ -325,6 +328,58 @@ async def test_a_route_that_changes_something_answers_once_that_is_confirmed(
     assert core.log.position > before or path.endswith("/touch")
 
 
+async def test_calls_beyond_the_limit_wait_until_others_are_confirmed(client: Client) -> None:
+    """A client that requeues many messages expects no answer, and would not repeat one."""
+    held, some = client.held, MAX_CALLS + 200
+    held.core.topic("unconfirmed")
+    fields: dict[str, object] = {"ids": [], "started": True}
+    calls = [commands.call(number, "message.give_back", fields) for number in range(some)]
+    client.wire.send(b"".join(calls))
+    connections = list(held.server.connections)
+    await until(lambda: any(len(each.begun_calls) == MAX_CALLS for each in connections))
+    held.release()
+    for _ in range(some):
+        assert b"error" not in (await client.frame(v2.FrameType.ANSWER)).data
+
+
+async def test_many_requeues_at_once_are_one_entry_of_the_journal(client: Client) -> None:
+    held = client.held
+    ids: list[str] = []
+    held.release()
+    await client.post("/mpub?topic=t", b"\n".join(b"%d" % number for number in range(100)))
+    client.wire.send(b"RDY 200\n")
+    while len(ids) < 100:
+        frame = await client.wire.answer()
+        if frame.type == MESSAGE:
+            ids.append(message(frame).id.decode())
+    held.hold()
+    written: list[object] = []
+    write_moved = held.core.write_moved
+
+    def counted(channel: Channel | PartitionedChannel) -> None:
+        written.append(channel)
+        write_moved(channel)
+
+    held.core.write_moved = counted  # type: ignore[method-assign]
+    fields = {"delay_ms": 60_000}
+    calls = [commands.call(1, "message.later", {"id": each, **fields}) for each in ids]
+    client.wire.send(b"".join(calls))
+    await until(lambda: held.core.topics["t"].channels["c"].deferred_count >= 100)
+    await until(lambda: held.has_waiting)
+    held.release()
+    for _ in ids:
+        assert b"error" not in (await client.frame(v2.FrameType.ANSWER)).data
+    assert len(written) < 10
+
+
+async def test_a_requeue_that_cannot_be_journaled_is_refused(client: Client) -> None:
+    log = client.held.core.log
+    log.refuse_writes("too few replicas")
+    client.wire.send(commands.call(1, "message.later", client.filled(CALLS["message.later"])))
+    assert b"REFUSED" in (await client.frame(v2.FrameType.ANSWER)).data
+    log.accept_writes()
+
+
 # by construction
 
 
@@ -419,6 +474,20 @@ async def test_answers_keep_the_order_of_commands_around_a_sub_that_waits(client
     assert kinds[:2] == [b"OK", b"OK"]
     assert kinds[2] == MESSAGE
     assert sorted(map(str, kinds[3:])) == sorted(map(str, (b"OK", b"CLOSE_WAIT")))
+    wire.close()
+
+
+async def test_nothing_else_that_was_waited_for_lets_messages_overtake_the_answer_to_sub(
+    client: Client,
+) -> None:
+    """As an auth server's answer, or a client that reads again."""
+    wire = await Wire.open(client.held.broker.tcp_address)
+    wire.send(b"SUB full c\nRDY 1\n")
+    await until(lambda: client.held.has_waiting)
+    for connection in client.held.server.connections:
+        connection.go_on()
+    assert await held_back(client.held, wire.answer()) == OK
+    assert (await wire.message()).body == b"a"
     wire.close()
 
 

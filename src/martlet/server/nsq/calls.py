@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from martlet.protocol.nsq import v2
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import CallRegistry
 
 MAX_CALLS = 1000
-"""The maximum number of unanswered calls of one connection."""
+"""The maximum number of unanswered calls of one connection: of those that wait for something, and
+of those whose change is not confirmed yet. More of the first are refused; more of the second wait.
+"""
 
 
 class CallCommand:
@@ -42,31 +45,36 @@ class CallCommand:
         """Call a method; one that never waits runs at once, in the order of the commands, even if
         its answer has to wait.
 
-        The command waits while the client does not read its answers, which may be large.
+        The command waits while the client does not read its answers, which may be large, and while
+        many changes are not confirmed.
         """
         if connection.held_up and connection.consumer is None:
             return WAIT
         if connection.guard is not None and connection.guard.given is None:
             _refuse(connection, command, "FORBIDDEN", "AUTH is required before CALL")
+        elif not self._registry.waits(command.method):
+            if len(connection.begun_calls) >= MAX_CALLS:
+                return WAIT
+            with self._answering(connection, command) as answer:
+                begun = self._registry.begin(connection, command.method, command.fields)
+                if not inspect.isawaitable(begun):
+                    answer(reply_of(begun))
+                else:
+                    task = self._task(self._answer_begun(connection, command, begun))
+                    connection.begun_calls.add(task)
+                    task.add_done_callback(partial(_has_answered, connection))
         elif len(connection.calls) >= MAX_CALLS:
             text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
             _refuse(connection, command, "LIMIT_REACHED", text)
-        elif self._registry.waits(command.method):
-            self._run(connection, self._answer(connection, command))
         else:
-            with self._answering(connection, command) as answer:
-                begun = self._registry.begin(connection, command.method, command.fields)
-                if inspect.isawaitable(begun):
-                    self._run(connection, self._answer_begun(connection, command, begun))
-                else:
-                    answer(reply_of(begun))
+            task = self._task(self._answer(connection, command))
+            connection.calls.add(task)
+            task.add_done_callback(connection.calls.discard)
         return None
 
-    def _run(self, connection: ClientConnection, answer: Coroutine[object, object, None]) -> None:
+    def _task(self, answer: Coroutine[object, object, None]) -> asyncio.Task[None]:
         self._on_task()
-        task = asyncio.get_running_loop().create_task(answer)
-        connection.calls.add(task)
-        task.add_done_callback(connection.calls.discard)
+        return asyncio.get_running_loop().create_task(answer)
 
     async def _answer(self, connection: ClientConnection, command: v2.Call) -> None:
         await connection.drained()
@@ -96,6 +104,12 @@ class CallCommand:
         except Exception:
             self._log.exception("call %s of %s", command.method, connection.remote_address)
             answer(({"error": {"code": "INTERNAL_ERROR", "text": "see the broker's log"}}, b""))
+
+
+def _has_answered(connection: ClientConnection, task: asyncio.Task[None]) -> None:
+    """Go on with a connection whose next call may have waited for this one's answer."""
+    connection.begun_calls.discard(task)
+    connection.go_on()
 
 
 def _refuse(connection: ClientConnection, command: v2.Call, code: str, text: str) -> None:

@@ -122,6 +122,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_ticks",
         "_upgrade",
         "_waits",
+        "begun_calls",
         "brief",
         "calls",
         "channel",
@@ -193,7 +194,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.message_counters: dict[str, int] = {}
         """The number of messages that the client has published, by topic."""
         self.calls: set[asyncio.Task[None]] = set()
-        """The unanswered calls."""
+        """The unanswered calls that wait."""
+        self.begun_calls: set[asyncio.Task[None]] = set()
+        """The calls whose changes are not confirmed yet."""
         self.when_gone: dict[object, Callable[[], None]] = {}
         """Functions to call when the client is gone, by key."""
         self.topic: Topic | None = None
@@ -282,7 +285,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Requeue the client's messages in flight, and stop all its timers and calls."""
         self.heartbeat.stop()
         self._greeting.cancel()
-        for waiting in self.calls:
+        for waiting in (*self.calls, *self.begun_calls):
             waiting.cancel()
         leaving, self.when_gone = list(self.when_gone.values()), {}
         with ExitStack() as stack:  # As in `connection_lost`.
@@ -594,7 +597,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif self._upgrade is not None:
             self._begin_upgrade()
         elif self._waits and not replies:
-            self._go_on_soon()
+            if self._own is None:
+                self._waits = False  # The client has sent nothing more.
+                self._read_on()
+            else:
+                self._go_on_soon()
         return bool(replies)
 
     def beat(self) -> None:

@@ -84,7 +84,7 @@ class MessageCalls:
         with _as_call_errors(arguments):
             offset = _offset(channel, arguments.text("id"))
             channel.requeue(consumer, offset, delay_ns, error)
-        self._broker.write_moved(channel)
+        self._broker.note_moved(channel)
         return None
 
     def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -107,7 +107,7 @@ class MessageCalls:
         with _as_call_errors(arguments):
             offset = _offset(channel, arguments.text("id"))
             channel.reject(consumer, offset, reason, error)
-        self._broker.write_moved(channel)
+        self._broker.note_moved(channel)
 
     def give_back(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Give messages back to other consumers. Answers how many were in flight."""
@@ -119,7 +119,7 @@ class MessageCalls:
         ]
         is_started = arguments.flag("started")
         count = channel.give_back(consumer, offsets, is_started=is_started)
-        self._broker.write_moved(channel)
+        self._broker.note_moved(channel)
         return {"count": count}
 
     def started(self, caller: Caller, arguments: CallArguments) -> Answer:
