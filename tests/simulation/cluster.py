@@ -34,7 +34,7 @@ class Faults:
 
     Attributes:
         kill, power, pause, one_way, isolate, store_away, store_cut, disk_full, flush_error, reset,
-        write_error, wipe, hand_over, power_all, slow: weights.
+        write_error, wipe, hand_over, power_all, slow, replace, copy: weights.
         lost_answers, lost_swaps, slow_looks, stale_looks: chances of a request to the metadata
             store; a swap has both of the first two.
         flips: the chance that a bit of a stopped node's log flips.
@@ -58,6 +58,8 @@ class Faults:
     slow: float = 1
     write_error: float = 1
     wipe: float = 1
+    replace: float = 1
+    copy: float = 1
     lost_answers: float = 0.05
     lost_swaps: float = 0.05
     slow_looks: float = 0.05
@@ -71,6 +73,9 @@ _CHANCES = (
     *("lost_answers", "lost_swaps", "slow_looks", "stale_looks", "flips", "corrupt"),
     "interval_ms",
 )
+_MAX_REPLACED = 2
+_OF_ANY_MACHINE = ("kill", "pause", "one_way", "isolate", "store_cut", "slow")
+"""The faults that those have, too, that were replaced."""
 _WEIGHTS = [field.name for field in fields(Faults) if field.name not in _CHANCES]
 
 
@@ -112,14 +117,19 @@ class Cluster:
         self.store = MetadataStore(
             self,
             ReplicaSet.first(
-                "a", dict.fromkeys(names, "simulated"), broker=BROKER, min_in_sync=min_in_sync
+                "a", {name: f"{name}0" for name in names}, broker=BROKER, min_in_sync=min_in_sync
             ),
         )
         if shape.random() < 0.3:
             self.link_bytes = shape.randrange(3000)
         self.wanted_copies = self.store.replica_set.wanted_copies
         self.min_in_sync = self.store.replica_set.min_in_sync
-        self.nodes = {name: Node(self, name) for name in names}
+        self.machines: list[Node] = []
+        """All that there ever were, those that were replaced included."""
+        self.nodes: dict[str, Node] = {}
+        """The machine that an operator has for each replica."""
+        for name in names:
+            self._build(name)
         self.ends: list[End] = []
         self.is_calm = False
         self._cuts: set[tuple[str, str]] = set()
@@ -131,6 +141,17 @@ class Cluster:
         self._trace = trace
         for node in self.nodes.values():
             node.start()
+
+    def _build(self, name: str, storage: SimulatedStorage | None = None) -> Node:
+        """Set up a machine for a replica, in place of the one that it has."""
+        node = self.nodes[name] = Node(self, name, storage)
+        self.machines.append(node)
+        return node
+
+    @property
+    def replaced(self) -> list[Node]:
+        """The machines that were replaced."""
+        return [each for each in self.machines if self.nodes[each.name] is not each]
 
     # time and chance
 
@@ -145,7 +166,7 @@ class Cluster:
 
     def network_delay_ns(self, *nodes: Node) -> int:
         """How long a frame takes between two nodes."""
-        if any(node.name in self._slow_nodes for node in nodes):
+        if any(node.address in self._slow_nodes for node in nodes):
             return self.random.randrange(100, 600) * MILLISECOND_NS
         if self.chance(0.02):
             return self.random.randrange(300 * MILLISECOND_NS)
@@ -177,7 +198,7 @@ class Cluster:
             if next_ns == publish_ns:
                 self.now_ns = max(self.now_ns, publish_ns)
                 publish_ns += self.random.randrange(1, 40 * MILLISECOND_NS)
-                for node in self.nodes.values():
+                for node in self.machines:
                     if self.random.random() < 0.7 and not self.is_calm:
                         node.publish()
                     node.consume()
@@ -205,25 +226,28 @@ class Cluster:
 
     def is_cut(self, sender: Node, receiver: Node) -> bool:
         """Whether nothing gets from one node to another."""
-        return (sender.name, receiver.name) in self._cuts
+        return (sender.address, receiver.address) in self._cuts
 
     def is_store_cut(self, node: Node) -> bool:
         """Whether a node does not reach the metadata store."""
-        return node.name in self._store_cuts
+        return node.address in self._store_cuts
 
     # what breaks
 
     def _break_something(self) -> None:
         fault = self.random.choices(_WEIGHTS, [getattr(self.faults, name) for name in _WEIGHTS])[0]
         node = self.random.choice(list(self.nodes.values()))
+        if fault in _OF_ANY_MACHINE:
+            node = self.random.choice(self.machines)
         length_ns = self.random.choice([100, 700, 2500, 5000]) * MILLISECOND_NS
-        self.say(f"{fault} {node.name} for {length_ns // MILLISECOND_NS} ms")
+        self.say(f"{fault} {node.address} for {length_ns // MILLISECOND_NS} ms")
         getattr(self, f"_{fault}")(node, self.random.randrange(1, length_ns))
 
     def _kill(self, node: Node, length_ns: int) -> None:
         if node.life is not None:
             self.kill(node)
-            self._flip(node)
+            if node not in self.replaced:
+                self._flip(node)
             self.after(length_ns, node.start)
 
     def kill(self, node: Node, *, power: bool = False) -> None:
@@ -279,12 +303,12 @@ class Cluster:
             self.after(length_ns, lambda: node.resume() if node.life is life else None)
 
     def _one_way(self, node: Node, length_ns: int) -> None:
-        other = self.random.choice([each for each in self.nodes.values() if each is not node])
-        self._cut({(node.name, other.name)}, length_ns)
+        other = self.random.choice([each for each in self.machines if each is not node])
+        self._cut({(node.address, other.address)}, length_ns)
 
     def _isolate(self, node: Node, length_ns: int) -> None:
-        others = [name for name in self.nodes if name != node.name]
-        cuts = {(node.name, name) for name in others} | {(name, node.name) for name in others}
+        here, others = node.address, [each.address for each in self.machines if each is not node]
+        cuts = {(here, there) for there in others} | {(there, here) for there in others}
         self._cut(cuts, length_ns)
         if self.random.randrange(2):
             self._store_cut(node, length_ns)
@@ -305,12 +329,12 @@ class Cluster:
         self.after(length_ns, lambda: setattr(self.store, "is_away", False))
 
     def _store_cut(self, node: Node, length_ns: int) -> None:
-        self._store_cuts.add(node.name)
-        self.after(length_ns, lambda: self._store_cuts.discard(node.name))
+        self._store_cuts.add(node.address)
+        self.after(length_ns, lambda: self._store_cuts.discard(node.address))
 
     def _slow(self, node: Node, length_ns: int) -> None:
-        self._slow_nodes.add(node.name)
-        self.after(length_ns, lambda: self._slow_nodes.discard(node.name))
+        self._slow_nodes.add(node.address)
+        self.after(length_ns, lambda: self._slow_nodes.discard(node.address))
 
     def _disk_full(self, node: Node, length_ns: int) -> None:
         free = self.random.randrange(3 * SEGMENT_BYTES)
@@ -331,14 +355,52 @@ class Cluster:
 
     def _wipe(self, node: Node, length_ns: int) -> None:
         """A disk is replaced, while all other nodes are well, and have what was on it."""
-        others = [other for other in self.nodes.values() if other is not node]
-        if self.store.replica_set.copies > 1 and all(
-            other.life is not None and other.replica.note.is_whole for other in others
-        ):
+        if self._is_needless(node):
             if node.life is not None:
                 self.kill(node)
             node.storage = SimulatedStorage(self.random)
             self.after(length_ns, node.start)
+
+    def _is_needless(self, node: Node) -> bool:
+        """Whether all other nodes are well, and have what a node has."""
+        others = [other for other in self.nodes.values() if other is not node]
+        return self.store.replica_set.copies > 1 and all(
+            other.life is not None and other.replica.note.is_whole for other in others
+        )
+
+    def _may_replace(self, node: Node) -> bool:
+        is_few = len(self.replaced) < _MAX_REPLACED
+        is_there = node.life is not None and node.replica.is_member
+        return is_few and is_there and self._is_needless(node)
+
+    def _replace(self, node: Node, length_ns: int) -> None:
+        """A machine hangs, or is cut off, and an operator replaces it with an empty folder, or
+        with a copy of another replica's. Then it wakes up.
+        """
+        if not self._may_replace(node):
+            return
+        others = [other for other in self.nodes.values() if other is not node]
+        source = self.random.choice(others) if self.random.randrange(3) == 0 else None
+        self._hang(node, length_ns)
+        made = self._build(node.name, source.storage if source else None)
+        made.replaces_another = source is not None
+        made.start()
+
+    def _copy(self, node: Node, length_ns: int) -> None:
+        """A machine hangs, or an operator forgets it, and a copy of its folder takes its place."""
+        if not self._may_replace(node):
+            return
+        made = self._build(node.name, node.storage)
+        node.may_start = False  # As it would wait while another process has its name.
+        if self.random.randrange(3):
+            self._hang(node, length_ns)
+        self.after(self.random.randrange(length_ns), made.start)
+
+    def _hang(self, node: Node, length_ns: int) -> None:
+        if self.random.randrange(2):
+            self._pause(node, length_ns)
+        else:
+            self._isolate(node, length_ns)
 
     def _hand_over(self, node: Node, length_ns: int) -> None:
         """An operator asks for another primary."""
@@ -367,7 +429,10 @@ class Cluster:
         known = self.store.replica_set
         if node.name not in known.replicas:
             wanted = min(self.wanted_copies, len(known.replicas) + 1)
-            more = replace(known.with_replica(node.name, "simulated"), wanted_copies=wanted)
+            more = replace(known.with_replica(node.name, node.address), wanted_copies=wanted)
+            if node.life is not None:
+                presence = replace(node.replica.presence(self.now_ns), instance=node.instance)
+                more = more.named({node.name: presence})
             self.store.change(replace(more, min_in_sync=min(self.min_in_sync, len(more.replicas))))
 
     def _flip(self, node: Node) -> None:
@@ -404,7 +469,7 @@ class Cluster:
             self.store.change(replace(known, leaving=frozenset()))
         for node in self.nodes.values():
             self._add(node)
-        for node in self.nodes.values():
+        for node in self.machines:
             node.storage.capacity_bytes = None
             node.storage.flush_error = node.storage.write_error = None
             node.has_power = True
@@ -416,6 +481,8 @@ class Cluster:
         known = self.store.replica_set
         if known.in_sync != set(self.nodes) or any(n.life is None for n in self.nodes.values()):
             return False
+        if any(each.life is not None and not each.replica.is_replaced for each in self.replaced):
+            return False
         primary = self.nodes[known.primary].replica.role if known.primary else None
         if not isinstance(primary, Primary) or primary.epoch != known.epoch:
             return False
@@ -423,15 +490,15 @@ class Cluster:
 
     def __str__(self) -> str:
         lines = [f"{self.store.replica_set}, version {self.store.version}"]
-        for node in self.nodes.values():
+        for node in self.machines:
             if node.life is None:
-                lines.append(f"{node.name}: no process")
+                lines.append(f"{node.address}: no process")
                 continue
             role = node.replica.role
             log = role.log if isinstance(role, Primary) else role.copy
             state = "" if isinstance(role, Primary) else role.state.value
             lines.append(
-                f"{node.name}: {type(role).__name__} {state} epoch {role.epoch}, log"
+                f"{node.address}: {type(role).__name__} {state} epoch {role.epoch}, log"
                 f" {log.position}, {node.replica.note}, failed {log.failed}, {log.damaged},"
                 f" problem {node.replica.problem!r}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -39,17 +40,35 @@ TICK_NS = 20 * MILLISECOND_NS
 UPKEEP_NS = 300 * MILLISECOND_NS
 
 
+def copy_of(storage: SimulatedStorage) -> SimulatedStorage:
+    """Return a copy of a data folder, whose process goes on."""
+    copied = storage.crash()
+    copied.capacity_bytes = storage._dead = None
+    return copied
+
+
 class Life:
     """One process on a machine, from its start to its end."""
 
 
 class Node:
-    """A machine: `martlet.replica.replica.ReplicaHost`."""
+    """A machine: `martlet.replica.replica.ReplicaHost`.
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    Args:
+        cluster: has the machine.
+        name: of the replica. Where a machine is replaced, two have the same.
+        storage: another machine's data folder, of which this one has a copy; None for a new one.
+    """
+
+    def __init__(
+        self, cluster: Cluster, name: str, storage: SimulatedStorage | None = None
+    ) -> None:
         self.cluster = cluster
         self.name = name
-        self.storage = SimulatedStorage(cluster.random)
+        self.address = f"{name}{sum(each.name == name for each in cluster.machines)}"
+        """Of the machine; no other has the same."""
+        self.is_copied = storage is not None
+        self.storage = copy_of(storage) if storage else SimulatedStorage(cluster.random)
         self.life: Life | None = None
         self.has_power = True
         self.is_paused = False
@@ -62,6 +81,10 @@ class Node:
         self.shown: dict[int, tuple[StoredQueue, int]] = {}
         """By the number of a topic: how far the oracle has checked what a standby shows of it."""
         self.was_cut_off_power = False
+        self.may_start = True
+        """Whether its process is started again when it ends."""
+        self.replaces_another = False
+        """Whether its folder is a copy of another replica's."""
         self._files: tuple[Life | None, dict[int, bytearray]] = (None, {})
         """The segments that were there, and in whose time."""
         self._waiting: list[Callable[[], None]] = []
@@ -71,11 +94,13 @@ class Node:
 
     def start(self) -> None:
         """Start a process, as a script would that starts it again whenever it ends."""
-        if self.life is not None or not self.has_power:
+        if self.life is not None or not self.has_power or not self.may_start:
             return
         lost_power, self.was_cut_off_power = self.was_cut_off_power, False
         self.checked_position = 0
         self.broker = None
+        self.instance = f"{self.cluster.random.getrandbits(64):016x}"
+        is_copied, self.is_copied = self.is_copied, False
         try:
             self.replica = Replica(
                 self.name,
@@ -85,10 +110,11 @@ class Node:
                 self.cluster.random,
                 self.cluster.settings,
                 self.cluster.now_ns,
-                may_be_incomplete=lost_power and not self.cluster.settings.flush_sync,
+                may_be_incomplete=is_copied
+                or (lost_power and not self.cluster.settings.flush_sync),
             )
         except ReplicaFailed:
-            self.was_cut_off_power = lost_power
+            self.was_cut_off_power, self.is_copied = lost_power, is_copied
             self.storage = self.storage.crash()
             self.cluster.after(500 * MILLISECOND_NS, self.start)
             return
@@ -222,13 +248,16 @@ class Node:
         self._do(self.life, self.end_turn)
 
     def _announce(self) -> None:
-        self.cluster.store.announce(self.name, self.replica.presence(self.now_ns))
+        name = self.address if self.replica.is_replaced else self.name
+        presence = replace(self.replica.presence(self.now_ns), instance=self.instance)
+        self.cluster.store.announce(name, presence)
 
     # what the replica asks of its process
 
     def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection."""
-        connect(self.cluster, self, self.cluster.nodes[name], attempt)
+        (peer,) = [each for each in self.cluster.machines if each.address == address]
+        connect(self.cluster, self, peer, attempt)
 
     def look(self) -> None:
         """Begin a look at the document."""
@@ -275,12 +304,14 @@ class Node:
         return open_copy(self.storage, epochs=epochs)[0]
 
     def folder_is_of(self, replica: str) -> None:
-        """No folder is copied here."""
-        raise Broken(f"{self.name} is said to have the folder of {replica}")
+        """The folder was copied from the machine of another replica."""
+        if not self.replaces_another:
+            raise Broken(f"{self.name} is said to have the folder of {replica}")
+        self.replaces_another = False
 
     def lacks_acknowledged(self) -> None:
         """No folder is restored from a backup here."""
-        raise Broken(f"{self.name} is said to lack what it acknowledged")
+        raise Broken(f"{self.address} is said to lack what it acknowledged")
 
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         """Begin a state."""
@@ -419,7 +450,7 @@ class Node:
                 return
             log.flushed(job)
             if isinstance(now, Primary):
-                now.flushed()
+                now.flushed(self.now_ns)
             self.replica.end_turn(self.now_ns)
 
         self._later(self.cluster.random.randrange(20 * MILLISECOND_NS), flushed)

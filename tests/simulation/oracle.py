@@ -31,7 +31,7 @@ class Oracle:
         self.end_position = 0
         """Behind the last confirmed record."""
         self.primaries: dict[int, str] = {}
-        """Who was elected in each epoch."""
+        """The process that was elected in each epoch."""
         self.bodies: dict[tuple[str, int], bytes] = {}
         """By topic and offset: what a consumer got."""
         self.answered: set[bytes] = set()
@@ -55,11 +55,12 @@ class Oracle:
 
     def elected(self, node: Node, copy: CopiedLog, epoch: int) -> None:
         """A node begins an epoch with a log."""
-        node.cluster.say(f"{node.name} begins epoch {epoch} at {copy.end_position}")
+        node.cluster.say(f"{node.address} begins epoch {epoch} at {copy.end_position}")
         self.elections += 1
-        other = self.primaries.setdefault(epoch, node.name)
-        if other != node.name or epoch != node.replica.note.pledged:
-            raise Broken(f"epoch {epoch} of {node.name}, where {self.primaries} were")
+        process = f"{node.address}, {node.instance}"
+        other = self.primaries.setdefault(epoch, process)
+        if other != process or epoch != node.replica.note.pledged:
+            raise Broken(f"epoch {epoch} of {node.address}, where {self.primaries} were")
         if epoch < max(self.primaries):
             # A replica that looks late may begin an epoch after a later one has begun, without
             # what was confirmed in that. Those that are in sync have pledged to the later one:
@@ -78,6 +79,8 @@ class Oracle:
     def confirmed(self, node: Node, log: SegmentedLog, position: int) -> None:
         """A primary says that its log is confirmed up to a position."""
         self.confirmations += 1
+        if node.replica.is_replaced:
+            raise Broken(f"{node.address} confirms, and another process is {node.name}")
         self._compare(node, log, node.checked_position, position)
         node.checked_position = position
         self.end_position = max(self.end_position, position)

@@ -26,8 +26,10 @@ from martlet.log import cut
 from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog
 from martlet.log.storage import Segment, Storage
+from martlet.replica import replica as replica_module
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.confirmation import Confirmation
+from martlet.replica.life import Entitlement, Life
 from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary, SwapState
 from martlet.replica.replica import Replica
@@ -60,6 +62,7 @@ KILLS = Faults(kill=10, power=0, power_all=0, interval_ms=400, lost_answers=0.1)
 POWER = Faults(kill=3, power=10, power_all=3, interval_ms=400)
 NETWORK = Faults(kill=3, power=0, one_way=5, isolate=8, reset=8, interval_ms=400)
 STORE = Faults(kill=5, isolate=5, reset=8, lost_answers=0.4, slow_looks=0.3, interval_ms=400)
+TWINS = Faults(replace=8, copy=8, power=0, pause=5, isolate=5, reset=8, interval_ms=300)
 STALE = Faults(kill=20, power=0, isolate=8, stale_looks=0.4, interval_ms=250)
 
 
@@ -273,6 +276,49 @@ def room_in_a_connection_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "drained", lambda self: None)
 
 
+def name_taken_back(patch: pytest.MonkeyPatch) -> None:
+    """A process that was replaced writes itself into the document again."""
+
+    def takes(
+        named: Life | None, own: Life, claim: Life, instance: str, *, has_pledged: bool
+    ) -> Entitlement:
+        is_own = named is not None and named.instance == instance
+        return Entitlement.NAMED if is_own else Entitlement.SUCCEEDS
+
+    patch.setattr(replica_module, "entitlement", takes)
+
+
+def copied_folder_counted(patch: pytest.MonkeyPatch) -> None:
+    """What its original acknowledged after the copy was made is not in it."""
+    unknown = property(lambda self: False, lambda self, value: None)
+    patch.setattr(Node, "is_copied", unknown, raising=False)
+
+
+def any_process_of_the_name_counted(patch: pytest.MonkeyPatch) -> None:
+    """Identity was the name alone."""
+    greeted = Replica._greeted
+
+    def counts(self: Replica, link: Any, frame: Any, hello: Any, now_ns: int) -> None:
+        if not isinstance(self.role, Standby):
+            named = self.role.replica_set.instance_of(hello.replica)
+            hello = replace(hello, instance=named)
+        greeted(self, link, frame, hello, now_ns)
+
+    patch.setattr(Replica, "_greeted", counts)
+    patch.setattr(Replica, "_stand_down", lambda self, found, now_ns: None)
+    patch.setattr(Replica, "is_member", Replica._is_listed)
+
+
+def epoch_begun_by_another_process(patch: pytest.MonkeyPatch) -> None:
+    """One that has the name of the process that was elected."""
+    elected = ReplicaSet.elected
+
+    def unbound(self: ReplicaSet, name: str) -> ReplicaSet:
+        return replace(elected(self, name), primary_instance="")
+
+    patch.setattr(ReplicaSet, "elected", unbound)
+
+
 ASYNC = {"flush_sync": False}
 SYNC = {"flush_sync": True}
 PLANTED_BUGS = {
@@ -325,5 +371,9 @@ PLANTED_BUGS = {
     ),
     "full connections filled further": PlantedBug(full_connections_filled_further),
     "room in a connection ignored": PlantedBug(room_in_a_connection_ignored),
+    "name taken back": PlantedBug(name_taken_back, TWINS),
+    "copied folder counted": PlantedBug(copied_folder_counted, TWINS),
+    "any process of the name counted": PlantedBug(any_process_of_the_name_counted, TWINS),
+    "epoch begun by another process": PlantedBug(epoch_begun_by_another_process, TWINS),
     "offsets from the confirmed end": PlantedBug(offsets_from_the_confirmed_end, NETWORK),
 }

@@ -104,6 +104,17 @@ class Candidate:
             self._collect_again()
         self.decide()
 
+    def looked(self, found: ReplicaSet, version: int) -> None:
+        """Take in a look at the document of this epoch. Raises as `greeted`."""
+        if version <= self.version:
+            return
+        self.replica_set, self.version = found, version
+        for name, (link, hello) in list(self.answers.items()):
+            if name not in found.replicas or found.instance_of(name) not in ("", hello.instance):
+                link.close()
+                self.disconnected(link)
+        self.decide()
+
     def _relies_on(self, name: str) -> bool:
         """Whether the choice of the log, or its repair, needs what a replica answered.
 

@@ -213,6 +213,7 @@ class ReplicaGreeting:
         segments: (base, capacity) of each segment.
         is_whole: it has all that it ever acknowledged.
         damaged: (start, end) of the ranges that it has not good.
+        instance: its process; empty where it is of an earlier version.
     """
 
     broker: str
@@ -221,6 +222,7 @@ class ReplicaGreeting:
     segments: Sequence[tuple[int, int]]
     is_whole: bool = True
     damaged: Sequence[tuple[int, int]] = ()
+    instance: str = ""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -239,6 +241,7 @@ class ReplicaGreeting:
                 "segments": list(self.segments),
                 "is_whole": self.is_whole,
                 "damaged": list(self.damaged),
+                "instance": self.instance,
             }
         ).encode()
 
@@ -258,6 +261,7 @@ class ReplicaGreeting:
                 [(base, capacity) for base, capacity in map(_pair, fields["segments"])],
                 fields["is_whole"] is True,
                 [(start, end) for start, end in map(_pair, fields["damaged"])],
+                str(fields.get("instance", "")),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FrameRefused(f"a greeting that cannot be read: {error!r}") from error

@@ -5,6 +5,8 @@ HELLO, and takes nothing of a lower epoch ever after. `is_whole` is False where 
 that it acknowledged: it lost power, and acknowledged before they were on the disk. `epochs` are
 those of the log, whose segments may be retired. `replica` is the name of the replica that all this
 is about: one that is started with a copy of another's folder may lack what it acknowledged itself.
+`life` is the last one that the document was seen to have for it, and `claim` the last that was
+asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 from dataclasses import dataclass
 
 from martlet.log.storage import Storage
+from martlet.replica.life import NO_LIFE, Life
 
 NAME = "replica.json"
 
@@ -30,12 +33,15 @@ class ReplicaNote:
         is_whole: see above.
         epochs: (epoch, start, end) of each, oldest first.
         replica: see above; empty in a note that is older than this field.
+        life, claim: see above; without an incarnation in a note that is older than these fields.
     """
 
     pledged: int = 0
     is_whole: bool = True
     epochs: tuple[tuple[int, int, int], ...] = ()
     replica: str = ""
+    life: Life = NO_LIFE
+    claim: Life = NO_LIFE
 
     @classmethod
     def load(cls, storage: Storage) -> ReplicaNote:
@@ -49,7 +55,9 @@ class ReplicaNote:
             fields = json.loads(data)
             epochs = tuple((int(a), int(b), int(c)) for a, b, c in fields["epochs"])
             replica = str(fields.get("replica", ""))
-            return cls(int(fields["pledged"]), fields["is_whole"] is True, epochs, replica)
+            life, claim = (_life(*fields.get(name, NO_LIFE)) for name in ("life", "claim"))
+            pledged, is_whole = int(fields["pledged"]), fields["is_whole"] is True
+            return cls(pledged, is_whole, epochs, replica, life, claim)
         except (ValueError, KeyError, TypeError) as error:
             raise BadNote(
                 f"{NAME} cannot be read ({error!r}); replace this replica by an empty one"
@@ -62,5 +70,11 @@ class ReplicaNote:
             "is_whole": self.is_whole,
             "epochs": self.epochs,
             "replica": self.replica,
+            "life": self.life,
+            "claim": self.claim,
         }
         storage.replace(NAME, json.dumps(fields).encode())
+
+
+def _life(number: object, instance: object, incarnation: object) -> Life:
+    return Life(int(str(number)), str(instance), str(incarnation))

@@ -57,6 +57,7 @@ class StandbyProgress:
 
     Attributes:
         link: its connection.
+        instance: its process; empty where it is of an earlier version.
         heard_ns: when it last said something.
         common: up to where its log is this one's.
         sender: None until it asks for the log.
@@ -65,6 +66,7 @@ class StandbyProgress:
     """
 
     link: Link
+    instance: str
     heard_ns: int
     common: int
     sender: LogSender | None = None
@@ -129,6 +131,10 @@ class Primary:
         self._has_given_up = False
         """Whether the last hand-over was given up, so that an order for it is to be taken back."""
         self._ordered_since_ns = self.now_ns
+        self.alive_ns = self.now_ns
+        """When this process last ran."""
+        self._woke_ns: int | None = None
+        """When it went on after it had hung, until the document has been read since."""
         self._wanted: ReplicaSet | None = None
         """The document that a swap under way is to write."""
         self._count()
@@ -148,9 +154,12 @@ class Primary:
         common = common_position(self.epochs, hello.epochs)
         if common is None:
             common = hello.segments[0][0] if hello.segments else 0
-        self.standbys[name] = StandbyProgress(link, now_ns, common)
+        self.standbys[name] = StandbyProgress(link, hello.instance, now_ns, common)
         self._was_here.add(name)
-        body = greeting(self.broker, self.name, self.log, self.epochs, is_whole=True).pack()
+        own = self.replica_set.primary_instance
+        body = greeting(
+            self.broker, self.name, self.log, self.epochs, is_whole=True, instance=own
+        ).pack()
         confirmed = self.confirmation.position
         # Its folder may have been restored from a backup, in which it was whole.
         is_whole = common >= self._reached.get(name, 0)
@@ -170,6 +179,7 @@ class Primary:
 
         Raises FrameRefused, and SegmentRemoved: it must greet anew.
         """
+        self._see_time(now_ns)
         found = next((item for item in self.standbys.items() if item[1].link is link), None)
         if found is None:
             raise FrameRefused(f"{frame.kind.name} of a replica that was not welcomed")
@@ -218,6 +228,7 @@ class Primary:
 
     def send(self, now_ns: int) -> None:
         """Send what was appended; call this at the end of a turn."""
+        self._see_time(now_ns)
         if not self.settings.flush_sync:
             self._count()
         for standby in list(self.standbys.values()):
@@ -231,9 +242,22 @@ class Primary:
                 self.disconnected(standby.link, now_ns)
                 standby.link.close()
 
-    def flushed(self) -> None:
+    def flushed(self, now_ns: int) -> None:
         """The log's `durable_position` rose."""
+        self._see_time(now_ns)
         self._count()
+
+    def _see_time(self, now_ns: int) -> None:
+        if now_ns - self.alive_ns > self.settings.replica_timeout_ns:
+            self._woke_ns = now_ns
+        self.alive_ns = now_ns
+
+    @property
+    def is_waking(self) -> bool:
+        """Whether this process had hung, and may have been replaced meanwhile. Then it must not
+        confirm alone; where others must acknowledge, those of a newer epoch do not.
+        """
+        return self._woke_ns is not None
 
     def _count(self) -> None:
         """Take in this replica's own log, and tell the host of what is confirmed by now."""
@@ -241,6 +265,9 @@ class Primary:
         own = log.durable_position if self.settings.flush_sync else log.position
         if own >= self.confirmation.acknowledged(self.name):
             self.confirmation.acknowledge(self.name, own)
+        may_be_alone = self.replica_set.copies == 1 and len(self.replica_set.replicas) > 1
+        if self.is_waking and may_be_alone:
+            return
         if self.confirmation.update():
             assert self.confirmation.position <= log.position
             self.host.confirmed(self.confirmation.position)
@@ -249,6 +276,7 @@ class Primary:
 
     def tick(self, now_ns: int) -> None:
         """Beat, and change the set where it must be."""
+        self._see_time(now_ns)
         if now_ns >= self._beat_at_ns:
             self._beat_at_ns = now_ns + self.settings.beat_ns
             beat = Frame(FrameKind.BEAT, self.epoch, self.log.position, self.confirmation.position)
@@ -395,10 +423,18 @@ class Primary:
 
     # the document
 
-    def looked(self, seen: Seen) -> None:
-        """Take in a look at the document of this epoch."""
+    def looked(self, seen: Seen, began_ns: int) -> None:
+        """Take in a look at the document of this epoch, which names this process as its primary.
+
+        Args:
+            seen: what was read.
+            began_ns: when the look began.
+        """
         found = seen.replica_set
         assert found is not None and found.epoch == self.epoch
+        if self._woke_ns is not None and began_ns >= self._woke_ns:
+            self._woke_ns = None
+            self._count()
         if self.swap_state is SwapState.SENT or seen.version < self.version:
             return  # It was seen before the swap.
         if seen.version > self.version:
@@ -435,8 +471,10 @@ class Primary:
         self.swap_state = SwapState.SETTLED
         self._wanted = None
         self.replica_set, self.version = found, version
-        for name in self.standbys.keys() - found.replicas.keys():
-            # It was removed, and what it acknowledges counts for nothing.
+        for name, standby in list(self.standbys.items()):
+            if name in found.replicas and found.instance_of(name) in ("", standby.instance):
+                continue
+            # It was removed or replaced, and what it acknowledges counts for nothing.
             self.standbys.pop(name).link.close()
             self.confirmation.forget(name)
         self.confirmation.min_in_sync = found.min_in_sync

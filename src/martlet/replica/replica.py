@@ -32,6 +32,7 @@ from martlet.log.storage import Storage
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
+from martlet.replica.life import NO_LIFE, Entitlement, Life, entitlement
 from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
 from martlet.replica.replica_set import (
@@ -47,7 +48,15 @@ from martlet.replica.standby import ConnectAgain, Standby, StandbyState
 
 
 class ReplicaHost(PrimaryHost, Protocol):
-    """What a replica asks of its process."""
+    """What a replica asks of its process.
+
+    Attributes:
+        instance: a random name of the process.
+        address: where other replicas connect.
+    """
+
+    instance: str
+    address: str
 
     def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection to a replica; `connected` or `connect_failed` with the same number
@@ -128,7 +137,15 @@ class Replica:
         if is_of_another:
             host.folder_is_of(found.replica)
         is_whole = found.is_whole and not (may_be_incomplete or is_of_another)
-        self._note(replace(found, is_whole=is_whole, replica=name))
+        new = replace(found, is_whole=is_whole, replica=name)
+        if is_of_another or not found.life.incarnation:
+            life = Life(incarnation=f"{random.getrandbits(128):032x}")
+            new = replace(new, life=life, claim=NO_LIFE)
+        self._note(new)
+        self._replaced = ""
+        """That another process is this replica for good; empty while that is not so."""
+        self._claim: ReplicaSet | None = None
+        """The document that a swap under way is to write, in which this process is the replica."""
         self._link_problem = ""
         self._set_problem = ""
         self.seen: Seen | None = None
@@ -137,6 +154,7 @@ class Replica:
         self.role: Standby | Candidate | Primary = self._standby(self._open_copy(), now_ns)
         self._look_at_ns = now_ns
         self._is_looking = False
+        self._look_began_ns = now_ns
         self._candidacy: ReplicaSet | None = None
         """The document that a swap under way is to write."""
         self._is_first_epoch = False
@@ -203,6 +221,7 @@ class Replica:
             self._note_whole,
             self._note_epochs,
             now_ns,
+            self.host.instance,
         )
 
     def _note_whole(self, is_whole: bool) -> None:
@@ -238,6 +257,7 @@ class Replica:
             confirmed_position=self.confirmed_position,
             log_epoch=role.epoch if isinstance(role, Primary) else role.copy.epochs.last,
             problem=self.problem,
+            life=self.note.life.number,
         )
 
     @property
@@ -248,15 +268,27 @@ class Replica:
     @property
     def role_name(self) -> str:
         """``primary``, ``candidate``, ``standby``, or ``waiting`` for a replica set."""
-        if self.seen is not None and not self.is_member:
+        if self._replaced or (self.seen is not None and not self._is_listed):
             return "waiting"
         return type(self.role).__name__.lower()
 
     @property
-    def is_member(self) -> bool:
-        """Whether the document has this replica, as far as is known."""
+    def is_replaced(self) -> bool:
+        """Whether another process is this replica for good."""
+        return bool(self._replaced)
+
+    @property
+    def _is_listed(self) -> bool:
+        """Whether the document has a replica of this name and broker, as far as is known."""
         found = self.seen.replica_set if self.seen is not None else None
         return found is not None and found.broker == self.broker and self.name in found.replicas
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the document names this process as the replica, as far as is known."""
+        found = self.seen.replica_set if self.seen is not None else None
+        is_named = found is not None and found.instance_of(self.name) == self.host.instance
+        return is_named and self._is_listed and not self._replaced
 
     @property
     def confirmed_position(self) -> int:
@@ -383,6 +415,11 @@ class Replica:
             # It takes this replica for the primary: the document says who is.
             link.send(Frame(FrameKind.FENCED, self.note.pledged))
             link.close()
+        elif role.replica_set.instance_of(hello.replica) not in ("", hello.instance):
+            # Another process is that replica; or this one is, and the newest document says so.
+            link.send(Frame(FrameKind.FENCED, self.note.pledged))
+            link.close()
+            self.look_soon(now_ns)
         elif isinstance(role, Candidate):
             role.greeted(link, hello)
             self._begin_epoch_if_elected(now_ns)
@@ -402,7 +439,7 @@ class Replica:
     def tick(self, now_ns: int) -> None:
         """Do what is due; call this at least once in `beat_ns`."""
         if now_ns >= self._look_at_ns and not self._is_looking:
-            self._is_looking = True
+            self._is_looking, self._look_began_ns = True, now_ns
             self.host.look()
         role = self.role
         if isinstance(role, Primary):
@@ -481,7 +518,9 @@ class Replica:
         self.seen = seen
         found = seen.replica_set
         self._set_problem = ""
-        if found is None:
+        if self._replaced:
+            self._set_problem = self._replaced
+        elif found is None:
             is_lost = self.note.pledged > 0
             self._set_problem = LOST_REPLICA_SET if is_lost else no_replica_set(seen.presences)
         elif self.name not in found.replicas:
@@ -502,18 +541,64 @@ class Replica:
                 f" {self.note.pledged}: it is an old state of the store, as of a backup; bring the"
                 " replica set back with `martlet replicas recreate`"
             )
+        elif not self._has_name(seen, found, now_ns):
+            pass
         elif found.epoch > self.note.pledged:
             self._begin_following(seen, now_ns)
         elif isinstance(self.role, Primary):
-            self.role.looked(seen)
+            self.role.looked(seen, self._look_began_ns)
+        elif isinstance(self.role, Candidate):
+            self._refresh(self.role, found, seen.version, now_ns)
         self._look_at_ns = now_ns + self._look_interval_ns()
+
+    def _has_name(self, seen: Seen, found: ReplicaSet, now_ns: int) -> bool:
+        """Whether this process is the replica of its name; claim that where it may."""
+        named, note, instance = found.lives.get(self.name), self.note, self.host.instance
+        has_pledged = note.pledged > 0
+        what = entitlement(named, note.life, note.claim, instance, has_pledged=has_pledged)
+        if what is Entitlement.NAMED:
+            assert named is not None
+            self._note(replace(note, life=named))
+            return True
+        if what is Entitlement.REPLACED:
+            self._stand_down(found, now_ns)
+        elif self._claim is None:
+            number = max(found.last_life, note.life.number) + 1
+            claim = Life(number, instance, note.life.incarnation)
+            is_whole = note.is_whole and what is Entitlement.SUCCEEDS
+            if isinstance(self.role, Standby):
+                self.role.is_whole = is_whole
+            # Before the swap: a start after this one must know that the claim is of this folder.
+            self._note(replace(note, is_whole=is_whole, claim=claim))
+            self._claim = found.claimed(self.name, claim, self.host.address)
+            self.host.swap(self._claim, seen.version)
+        return False
+
+    def _stand_down(self, found: ReplicaSet, now_ns: int) -> None:
+        """Take part no more: another process is this replica."""
+        self._set_problem = self._replaced = (
+            f"another process is replica {self.name}, at {found.replicas[self.name]}: it replaced"
+            " this one, which stands down for good; stop this one, and start it again only with an"
+            " empty --data-path and another --replica-name"
+        )
+        self._step_down(now_ns)
+        assert isinstance(self.role, Standby)
+        if self.role.link is not None:
+            self._close(self.role.link, now_ns)
+
+    def _refresh(self, role: Candidate, found: ReplicaSet, version: int, now_ns: int) -> None:
+        try:
+            role.looked(found, version)
+            self._begin_epoch_if_elected(now_ns)
+        except (LogsDiverged, CopyRefused, OSError) as error:
+            self._link_problem = _said(error)
 
     def _look_interval_ns(self) -> int:
         role = self.role
         is_well = (
             role.state is StandbyState.FOLLOWING
             if isinstance(role, Standby)
-            else isinstance(role, Primary) and not role.is_unclear
+            else isinstance(role, Primary) and not role.is_unclear and not role.is_waking
         )
         return self.settings.look_ns if is_well else self.settings.hasty_look_ns
 
@@ -537,7 +622,9 @@ class Replica:
         self._run_at_ns = None
         self._attempt += 1  # What a connection to the primary before comes to does not count.
         self._connect_at_ns = now_ns
-        if found.primary == self.name and may_begin and role.copy.failed is None:
+        # The process that won the epoch begins it, and no other that is this replica by now.
+        is_own = found.primary == self.name and found.primary_instance in ("", self.host.instance)
+        if is_own and may_begin and role.copy.failed is None:
             self.role = Candidate(
                 self.name, self.broker, found, seen.version, role.copy, self._open_copy,
                 self._note_epochs,
@@ -663,6 +750,8 @@ class Replica:
     def _swap_ended(self, asked: ReplicaSet, now_ns: int) -> None:
         if asked is self._candidacy:
             self._candidacy = None
+        if asked is self._claim:
+            self._claim = None
         self.look_soon(now_ns)
 
 

@@ -5,11 +5,13 @@
     {"format": 1, "broker": "0f3a...", "epoch": 7, "primary": "b",
      "replicas": {"a": "10.0.0.1:4153", "b": "10.0.0.2:4153", "c": "10.0.0.3:4153"},
      "in_sync": ["a", "b", "c"], "copies": 2, "wanted_copies": 2, "min_in_sync": 2,
-     "leaving": [], "hand_over_to": null, "is_forced": false, "touch": 0}
+     "leaving": [], "hand_over_to": null, "is_forced": false, "touch": 0,
+     "lives": {"a": [1, "5c1e...", "e90b..."], ...}, "last_life": 3, "primary_instance": "77a0..."}
 
 Each change is a compare-and-swap on the document's version. A swap that names a primary raises the
 epoch by 1. In an epoch its primary alone changes `in_sync` and `copies`. An operator changes the
-other fields: the primary reads them at its next look, and does what they ask for.
+other fields: the primary reads them at its next look, and does what they ask for. Each process
+claims its name in `lives`, see `martlet.replica.life`.
 
 A position is confirmed when `copies` members of `in_sync` have acknowledged it. So any
 `len(in_sync) - copies + 1` members include one that has everything confirmed: as many must answer
@@ -20,8 +22,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
+
+from martlet.replica.life import NO_LIFE, Life
 
 FORMAT = 1
 MAX_REPLICAS = 15
@@ -68,6 +72,10 @@ class ReplicaSet:
         hand_over_to: the replica that an operator wants as primary; None for no change.
         is_forced: an operator has decided that the primary's log counts, whatever it lacks.
         touch: a counter; raising it settles a swap whose outcome is unknown.
+        lives: which process each replica is, as far as one has claimed its name.
+        last_life: the highest number of a life so far.
+        primary_instance: the process that is primary of this epoch; empty where any that has the
+            name may begin it, as in documents of earlier versions.
     """
 
     broker: str
@@ -82,6 +90,9 @@ class ReplicaSet:
     hand_over_to: str | None = None
     is_forced: bool = False
     touch: int = 0
+    lives: Mapping[str, Life] = field(default_factory=dict)
+    last_life: int = 0
+    primary_instance: str = ""
 
     def __post_init__(self) -> None:
         if len(self.replicas) > MAX_REPLICAS:
@@ -155,7 +166,38 @@ class ReplicaSet:
     def elected(self, name: str) -> ReplicaSet:
         """Return the set with a new primary, in a new epoch."""
         assert name in self.in_sync
-        return replace(self, epoch=self.epoch + 1, primary=name, hand_over_to=None, is_forced=False)
+        return replace(
+            self, epoch=self.epoch + 1, primary=name, hand_over_to=None, is_forced=False,
+            primary_instance=self.instance_of(name),
+        )  # fmt: skip
+
+    # who is who
+
+    def instance_of(self, name: str) -> str:
+        """Return the process that a replica is; empty where none has claimed the name."""
+        return self.lives.get(name, NO_LIFE).instance
+
+    def claimed(self, name: str, life: Life, address: str) -> ReplicaSet:
+        """Return the set in which a process is a replica from now on."""
+        return replace(
+            self,
+            replicas={**self.replicas, name: address},
+            lives={**self.lives, name: life},
+            last_life=max(self.last_life, life.number),
+        )
+
+    def named(self, presences: Mapping[str, Presence]) -> ReplicaSet:
+        """Return the set in which running processes are the replicas of their names, and no others
+        of these names.
+        """
+        lives, number = dict(self.lives), self.last_life
+        for presence in presences.values():
+            number = max(number, presence.life)
+        for name in sorted(presences):
+            if presences[name].instance:
+                number += 1
+                lives[name] = Life(number, presences[name].instance)
+        return replace(self, lives=lives, last_life=number)
 
     def with_in_sync(self, in_sync: frozenset[str]) -> ReplicaSet:
         """Return the set with other members in sync, and as many copies as they allow."""
@@ -180,6 +222,7 @@ class ReplicaSet:
         return replace(
             self,
             replicas=replicas,
+            lives={other: self.lives[other] for other in self.lives if other != name},
             leaving=self.leaving - {name},
             hand_over_to=None if self.hand_over_to == name else self.hand_over_to,
             wanted_copies=min(self.wanted_copies, len(replicas)),
@@ -195,6 +238,7 @@ class ReplicaSet:
         return replace(
             self, epoch=self.epoch + 1, primary=name, in_sync=frozenset({name}), copies=1,
             min_in_sync=1, leaving=frozenset(), hand_over_to=None, is_forced=True,
+            primary_instance="",
         )  # fmt: skip
 
     def touched(self) -> ReplicaSet:
@@ -218,6 +262,9 @@ class ReplicaSet:
                 "hand_over_to": self.hand_over_to,
                 "is_forced": self.is_forced,
                 "touch": self.touch,
+                "lives": dict(sorted(self.lives.items())),
+                "last_life": self.last_life,
+                "primary_instance": self.primary_instance,
             }
         ).encode()
 
@@ -225,12 +272,13 @@ class ReplicaSet:
     def unpack(cls, document: bytes) -> ReplicaSet:
         """Read a document. Raises BadReplicaSet."""
         try:
-            fields: dict[str, Any] = json.loads(document)
+            fields: dict[str, Any] = {"lives": {}, "last_life": 0, "primary_instance": ""}
+            fields |= json.loads(document)
             if fields["format"] != FORMAT:
                 raise BadReplicaSet(
                     f"format {fields['format']!r}, where this version reads {FORMAT}"
                 )
-            numbers = ("epoch", "copies", "wanted_copies", "min_in_sync", "touch")
+            numbers = ("epoch", "copies", "wanted_copies", "min_in_sync", "touch", "last_life")
             if any(type(fields[name]) is not int for name in numbers):
                 raise BadReplicaSet(f"one of {', '.join(numbers)} is no number")
             if any(type(address) is not str for address in fields["replicas"].values()):
@@ -243,12 +291,20 @@ class ReplicaSet:
                 leaving=frozenset(fields["leaving"]),
                 hand_over_to=fields["hand_over_to"],
                 is_forced=fields["is_forced"] is True,
+                lives={name: _life(*each) for name, each in fields["lives"].items()},
+                primary_instance=str(fields["primary_instance"]),
                 **{name: fields[name] for name in numbers},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, BadReplicaSet):
                 raise
             raise BadReplicaSet(f"no replica set: {error!r}") from error
+
+
+def _life(number: int, instance: str, incarnation: str) -> Life:
+    if type(number) is not int or type(instance) is not str or type(incarnation) is not str:
+        raise BadReplicaSet("a life of a replica is no number with two texts")
+    return Life(number, instance, incarnation)
 
 
 @dataclass(frozen=True)
@@ -272,6 +328,7 @@ class Presence:
         modes: those that all replicas should share: of ``--flush`` and ``--replication``.
         initial_primary: ``NAME=HOST:PORT`` of the replica that ``--initial-replicas`` names first;
             empty without that flag.
+        life: the number of the last one that its folder has claimed.
     """
 
     epoch: int = 0
@@ -290,6 +347,7 @@ class Presence:
     instance: str = ""
     modes: str = ""
     initial_primary: str = ""
+    life: int = 0
 
     def pack(self) -> bytes:
         """Return it as stored."""

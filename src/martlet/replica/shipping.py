@@ -200,7 +200,13 @@ def take(copy: CopiedLog, frame: Frame) -> None:
 
 
 def greeting(
-    broker: str, replica: str, log: SegmentedLog, epochs: Iterable[EpochRange], *, is_whole: bool
+    broker: str,
+    replica: str,
+    log: SegmentedLog,
+    epochs: Iterable[EpochRange],
+    *,
+    is_whole: bool,
+    instance: str = "",
 ) -> ReplicaGreeting:
     """Return what a replica says of its log."""
     segments: list[tuple[int, int]] = []
@@ -208,7 +214,8 @@ def greeting(
     while following is not None:
         segments.append((following.base, following.capacity))
         following = log.following(following.base + 1)
-    return ReplicaGreeting(broker, replica, list(epochs), segments, is_whole, list(log.damaged))
+    damaged = list(log.damaged)
+    return ReplicaGreeting(broker, replica, list(epochs), segments, is_whole, damaged, instance)
 
 
 def piece(log: SegmentedLog, frame: Frame) -> Frame:

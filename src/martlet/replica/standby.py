@@ -69,6 +69,7 @@ class Standby:
         note_whole: makes it durable whether the replica is whole.
         joined: makes the epochs of the log durable.
         heard_ns: when the primary was last heard, or when the epoch was first seen.
+        instance: the process.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Standby:
     note_whole: Callable[[bool], None]
     joined: Callable[[Sequence[EpochRange]], None]
     heard_ns: int
+    instance: str = ""
     state: StandbyState = StandbyState.LOST
     is_refused: bool = False
     """Whether the primary's address refused the last connection: its process is not there."""
@@ -114,7 +116,14 @@ class Standby:
         self.link = link
         self.state = StandbyState.GREETED
         ranges = self.copy.epochs.ranges
-        own = greeting(self.broker, self.name, self.copy, ranges, is_whole=self.is_whole)
+        own = greeting(
+            self.broker,
+            self.name,
+            self.copy,
+            ranges,
+            is_whole=self.is_whole,
+            instance=self.instance,
+        )
         link.send(Frame(FrameKind.HELLO, self.epoch, self.copy.end_position, 0, own.pack()))
 
     def connect_failed(self, *, is_refused: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
@@ -19,6 +20,7 @@ from martlet.log.storage import Segment, StorageFull
 from martlet.replica.candidate import Candidate
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
+from martlet.replica.life import Life
 from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary
 from martlet.replica.replica import Replica
@@ -33,6 +35,8 @@ SECOND_NS = 10**9
 FIRST = ReplicaSet.first("a", dict.fromkeys("abc", "10.0.0.1:4153"), broker="id")
 ALL = FIRST.elected("a").with_in_sync(frozenset("abc"))
 
+PROCESSES = count()
+
 
 class FakeHost:
     """A process that remembers what it was asked for."""
@@ -44,7 +48,10 @@ class FakeHost:
         self.confirmed_position = self.lacks_count = 0
         self.folders_of: list[str] = []
         self.now_ns = 0
-        self.replica = Replica(name, "id", self.storage, self, Random(1), ReplicaSettings(), 0)
+        self.instance = f"process-{next(PROCESSES)}"
+        self.address = "10.0.0.1:4153"
+        chance = Random(self.instance)
+        self.replica = Replica(name, "id", self.storage, self, chance, ReplicaSettings(), 0)
 
     def connect(self, attempt: int, name: str, address: str) -> None:
         self.connects.append((attempt, name))
@@ -79,11 +86,30 @@ class FakeHost:
         return broker.log
 
     def sees(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
+        """See a document, in which this process has claimed its name."""
+        if self.replica.name in found.replicas and found.broker == "id":
+            found = self.claims(found)
+        self.looks(found, version, **presences)
+
+    def claims(self, found: ReplicaSet) -> ReplicaSet:
+        """Return the document in which this process is the replica, as of the epoch, too."""
+        name, note = self.replica.name, self.replica.note
+        number = max(found.last_life + 1, note.life.number)
+        life = Life(number, self.instance, note.life.incarnation)
+        found = found.claimed(name, life, found.replicas[name])
+        return replace(found, primary_instance="")
+
+    def looks(self, found: ReplicaSet, version: int = 1, **presences: Presence) -> None:
         self.replica.looked(Seen(found, version, presences), self.now_ns)
 
     def wait(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND_NS)
         self.replica.tick(self.now_ns)
+
+    @property
+    def noted(self) -> tuple[int, bool, str]:
+        """What the replica has pledged to, whether it counts, and its name."""
+        return self.replica.note.pledged, self.replica.note.is_whole, self.replica.note.replica
 
     @property
     def standby(self) -> Standby:
@@ -106,7 +132,7 @@ def primary() -> FakeHost:
 
 def test_the_first_replica_elects_itself() -> None:
     host = primary()
-    assert host.replica.note == ReplicaNote(1, True, (), "a")
+    assert host.noted == (1, True, "a")
     assert ReplicaNote.load(host.storage).pledged == 1
 
 
@@ -124,7 +150,7 @@ def test_nor_does_one_whose_disk_was_replaced() -> None:
     again = FakeHost("a")
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
-    assert again.replica.note == ReplicaNote(1, False, (), "a")
+    assert again.noted == (1, False, "a")
 
 
 def test_one_that_has_the_folder_of_another_does_not_count_until_it_has_the_log() -> None:
@@ -132,7 +158,9 @@ def test_one_that_has_the_folder_of_another_does_not_count_until_it_has_the_log(
     host = primary()
     again = FakeHost("b", host.storage.crash())
     assert again.folders_of == ["a"]
-    assert again.replica.note == replace(host.replica.note, is_whole=False, replica="b")
+    assert again.noted == (host.replica.note.pledged, False, "b")
+    assert again.replica.note.epochs == host.replica.note.epochs
+    assert again.replica.note.life.incarnation != host.replica.note.life.incarnation
     assert FakeHost("b", again.storage.crash()).folders_of == []
 
 
@@ -145,13 +173,13 @@ def test_one_whose_disk_was_replaced_does_not_believe_an_old_document() -> None:
     again.replica.swapped(wanted, None, again.now_ns)
     again.sees(ALL, 2)
     assert isinstance(again.replica.role, Standby)
-    assert again.replica.note == ReplicaNote(1, False, (), "a")
+    assert again.noted == (1, False, "a")
 
 
 def test_one_whose_disk_was_replaced_does_not_resume_an_epoch_after_an_old_document() -> None:
     again = FakeHost("a")
     again.sees(ALL.elected("b"), 3)
-    assert again.replica.note == ReplicaNote(2, False, (), "a")
+    assert again.noted == (2, False, "a")
     again.sees(ALL.elected("b").elected("a"), 4)
     assert isinstance(again.replica.role, Standby)
 
@@ -162,7 +190,7 @@ def test_an_operator_forces_a_replica_that_lacks_something() -> None:
     assert not host.replica.note.is_whole
     host.sees(ALL.forced("b"), 2)
     assert isinstance(host.replica.role, Primary)
-    assert host.replica.note == ReplicaNote(2, True, (), "b")
+    assert host.noted == (2, True, "b")
 
 
 @pytest.mark.parametrize(

@@ -222,28 +222,18 @@ class SetMembership:
             )
 
     async def _keep_document(self, replica: Replica, seen: Seen) -> bool:
-        """Make the document, or change this replica's address in it. Returns whether it may have
-        changed by that.
-        """
+        """Make the document where there is none. Returns whether it may have changed by that."""
         try:
-            return await self._change_document(replica, seen)
+            return seen.replica_set is None and await self._create(replica)
         except SwapUnclear as error:
             self._writes.failed(str(error))  # It is tried again with the next look.
             return False
 
-    async def _change_document(self, replica: Replica, seen: Seen) -> bool:
-        """Raises SwapUnclear."""
-        found, address = seen.replica_set, self._options.replica_address
-        if found is None:
-            return await self._create(replica)
-        if found.replicas.get(self._name, address) == address:
-            return False
-        self._log.info("REPLICA: %s moves to %s", found.replicas[self._name], address)
-        await self._store.swap(found.with_replica(self._name, address), seen.version)
-        return True
-
     async def _create(self, replica: Replica) -> bool:
-        """Make the replica set from this replica's log, where an operator wants that."""
+        """Make the replica set from this replica's log, where an operator wants that.
+
+        Raises SwapUnclear.
+        """
         options = self._options
         addresses = options.initial_addresses
         if next(iter(addresses), "") != self._name or replica.note.pledged:
@@ -285,11 +275,13 @@ class SetMembership:
             http_address=f"{host}:{http}" if http else "",
             began_s=began_s,
         )
-        await self._announce(presence)
+        # The name is that of another process: its presence stays.
+        name = f"{self._name}~{self._instance[:8]}" if replica.is_replaced else self._name
+        await self._announce(presence, name)
 
-    async def _announce(self, presence: Presence) -> None:
+    async def _announce(self, presence: Presence, name: str = "") -> None:
         try:
-            await self._store.announce(self._name, presence)
+            await self._store.announce(name or self._name, presence)
         except StoreUnreachable as error:
             self._writes.failed(str(error))
         else:

@@ -78,7 +78,9 @@ _HAND_OVER_S = 2.0
 """How long a primary that stops waits for its successor, in seconds."""
 _MAX_ADDRESS_BYTES = 100
 _BOOT = "boot"
-"""The file with the boot of the machine in which the replica last ran; blank after a clean stop."""
+"""The file with the boot of the machine in which the replica last ran, and the number of its folder
+in the file system, which a copy of the folder does not have; blank after a clean stop.
+"""
 
 
 class ClientPorts(Protocol):
@@ -126,6 +128,8 @@ class ReplicaNode:
     ) -> None:
         self.options = with_ports(options, ports.listeners)
         self.name = options.replica_name
+        self.instance = ports.instance
+        self.address = self.options.replica_address
         self.log = log
         self._repeated_log = RepeatedLines.above(log)
         self.server: Server | None = None
@@ -218,8 +222,17 @@ class ReplicaNode:
         )
         storage = self.folder.storage
         self.addresses = AddressBook(storage)
-        boot = (storage.read(_BOOT) or b"").decode()
-        lost_power = boot not in ("", read_boot_id())
+        here = [read_boot_id(), str(path.stat().st_ino)]
+        boot = (storage.read(_BOOT) or b"").decode().split()
+        lost_power = boot[:1] not in ([], here[:1])
+        # The folder that it was copied from may have gone on, with or without its process.
+        is_copied = boot[1:] not in ([], here[1:])
+        if is_copied:
+            self.log.warning(
+                "LOG: %s is a copy of a data folder, made while its replica ran: it counts once it"
+                " has all of the primary's log",
+                path,
+            )
         # In a thread: it reads the whole log, and clients are carried on to the primary meanwhile.
         await self._loop.run_in_executor(self._disk, import_all)
         self.replica = await self._loop.run_in_executor(
@@ -233,10 +246,10 @@ class ReplicaNode:
                 Random(),
                 self._settings,
                 self.now_ns(),
-                may_be_incomplete=lost_power and not self._settings.flush_sync,
+                may_be_incomplete=is_copied or (lost_power and not self._settings.flush_sync),
             ),
         )
-        storage.replace(_BOOT, read_boot_id().encode())
+        storage.replace(_BOOT, " ".join(here).encode())
         await self._listen()
         self._every(TICK_S, self._tick)
         self._every(ANNOUNCE_S, self._announce)
@@ -357,9 +370,11 @@ class ReplicaNode:
         """Log what this replica has become, and what hinders it."""
         replica = self.replica
         role = replica.role
-        if role.epoch > self._epoch:
-            self._epoch = role.epoch
-            self._ports.epoch_began(role.epoch)
+        seen = replica.seen.replica_set if replica.is_replaced and replica.seen else None
+        epoch = role.epoch if seen is None else max(role.epoch, seen.epoch)
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._ports.epoch_began(epoch)
         said = f"{replica.role_name} in epoch {role.epoch}"
         if isinstance(role, Primary) and role.handing_over_to is not None:
             said += f", and hands over to {role.handing_over_to}"
@@ -626,7 +641,7 @@ class ReplicaNode:
             return  # A flush has ended after the primary stepped down.
         role = self.replica.role
         if isinstance(role, Primary):
-            role.flushed()
+            role.flushed(self.now_ns())
         self._do(lambda: self.replica.end_turn(self.now_ns()))
 
     # the disk of a standby

@@ -87,7 +87,7 @@ class Operations:
                 epoch=first.log_epoch,
                 wanted_copies=copies,
                 min_in_sync=min_in_sync,
-            )
+            ).named({name: seen.presences[name] for name in names})
         )
         return await self._change(lambda seen: _made_once(seen.replica_set, wanted))
 
@@ -108,7 +108,8 @@ class Operations:
                     f"the data folder of {name} is that of another broker: give it an empty"
                     " --data-path"
                 )
-            return _resized(found, found.with_replica(name, presence.address))
+            more = found.with_replica(name, presence.address).named({name: presence})
+            return _resized(found, more)
 
         return await self._change(added)
 
@@ -237,7 +238,7 @@ class Operations:
                 broker=brokers.pop(),
                 epoch=max(epochs.values()),
                 min_in_sync=min_in_sync,
-            )
+            ).named({name: seen.presences[name] for name in names})
         )
         return await self._change(lambda seen: _made_once(seen.replica_set, wanted, wanted.epoch))
 

@@ -155,7 +155,10 @@ class ReplicaProcess:
         """Return where the primary takes connections of replicas; None where there is none."""
         self._keep_primary()
         name, address = self._last_primary
-        return address if name not in ("", self.options.replica_name) else None
+        replica: Replica | None = getattr(self.node, "replica", None)
+        is_replaced = replica is not None and replica.is_replaced
+        is_other = is_replaced or name != self.options.replica_name
+        return address if name and is_other else None
 
     def _keep_primary(self) -> None:
         """Keep who is primary by the newest look, for when there is none: the metadata store loses

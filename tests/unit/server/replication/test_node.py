@@ -83,7 +83,7 @@ async def test_one_replica_alone_serves_clients_and_goes_on_after_a_stop(tmp_pat
     async with running(tmp_path) as node:
         await publish(node, b"one")
         boot = tmp_path / "a" / "boot"
-        assert boot.read_text() == read_boot_id()
+        assert boot.read_text().split()[0] == read_boot_id()
     assert boot.read_bytes() == b"", "all of the log is on the disk"
     note = json.loads((tmp_path / "a" / "replica.json").read_text())
     assert (note["pledged"], note["is_whole"]) == (1, True)
@@ -126,7 +126,7 @@ async def test_a_held_client_is_served_as_soon_as_its_replica_is_primary(
 async def test_a_power_cut_is_noticed_by_another_boot(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         await publish(node, b"one")
-    (tmp_path / "a" / "boot").write_text("another boot")
+    (tmp_path / "a" / "boot").write_text("another-boot")
     async with running(tmp_path) as node:
         # It is the only replica, so there is nobody who could know more.
         assert node.server is not None
@@ -364,28 +364,6 @@ async def test_a_store_that_is_full_does_not_flood_the_log(
     for words in ("no space", "is a standby", "store again"):
         said = [each for each in caplog.messages if words in each]
         assert len(said) <= 5, said
-
-
-async def test_a_replica_that_cannot_write_its_new_address_goes_on_looking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would follow no primary until an etcd without space has some again."""
-    async with running(tmp_path) as node:
-        found = await node._store.look()
-        assert found.replica_set is not None
-        moved = found.replica_set.with_replica("a", "127.0.0.1:1")
-        assert await node._store.swap(moved, found.version)
-        monkeypatch.setattr(node._store, "swap", AsyncMock(side_effect=SwapUnclear("no space")))
-        seen = await node.membership.look(node.replica)
-        assert seen is not None
-        assert seen.replica_set is not None
-        assert seen.replica_set.replicas["a"] == "127.0.0.1:1"
-        assert not node.membership.is_store_reachable
-        monkeypatch.undo()
-        seen = await node.membership.look(node.replica)
-        assert seen is not None
-        assert seen.replica_set is not None
-        assert seen.replica_set.replicas["a"] == node.options.replica_address
 
 
 async def test_replicas_with_other_flags_are_a_problem_to_show(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""The lives of a replica's name: which process, on which folder, a name of the replica set is.
+
+::
+
+    a starts     claims the name: life 1, of folder X         the document names life 1
+    a hangs
+    a' starts    empty folder Y, same name: claims life 4      the document names life 4
+    a wakes up   its life is not the one that is named, and was before: it stands down for good
+
+Each process claims its name by compare-and-swap before it takes part. The numbers of lives rise
+over all names of a set, so that a later claim is known from an earlier one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Life(NamedTuple):
+    """One process as a replica.
+
+    Attributes:
+        number: of the claim; 0 before any.
+        instance: a random name of the process.
+        incarnation: a random name of the data folder, made when it joins the set under a name;
+            empty where an operator has named a process whose folder is not known.
+    """
+
+    number: int = 0
+    instance: str = ""
+    incarnation: str = ""
+
+
+NO_LIFE = Life()
+"""That of a folder which has claimed no name."""
+
+
+class Entitlement(Enum):
+    """What a process is by the document.
+
+    NAMED: the replica of its name. SUCCEEDS: it may claim the name, and its folder has all that the
+    life before acknowledged, as far as its note is right. REPLACES: it may claim the name, and its
+    folder may lack what the life before acknowledged. REPLACED: another process has the name for
+    good.
+    """
+
+    NAMED = "named"
+    SUCCEEDS = "succeeds"
+    REPLACES = "replaces"
+    REPLACED = "replaced"
+
+
+def entitlement(
+    named: Life | None, own: Life, claim: Life, instance: str, *, has_pledged: bool
+) -> Entitlement:
+    """Return what a process is.
+
+    Args:
+        named: the life in the document; None where it has none, as that of an earlier version.
+        own: the last life of the folder that the document is known to have named.
+        claim: the last one that was claimed, whether that came about or not.
+        instance: the process.
+        has_pledged: whether the folder has been a replica's.
+    """
+    if named is None:
+        return Entitlement.SUCCEEDS
+    if named.instance == instance:
+        is_bound = named.incarnation == own.incarnation
+        return Entitlement.NAMED if is_bound else Entitlement.SUCCEEDS
+    if named.number < own.number:
+        return Entitlement.SUCCEEDS  # This is an old state of the document.
+    if own.instance == instance:
+        return Entitlement.REPLACED
+    if named in (own, claim):
+        return Entitlement.SUCCEEDS
+    if own.number == 0:
+        # A new folder; or one of an earlier version, which has claimed nothing.
+        return Entitlement.REPLACES if has_pledged else Entitlement.SUCCEEDS
+    if named.incarnation in ("", own.incarnation):
+        # A copy of the folder was the replica meanwhile.
+        return Entitlement.REPLACES
+    return Entitlement.REPLACED

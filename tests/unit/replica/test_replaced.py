@@ -1,0 +1,225 @@
+"""Two processes of one name: the one that the document names is the replica, and no other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.unit.replica.test_primary import FakeLink, Host
+from tests.unit.replica.test_replica import ALL, FIRST, FakeHost, primary
+
+from martlet.replica.candidate import Candidate
+from martlet.replica.frames import Frame, FrameKind, ReplicaGreeting
+from martlet.replica.life import NO_LIFE, Life
+from martlet.replica.note import NAME, ReplicaNote
+from martlet.replica.primary import Primary
+from martlet.replica.replica_set import Presence, ReplicaSet, Seen
+from martlet.replica.settings import SECOND_NS
+from martlet.replica.standby import Standby
+from martlet.testing import SimulatedStorage
+
+
+def claim(host: FakeHost, found: ReplicaSet, version: int) -> tuple[ReplicaSet, int]:
+    """Let a process claim its name in a document. Returns the document after that."""
+    host.looks(found, version)
+    wanted, of_version = host.swaps.pop()
+    assert of_version == version
+    host.replica.swapped(wanted, version + 1, host.now_ns)
+    host.looks(wanted, version + 1)
+    assert host.replica.is_member
+    return wanted, version + 1
+
+
+def copy_of(host: FakeHost) -> SimulatedStorage:
+    copied = host.storage.crash()
+    host.storage._dead = None
+    return copied
+
+
+def test_a_process_claims_its_name_before_it_does_anything_else() -> None:
+    host = FakeHost("b")
+    host.address = "10.0.0.9:4153"
+    host.looks(ALL)
+    host.wait(0)
+    ((wanted, version),) = host.swaps
+    assert (wanted.instance_of("b"), wanted.replicas["b"]) == (host.instance, "10.0.0.9:4153")
+    assert (version, host.connects) == (1, [])
+    assert host.replica.note.pledged == 0
+    host.looks(ALL)
+    assert len(host.swaps) == 1, "one claim at a time"
+    host.replica.swap_unclear(wanted, 0)
+    host.looks(ALL)
+    host.replica.swapped(host.swaps[-1][0], 2, 0)
+    host.looks(host.swaps[-1][0], 2)
+    host.wait(0)
+    assert len(host.connects) == 1
+
+
+def test_a_process_that_was_replaced_stands_down_for_good() -> None:
+    old, new = FakeHost("b"), FakeHost("b")
+    found, version = claim(old, ALL, 1)
+    old.wait(0)
+    link = FakeLink()
+    old.replica.connected(old.connects[0][0], link, 0)
+    found, version = claim(new, found, version)
+    old.looks(found, version)
+    assert link.is_closed
+    assert (old.replica.is_replaced, old.replica.role_name) == (True, "waiting")
+    assert "stands down for good" in old.replica.problem
+    elected = found.elected("b")
+    for seen in (elected, replace(elected, lives={}), ALL):
+        old.looks(seen, version + 1)
+        old.wait(3)
+        assert old.replica.is_replaced
+    assert (len(old.connects), old.swaps) == (1, [])
+    assert isinstance(old.replica.role, Standby)
+    again = FakeHost("b", old.storage.crash())
+    again.looks(found, version)
+    assert again.replica.is_replaced
+    assert again.swaps == []
+
+
+def test_a_primary_that_was_replaced_stands_down() -> None:
+    old, new = FakeHost("a"), FakeHost("a")
+    found, version = claim(old, FIRST, 1)
+    old.wait(0)
+    old.wait(0.2)
+    wanted, _ = old.swaps.pop()
+    old.replica.swapped(wanted, version + 1, old.now_ns)
+    old.looks(wanted, version + 1)
+    assert isinstance(old.replica.role, Primary)
+    found, version = claim(new, wanted, version + 1)
+    assert isinstance(new.replica.role, Standby), "the epoch is that of the other process"
+    old.looks(found, version)
+    assert (old.replica.is_replaced, old.replica.primary) == (True, None)
+
+
+def test_an_epoch_is_begun_by_the_process_that_was_elected() -> None:
+    storage = primary().storage.crash()
+    won = FakeHost("a", storage)
+    found, version = claim(won, ALL, 1)
+    elected = found.elected("a")
+    copied = FakeHost("a", copy_of(won))
+    named, version = claim(copied, elected, version + 1)
+    assert copied.replica.note.is_whole
+    assert (named.epoch, named.primary) == (2, "a")
+    assert isinstance(copied.replica.role, Standby)
+    won.replica._won_epoch = 2
+    won.looks(elected, version - 1)
+    assert isinstance(won.replica.role, Candidate)
+
+
+def test_a_restart_goes_on_as_the_same_replica() -> None:
+    host = FakeHost("b", primary_folder())
+    found, version = claim(host, ALL, 1)
+    incarnation = host.replica.note.life.incarnation
+    again = FakeHost("b", host.storage.crash())
+    found, version = claim(again, found, version)
+    assert again.replica.note.is_whole
+    assert found.lives["b"] == again.replica.note.life
+    assert (found.lives["b"].incarnation, found.lives["b"].number) == (incarnation, 2)
+
+
+def test_a_folder_whose_copy_was_the_replica_meanwhile_does_not_count() -> None:
+    host = FakeHost("b", primary_folder())
+    found, version = claim(host, ALL, 1)
+    copied = FakeHost("b", copy_of(host))
+    found, version = claim(copied, found, version)
+    host.looks(found, version)
+    assert host.replica.is_replaced
+    again = FakeHost("b", host.storage.crash())
+    claim(again, found, version)
+    assert not again.replica.note.is_whole
+    assert not again.standby.is_whole
+
+
+def primary_folder() -> SimulatedStorage:
+    """The folder of a standby that has all of the log."""
+    storage = primary().storage.crash()
+    note = ReplicaNote.load(storage)
+    replace(note, replica="b", life=NO_LIFE, claim=NO_LIFE).save(storage)
+    return storage
+
+
+@pytest.mark.parametrize("instance", ["", "another process"])
+def test_a_primary_takes_no_greeting_of_a_process_that_is_not_the_replica(instance: str) -> None:
+    host = primary()
+    role = host.replica.role
+    assert isinstance(role, Primary)
+    role.replica_set = role.replica_set.claimed("b", Life(9, "process", "folder"), "address")
+    link = FakeLink()
+    hello = ReplicaGreeting("id", "b", [], [], instance=instance).pack()
+    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), host.now_ns)
+    assert (link.kinds, link.is_closed) == ([FrameKind.FENCED], True)
+    assert role.standbys == {}
+    link = FakeLink()
+    hello = ReplicaGreeting("id", "b", [], [], instance="process").pack()
+    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), host.now_ns)
+    assert link.kinds == [FrameKind.WELCOME]
+
+
+def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
+    host = Host("abc", "abc", min_in_sync=2)
+    host.join("b")
+    host.acknowledge("b", host.log.position)
+    before = host.confirmed_position
+    claimed = host.primary.replica_set.claimed("b", Life(9, "new", "folder"), "address")
+    host.primary.looked(Seen(claimed, 8, {}), host.now_ns)
+    assert host.links["b"].is_closed
+    host.append()
+    host.wait(0)
+    assert (host.confirmed_position, host.primary.standbys) == (before, {})
+
+
+def test_a_candidate_drops_the_answer_of_a_process_that_was_replaced() -> None:
+    host = FakeHost("a", primary().storage.crash())
+    found, version = claim(host, ALL, 1)
+    host.replica._won_epoch = 2
+    host.looks(found.elected("a"), version + 1)
+    role = host.replica.role
+    assert isinstance(role, Candidate)
+    link = FakeLink()
+    role.answers["b"] = (link, ReplicaGreeting("id", "b", [], [], instance="old"))
+    claimed = role.replica_set.claimed("b", Life(9, "new", "folder"), "address")
+    host.looks(claimed, version + 2)
+    assert (link.is_closed, role.answers) == (True, {})
+
+
+def test_a_primary_that_had_hung_confirms_alone_only_once_it_has_read_the_document() -> None:
+    host = Host("ab", "a", min_in_sync=1)
+    host.primary.send(host.now_ns)
+    before = host.confirmed_position
+    host.now_ns += 3 * SECOND_NS
+    end = host.append()
+    host.primary.send(host.now_ns)
+    host.primary.looked(Seen(host.primary.replica_set, 7, {}), 0)
+    host.primary.flushed(host.now_ns)
+    assert (host.confirmed_position, host.primary.is_waking) == (before, True)
+    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns)
+    assert host.confirmed_position == end
+
+
+def test_a_replica_that_an_operator_names_takes_the_place_of_one_that_hangs() -> None:
+    presences = {"b": Presence(instance="new", life=7)}
+    named = ALL.named(presences)
+    assert (named.lives, named.last_life) == ({"b": Life(8, "new", "")}, 8)
+    assert ReplicaSet.unpack(named.pack()) == named
+
+
+def test_documents_notes_and_greetings_of_earlier_versions_are_read() -> None:
+    document = json.loads(ALL.pack())
+    for field in ("lives", "last_life", "primary_instance"):
+        del document[field]
+    assert ReplicaSet.unpack(json.dumps(document).encode()) == replace(ALL, primary_instance="")
+    hello = json.loads(ReplicaGreeting("id", "b", [], [], instance="process").pack())
+    del hello["instance"]
+    assert ReplicaGreeting.unpack(json.dumps(hello).encode()).instance == ""
+    storage = SimulatedStorage(Random(1))
+    note = {"pledged": 3, "is_whole": True, "epochs": [], "replica": "b"}
+    storage.replace(NAME, json.dumps(note).encode())
+    host = FakeHost("b", storage)
+    found, _ = claim(host, replace(ALL, epoch=3), 1)
+    assert host.replica.note.is_whole
+    assert found.lives["b"] == host.replica.note.life
