@@ -15,7 +15,7 @@ from random import Random
 
 from tests.simulation.metadata_store import MetadataStore
 from tests.simulation.network import MILLISECOND_NS, End
-from tests.simulation.node import BROKER, SEGMENT_BYTES, Node
+from tests.simulation.node import BROKER, SEGMENT_BYTES, Node, copy_of
 from tests.simulation.oracle import Broken, Oracle
 
 from martlet.replica.primary import Primary
@@ -387,14 +387,22 @@ class Cluster:
         made.start()
 
     def _copy(self, node: Node, length_ns: int) -> None:
-        """A machine hangs, or an operator forgets it, and a copy of its folder takes its place."""
-        if not self._may_replace(node):
+        """A folder is copied while its process runs. Later that hangs, or an operator forgets it,
+        and the copy takes its place.
+        """
+        if node.life is None:
             return
-        made = self._build(node.name, node.storage)
-        node.may_start = False  # As it would wait while another process has its name.
-        if self.random.randrange(3):
-            self._hang(node, length_ns)
-        self.after(self.random.randrange(length_ns), made.start)
+        copied = copy_of(node.storage)
+
+        def take_its_place() -> None:
+            if self.nodes[node.name] is node and not self.is_calm and self._may_replace(node):
+                self.say(f"a copy takes the place of {node.address}")
+                node.may_start = False  # As it would wait while another process has its name.
+                if self.random.randrange(3):
+                    self._hang(node, length_ns)
+                self._build(node.name, copied).start()
+
+        self.after(self.random.randrange(length_ns), take_its_place)
 
     def _hang(self, node: Node, length_ns: int) -> None:
         if self.random.randrange(2):

@@ -16,7 +16,7 @@ from tests.simulation import node as node_module
 from tests.simulation.cluster import Faults
 from tests.simulation.node import Node
 from tests.unit.log import test_copy
-from tests.unit.replica import test_confirmation, test_primary
+from tests.unit.replica import test_confirmation, test_primary, test_replaced
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import BrokerRecovery, promote
@@ -73,6 +73,7 @@ def pledge_in_memory(patch: pytest.MonkeyPatch) -> None:
         save(replace(self, pledged=ReplicaNote.load(storage).pledged), storage)
 
     patch.setattr(ReplicaNote, "save", forgets)
+    epoch_begun_by_another_process(patch)  # Else a process begins no epoch that one before won.
 
 
 def confirmed_before_the_epochs_record(patch: pytest.MonkeyPatch) -> None:
@@ -157,6 +158,7 @@ def epoch_resumed(patch: pytest.MonkeyPatch) -> None:
         looked(self, seen, now_ns)
 
     patch.setattr(Replica, "looked", resumes)
+    epoch_begun_by_another_process(patch)  # A second fence.
 
 
 def forgetful_replica_counted(patch: pytest.MonkeyPatch) -> None:
@@ -374,6 +376,9 @@ PLANTED_BUGS = {
     "name taken back": PlantedBug(name_taken_back, TWINS),
     "copied folder counted": PlantedBug(copied_folder_counted, TWINS),
     "any process of the name counted": PlantedBug(any_process_of_the_name_counted, TWINS),
-    "epoch begun by another process": PlantedBug(epoch_begun_by_another_process, TWINS),
+    "epoch begun by another process": PlantedBug(
+        epoch_begun_by_another_process,
+        test=test_replaced.test_an_epoch_is_begun_by_the_process_that_was_elected,
+    ),
     "offsets from the confirmed end": PlantedBug(offsets_from_the_confirmed_end, NETWORK),
 }
