@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ class Cluster:
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.tcp = {name: f"127.0.0.1:{free_port()}" for name in names}
         self.http = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.folders = {name: folder / name for name in names}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.source: Path | None = None
         """The folder with the package that processes run from now on; None for today's."""
@@ -66,7 +68,7 @@ class Cluster:
             f"--replica-name={name}",
             f"--replica-address={self.addresses[name]}",
             f"--metadata={self.store_address}",
-            f"--data-path={self.folder / name}",
+            f"--data-path={self.folders[name]}",
             f"--tcp-address={self.tcp[name]}",
             f"--http-address={self.http[name]}",
             "--broadcast-address=127.0.0.1",
@@ -90,6 +92,21 @@ class Cluster:
     def hang(self, name: str) -> None:
         """Stop a replica's process in its tracks."""
         self.processes[name].send_signal(signal.SIGSTOP)
+
+    def replace(self, name: str, *, is_copy: bool) -> str:
+        """Start another process as a replica, at other addresses and with an empty folder, or with
+        a copy of that of the process which it replaces. Returns the name of that one from now on.
+        """
+        old = f"{name}-before"
+        for places in (self.addresses, self.tcp, self.http):
+            places[old], places[name] = places[name], f"127.0.0.1:{free_port()}"
+        self.folders[old], self.folders[name] = self.folders[name], self.folder / f"{name}-2"
+        self.processes[old] = self.processes.pop(name)
+        (self.folder / f"{name}.log").rename(self.folder / f"{old}.log")
+        if is_copy:
+            shutil.copytree(self.folders[old], self.folders[name])
+        self.start_one(name)
+        return old
 
     async def primary(self) -> str | None:
         """The name of the primary, whoever is that now."""

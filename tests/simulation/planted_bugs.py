@@ -333,7 +333,7 @@ PLANTED_BUGS = {
         test=test_primary.test_both_sets_count_until_the_swaps_outcome_is_known,
     ),
     "larger set counted after the swap": PlantedBug(
-        larger_set_counted_only_after_the_swap, STORE, SYNC | {"min_in_sync": 1}, seed=271
+        larger_set_counted_only_after_the_swap, STORE, SYNC | {"min_in_sync": 1}, seed=86
     ),
     "unclear swap taken for failed": PlantedBug(
         unclear_swap_taken_for_failed,

@@ -566,6 +566,8 @@ class Replica:
             number = max(found.last_life, note.life.number) + 1
             claim = Life(number, instance, note.life.incarnation)
             is_whole = note.is_whole and what is Entitlement.SUCCEEDS
+            if is_whole != note.is_whole:
+                self.host.lacks_acknowledged()
             if isinstance(self.role, Standby):
                 self.role.is_whole = is_whole
             # Before the swap: a start after this one must know that the claim is of this folder.
