@@ -42,8 +42,8 @@ class SmallStore(LocalStore):
 def messages(first: int, customers: list[str], city: str) -> pa.RecordBatch:
     count = len(customers)
     bodies = [json.dumps({"customer": each, "city": city, "id": 1}).encode() for each in customers]
-    columns = {name: [None] * count for name in source_schema().names}
-    columns |= {"value": bodies, "topic": ["t"] * count, "partition": [0] * count}
+    columns: dict[str, list[object]] = {name: [None] * count for name in source_schema().names}
+    columns |= {"value": list(bodies), "topic": ["t"] * count, "partition": [0] * count}
     columns |= {"offset": list(range(first, first + count)), "timestamp": [10**15] * count}
     columns |= {"broker": [KEY.broker] * count}
     return pa.RecordBatch.from_pydict(columns, schema=source_schema())
@@ -69,7 +69,7 @@ def rows(root: Path) -> list[dict[str, object]]:
     schema = pa.schema([*SHAPE.file_schema, *long, *values])
     partitioning = ds.partitioning(values, flavor="hive")
     found = ds.dataset(root, schema, partitioning=partitioning, exclude_invalid_files=True)
-    return sorted(found.to_table().to_pylist(), key=lambda row: int(row["_offset"]))
+    return sorted(found.to_table().to_pylist(), key=lambda row: int(str(row["_offset"])))
 
 
 @pytest.mark.parametrize("value", [*UNWRITABLE, *STRANGE])
