@@ -171,6 +171,14 @@ class LookupConnection(asyncio.Protocol):
         self._peer = peer
         self._decoder.identified = True
         self._registry.join(peer)
+        for other in self._registry.copies(peer):
+            log.warning(
+                "the brokers at %s:%d and %s:%d both have the id %s: unless the first one is gone,"
+                " their data folders are copies, and readers refuse them. Stop one, and delete its"
+                " broker.json: it begins again as a broker of its own",
+                other.broadcast_address, other.tcp_port, peer.broadcast_address, peer.tcp_port,
+                peer.broker,
+            )  # fmt: skip
         log.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
             self.remote_address, values["broadcast_address"], tcp_port, http_port,
@@ -202,11 +210,15 @@ def _check_place(host: str, *ports: int) -> None:
 class _Primary(TypedDict, total=False):
     replicated_broker: str
     epoch: int
+    broker: str
+    run: str
 
 
 def _primary(fields: object) -> _Primary:
-    """Return the fields of a primary of a broker with replicas; none of any other broker."""
+    """Return the fields of a broker of Martlet; none of any other."""
     match fields:
         case {"broker": str(broker), "replica": str(), "epoch": int(epoch)}:
             return {"replicated_broker": broker, "epoch": epoch}
+        case {"broker": str(broker), "run": str(run)}:
+            return {"broker": broker, "run": run}
     return {}

@@ -33,6 +33,8 @@ class Peer:
         last_ns: when its latest command came.
         replicated_broker: the id of the broker, where this is the primary of one with replicas.
         epoch: that of the primary.
+        broker, run: the id of a broker without replicas, and a random name of its process; empty if
+            it does not report them.
         tombstones: when each of its hidden topics was hidden.
     """
 
@@ -47,6 +49,8 @@ class Peer:
     last_ns: int
     replicated_broker: str = ""
     epoch: int = 0
+    broker: str = ""
+    run: str = ""
     topics: dict[str, None] = field(default_factory=dict)
     channels: dict[tuple[str, str], None] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
@@ -101,6 +105,11 @@ class Registry:
     def primaries(self, broker: str) -> list[Peer]:
         """The registered primaries of a broker with replicas."""
         return [peer for peer in self.peers if broker and peer.replicated_broker == broker]
+
+    def copies(self, peer: Peer) -> list[Peer]:
+        """The registered brokers that have the same id as this one, and are other processes."""
+        same = [each for each in self.peers if peer.broker and each.broker == peer.broker]
+        return [each for each in same if each.run != peer.run]
 
     def leave(self, peer: Peer) -> None:
         """Remove a broker; its topics and channels stay registered."""

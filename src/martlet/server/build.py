@@ -238,7 +238,7 @@ def assemble_server(
     commits = GroupCommit(broker, options, log, answers_confirmed=answers_confirmed)
     events = EventLog(broker, log)
     ports = (listeners.tcp_port, listeners.http_port)
-    lookups = LookupPeers(broker, options, *ports, folder.broker_id)
+    lookups = LookupPeers(broker, options, *ports, folder)
     reclaimer = _reclaimer(options, broker, commits, events)
     _observe(broker, events, lookups)
     _limit_transfers(broker, commits, options)
@@ -259,7 +259,7 @@ def assemble_server(
         auth_servers=AuthServers(options) if options.auth_http_addresses else None,
         operators=listeners.operators,
         commands=command_handlers(
-            SessionCommands(broker, options, _upgrades(tls, log), events, folder.broker_id),
+            SessionCommands(broker, options, _upgrades(tls, log), events, folder),
             publishes,
             AckCommands(options.max_req_timeout_ns, events),
             CallCommand(calls, log, commits.ticks.others_wait),

@@ -47,12 +47,15 @@ class DataFolder:
         storage: its files.
         broker_id: the folder's name (`martlet.server.broker_identity`).
         keys: builds the indexes of its messages' keys.
+        run: a random name of this process, by which one with a copy of the folder is told apart;
+            empty for replicas, which have one id as they should.
     """
 
     path: Path
     storage: DiskStorage
     broker_id: str
     keys: KeyIndexer
+    run: str = ""
 
     def close(self) -> None:
         """Release the folder."""
@@ -89,7 +92,8 @@ def open_folder(
             log.info("LOG: the data folder %s is made; there was none", path)
         try:
             identity = broker_identity(storage, broker_id or uuid.uuid4().hex)
-            return DataFolder(path, storage, identity, KeyIndexer(storage, log))
+            run = "" if options.replica_name else uuid.uuid4().hex
+            return DataFolder(path, storage, identity, KeyIndexer(storage, log), run)
         except BaseException:
             storage.close()
             raise

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
     from martlet.options import BrokerOptions
+    from martlet.server.data_folder import DataFolder
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ class LookupPeers:
         broker: has the topics and channels to register.
         options: the broker's name, and the timeouts of HTTP.
         tcp_port, http_port: of the broker, -1 for a Unix socket.
-        broker_id: the id of the broker.
+        folder: has the id of the broker.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ class LookupPeers:
         options: BrokerOptions,
         tcp_port: int,
         http_port: int,
-        broker_id: str,
+        folder: DataFolder,
     ) -> None:
         self._broker = broker
         self._timeouts_s = (
@@ -273,12 +274,12 @@ class LookupPeers:
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
             # nsqlookupd ignores it.
-            "martlet": {"broker": broker_id},
+            "martlet": {"broker": folder.broker_id, "run": folder.run},
         }
         self._is_replica = bool(options.replica_name)
         if self._is_replica:
             self._identity["martlet"] = {
-                "broker": broker_id,
+                "broker": folder.broker_id,
                 "replica": options.replica_name,
                 "epoch": broker.log.epoch,
             }

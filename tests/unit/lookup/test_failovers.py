@@ -213,3 +213,23 @@ async def test_a_primary_of_an_earlier_epoch_replaces_none(daemon: Daemon) -> No
     with pytest.raises(AssertionError, match="E_INVALID a later primary"):
         await daemon.registrar(1, primary(1))
     assert await daemon.ports("t") == [2]
+
+
+@pytest.mark.parametrize(
+    ("second", "is_copy"),
+    [
+        ({"broker": "one", "run": "y"}, True),
+        ({"broker": "one", "run": "x"}, False),
+        ({"broker": "two", "run": "y"}, False),
+        ({"broker": "one", "replica": "a", "epoch": 1}, False),
+        ({"broker": "one"}, False),
+        (None, False),
+    ],
+)
+async def test_two_brokers_with_one_id_are_said(
+    daemon: Daemon, second: object, is_copy: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await daemon.registrar(1, {"broker": "one", "run": "x"}, "t")
+    await daemon.registrar(2, second, "t")
+    assert ("both have the id one" in caplog.text) is is_copy
+    assert await daemon.ports("t") == [1, 2], "lookups name both"

@@ -96,6 +96,19 @@ class KnownBrokers:
         if active is not None:
             active.turn.set_result(None)
 
+    def copies(self, reached: ReachedBroker) -> list[tuple[str, Connection]]:
+        """The connections to other processes that have the broker's id, with their addresses.
+
+        Such a process may have ended without a word, where its connection has not timed out yet.
+        """
+        assert reached.connection is not None
+        features = reached.connection.features
+        return [
+            (str(each), each.connection)
+            for each in self._reached
+            if each.connection is not None and features.is_copy_of(each.connection.features)
+        ]
+
     async def wait_turn(self, reached: ReachedBroker) -> None:
         """Wait until a connection is active. Raises ConnectionLost."""
         connection = reached.connection

@@ -41,6 +41,9 @@ PASSING = frozenset(
 )
 """Errors of calls that may be temporary."""
 
+_COPY_TIMEOUT_S = 5.0
+"""How long a broker may take to show that it is still there."""
+
 
 @dataclass(slots=True)
 class SessionSettings:
@@ -162,6 +165,8 @@ class PullSession(BrokerSession):
             if not reached.turn.done():
                 self.mark_attempted()  # Another connection to the broker is active.
             try:
+                for other, its_connection in brokers.copies(reached):
+                    await self._refuse_copy(other, its_connection)
                 await brokers.wait_turn(reached)
                 await self._attend_on(connection)
                 error = await connection.wait_lost()
@@ -181,6 +186,26 @@ class PullSession(BrokerSession):
                 if is_gone:
                     self.settings.seek(self)
             self.mark_attempted()
+
+    async def _refuse_copy(self, other: str, connection: Connection) -> None:
+        """Refuse a broker whose id another one has, which is still there: the group would consume
+        from one of them alone. Raises SubscribeRefused.
+        """
+        try:
+            async with asyncio.timeout(_COPY_TIMEOUT_S):
+                await connection.call("topic.describe", topic=self.settings.topic)
+        except (ConnectionLost, TimeoutError):
+            return  # It has ended, and the broker goes on here.
+        except CallRefused:
+            pass  # An answer all the same.
+        raise SubscribeRefused(
+            "COPIED_FOLDER",
+            f"the brokers at {other} and {self.address} both have the id"
+            f" {connection.features.broker_id}, since the data folder of one is a copy of the"
+            " other's: the group would leave out the messages of one. Name one of them alone; or"
+            " stop one and delete the broker.json in its folder, and it begins again as a broker of"
+            " its own",
+        )
 
     async def _attend_on(self, connection: Connection) -> None:
         """Fetch from queues until the connection is lost."""

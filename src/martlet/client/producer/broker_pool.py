@@ -272,6 +272,15 @@ class BrokerPool:
     def _recognise(self, link: BrokerLink) -> None:
         """Give a link the queue of the broker that it has reached."""
         assert link.connection is not None
+        for other in self.links:
+            connection = other.connection
+            if connection is not None and link.connection.features.is_copy_of(connection.features):
+                logger.warning(
+                    "%s and %s both have the broker id %s: unless the first one has ended, their"
+                    " data folders are copies; messages go to one of them alone, and consumer"
+                    " groups refuse both",
+                    *(other, link, connection.features.broker_id),
+                )
         broker_id, before = link.connection.features.broker_id, link.queue
         if broker_id in ("", before.broker_id):
             return

@@ -169,6 +169,7 @@ class Features:
             it.
         epoch: of the broker's run, higher with each next one; 0 if the broker does not report it.
         has_replicas: whether the broker goes on at another address when its process ends.
+        run: a random name of the broker's process; empty if the broker does not report it.
     """
 
     version: str = ""
@@ -190,6 +191,16 @@ class Features:
     broker_id: str = ""
     epoch: int = 0
     has_replicas: bool = False
+    run: str = ""
+
+    def is_copy_of(self, other: Features) -> bool:
+        """Whether two processes, which are no replicas, have one broker's id."""
+        return (
+            bool(self.broker_id and self.run and other.run)
+            and self.broker_id == other.broker_id
+            and self.run != other.run
+            and not (self.has_replicas or other.has_replicas)
+        )
 
     @classmethod
     def parse(cls, data: bytes) -> Features:
@@ -230,7 +241,8 @@ class Features:
             extensions=_extension(answer.get("martlet"), "version"),
             max_message_bytes=_extension(answer.get("martlet"), "max_msg_size"),
             max_body_bytes=_extension(answer.get("martlet"), "max_body_size"),
-            broker_id=_broker_id(answer.get("martlet")),
+            broker_id=_text(answer.get("martlet"), "broker"),
+            run=_text(answer.get("martlet"), "run"),
             epoch=_extension(answer.get("martlet"), "epoch"),
             has_replicas=_has_replicas(answer.get("martlet")),
         )
@@ -250,8 +262,8 @@ def _extension(fields: object, name: str) -> int:
     return number if type(number) is int and number > 0 else 0
 
 
-def _broker_id(fields: object) -> str:
-    name = fields.get("broker") if isinstance(fields, dict) else ""
+def _text(fields: object, field: str) -> str:
+    name = fields.get(field) if isinstance(fields, dict) else ""
     return name if isinstance(name, str) else ""
 
 

@@ -111,11 +111,13 @@ class BrokerRun(NamedTuple):
         epoch: the number of this run; the next one of the same broker, or of another replica as
             the primary, has a higher one.
         has_replicas: whether it goes on at another address when its process ends.
+        process: a random name of the process; empty if unknown.
     """
 
     broker_id: str
     epoch: int
     has_replicas: bool = False
+    process: str = ""
 
 
 NO_RUN = BrokerRun("", 0)
@@ -215,6 +217,7 @@ def _extensions(options: BrokerOptions, run: BrokerRun) -> dict[str, int | str]:
         "max_body_size": options.max_body_size,
         "broker": run.broker_id,
         "epoch": run.epoch,
+        **({"run": run.process} if run.process else {}),
         **({"replicas": True} if run.has_replicas else {}),
     }
 

@@ -132,6 +132,7 @@ class LogApi:
         return {
             "broker": self._folder.broker_id,
             "data_path": str(self._folder.path),
+            **({"run": self._folder.run} if self._folder.run else {}),
             "epoch": view.epoch,
             **({"standby": True} if self._is_standby else {}),
             **({"replicas": replicas} if (replicas := self._replicas()) else {}),

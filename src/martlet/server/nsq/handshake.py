@@ -18,6 +18,7 @@ from martlet.server.nsq.upgrade import Upgrade
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.options import BrokerOptions
+    from martlet.server.data_folder import DataFolder
     from martlet.server.nsq.connection import ClientConnection
     from martlet.server.nsq.upgrade import UpgradeContext
     from martlet.server.observability.event_log import EventLog
@@ -31,7 +32,7 @@ class SessionCommands:
         options: the features offered to clients.
         upgrades: the context of TLS and compression.
         events: logs IDENTIFY.
-        broker_id: the broker's id, for Martlet's clients.
+        folder: has the broker's id, for Martlet's clients.
     """
 
     def __init__(
@@ -40,20 +41,21 @@ class SessionCommands:
         options: BrokerOptions,
         upgrades: UpgradeContext,
         events: EventLog,
-        broker_id: str,
+        folder: DataFolder,
     ) -> None:
         self._broker = broker
         self._options = options
         self._upgrades = upgrades
         self._events = events
-        self._broker_id = broker_id
+        self._folder = folder
         self._place = options.topology_zone, options.topology_region
 
     def identify(self, connection: ClientConnection, command: v2.IdentifyCommand) -> Outcome:
         """IDENTIFY."""
         has_tls = self._upgrades.tls is not None
         has_replicas = bool(self._options.replica_name)
-        run = BrokerRun(self._broker_id, self._broker.log.epoch, has_replicas)
+        folder, epoch = self._folder, self._broker.log.epoch
+        run = BrokerRun(folder.broker_id, epoch, has_replicas, folder.run)
         offered = (self._options, v2.NSQD_VERSION, has_tls, run)
         agreement = negotiate(command.fields, connection.identity, *offered)
         self._events.identified(connection.remote_address, command.fields)

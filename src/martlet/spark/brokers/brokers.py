@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from martlet.addresses import lookup_address
@@ -24,6 +25,7 @@ from martlet.spark.brokers.background_poll import BackgroundPoll
 from martlet.spark.brokers.endpoint import (
     BrokerRefused,
     BrokerUnreachable,
+    CopiedFolder,
     Endpoint,
     Listing,
     NotABroker,
@@ -115,6 +117,7 @@ class QueryBrokers:
         Raises:
             BrokerUnreachable: a broker was silent for longer than the timeout.
             NotABroker: another program answers at an address.
+            CopiedFolder: two brokers have one id.
         """
         patient = patient or not self._has_polled
         self._ask_lookups(patient)
@@ -136,6 +139,7 @@ class QueryBrokers:
         self._has_polled = True
         seen: Seen = {}
         for polls in self._by_broker().values():
+            self._check_copies(polls)
             seen |= self._queues(polls)
         self._ends = {key: end for key, end in self._ends.items() if key in seen}
         return seen
@@ -173,6 +177,32 @@ class QueryBrokers:
             other.latest is not None and not other.latest.is_standby and not other.is_silent
             for other in others
         )
+
+    def _check_copies(self, polls: list[BackgroundPoll[Listing]]) -> None:
+        """Refuse two processes that have one broker's id, and answer at the same time."""
+        alone = [
+            poll
+            for poll in polls
+            if poll.latest is not None and poll.latest.is_alone and not poll.is_silent
+        ]
+        for first, second in pairwise(alone):
+            assert first.latest is not None and second.latest is not None
+            run = first.latest.run
+            if run == second.latest.run:
+                continue
+            for poll in (second, first):  # One may have ended, and begun again at the other.
+                poll.begin(self._pool, patient=False)
+                poll.end(None)
+            if first.latest.run != run or first.is_silent or second.is_silent:
+                continue
+            if second.latest.run != run:
+                raise CopiedFolder(
+                    f"the brokers at {first.endpoint.address} and {second.endpoint.address} both"
+                    f" have the id {first.latest.broker}, since the data folder of one is a copy of"
+                    " the other's: the rows of one would be left out. Read one of them alone; or"
+                    " stop one and delete the broker.json in its folder, and it begins again as a"
+                    " broker of its own"
+                )
 
     def _queues(self, polls: list[BackgroundPoll[Listing]]) -> Seen:
         """The queues of one broker, given the polls of its replicas, the best first."""

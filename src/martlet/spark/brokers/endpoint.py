@@ -134,6 +134,7 @@ class Listing:
         epoch: the number of the run that wrote the end of its log.
         is_standby: whether another replica is the primary.
         replicas: the addresses of all replicas, dead or alive, as far as they are known.
+        run: a random name of the process; empty of one that does not report it.
     """
 
     broker: str
@@ -142,6 +143,16 @@ class Listing:
     epoch: int = 0
     is_standby: bool = False
     replicas: tuple[str, ...] = ()
+    run: str = ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process may have the broker's id."""
+        return bool(self.run) and not (self.is_standby or self.replicas)
+
+
+class CopiedFolder(BrokerRefused):
+    """Two brokers have one id, since a data folder was copied: rows of one would be left out."""
 
 
 class Endpoint:
@@ -233,6 +244,7 @@ class Endpoint:
                 epoch=found.get("epoch", 0),
                 is_standby=found.get("standby", False),
                 replicas=tuple(found.get("replicas", ())),
+                run=found.get("run", ""),
                 queues=tuple(
                     QueueRange(
                         topic=topic["topic"],
