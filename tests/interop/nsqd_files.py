@@ -16,6 +16,7 @@ from typing import NamedTuple
 from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
 from martlet.log.storage import DiskStorage
+from martlet.testing import SimulatedClock
 
 _FRAME = struct.Struct(">IIqH16s")
 _START_NS = 1_700_000_000 * 10**9
@@ -148,7 +149,7 @@ class Imported:
         self.storage = DiskStorage(path)
         self.broker: BrokerCore
         self.broker, restored = restore(
-            self.storage, lambda: 2 * 10**18, random.Random(1), segment_bytes=1 << 20
+            self.storage, SimulatedClock(2 * 10**18), random.Random(1), segment_bytes=1 << 20
         )
         assert restored.report.damaged == []
 

@@ -34,9 +34,10 @@ class FixedClock:
     def __call__(self) -> int:
         return self.now_ns
 
-    def adjust(self) -> bool:
-        """Never."""
-        return False
+    wall = __call__
+
+    def beat(self) -> None:
+        """It is never set."""
 
 
 class SocketTransport(asyncio.Transport):

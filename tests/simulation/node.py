@@ -51,6 +51,18 @@ class Life:
     """One process on a machine, from its start to its end."""
 
 
+class MachineClock:
+    """The clocks of a machine, for a broker."""
+
+    def __init__(self, machine: Node) -> None:
+        self._machine = machine
+
+    def __call__(self) -> int:
+        return self._machine.wall_clock_ns()
+
+    wall = __call__
+
+
 class Node:
     """A machine: `martlet.replica.replica.ReplicaHost`.
 
@@ -326,7 +338,7 @@ class Node:
             copy,
             recovery,
             epoch,
-            self.wall_clock_ns,
+            MachineClock(self),
             Random(self.cluster.random.random()),
             segment_bytes=SEGMENT_BYTES,
         )

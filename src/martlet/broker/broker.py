@@ -50,6 +50,7 @@ from martlet.properties.model import NORMAL_PRIORITY
 
 if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.broker.context import BrokerClock
     from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.retry import DeadLetterReason
     from martlet.broker.topic.retained import Retained
@@ -83,16 +84,17 @@ class BrokerCore:
 
     Args:
         log: opened and recovered.
-        clock: nanoseconds since 1970, never going back.
+        clock: the running time, and the date.
         random: for ids and sampling.
         settings: as the operator has set them.
     """
 
     def __init__(
-        self, log: CommitLog, clock: Callable[[], int], random: Random, settings: BrokerSettings
+        self, log: CommitLog, clock: BrokerClock, random: Random, settings: BrokerSettings
     ) -> None:
         self.log = log
-        self.clock = clock
+        self.clock: Callable[[], int] = clock
+        self.wall: Callable[[], int] = clock.wall
         self.random = random
         self.settings = settings
         self.lost = settings.on_lost
@@ -118,7 +120,7 @@ class BrokerCore:
         self.changed_position = log.position
         """The log's position behind the last change of a topic or channel."""
         """With replicas, every record before this position is confirmed."""
-        self.started_at_ns = clock()
+        self.started_at_ns = clock.wall()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is created or deleted."""
         self.on_grown: Callable[[Topic], None] = lambda topic: None
@@ -143,6 +145,8 @@ class BrokerCore:
         self.moved = MovedCursors(log, self.stored_at_ns, self.queues)
         self.last_stored_ns = 0
         """When the newest record of the log was stored."""
+        self._ahead_since: int | None = None
+        """The stored time minus the running time, while the wall clock is behind."""
         self.transactions = Transactions(self, settings.transactions)
         self.delays = DelayedMessages(self, settings.max_delayed)
         log.on_roll = self.begin_segment
@@ -321,8 +325,21 @@ class BrokerCore:
         Readers search by it, and retention goes by it, so it follows the clock only forwards, also
         over restarts and failovers.
         """
-        self.last_stored_ns = max(self.last_stored_ns, self.clock())
-        return self.last_stored_ns
+        now_ns = self.wall()
+        if now_ns < self.last_stored_ns:
+            now_ns = self._ahead_of_wall()
+        elif self._ahead_since is not None:
+            self._ahead_since = None
+        self.last_stored_ns = now_ns
+        return now_ns
+
+    def _ahead_of_wall(self) -> int:
+        """Return a timestamp while the wall clock is behind the newest record: it goes on from
+        there as time passes, so that ages stay right.
+        """
+        if self._ahead_since is None:
+            self._ahead_since = self.last_stored_ns - self.clock()
+        return max(self.last_stored_ns, self._ahead_since + self.clock())
 
     def append(self, topic: Topic, body: bytes | memoryview) -> None:
         """Append one message at once, and deliver it to the channels.
@@ -464,6 +481,13 @@ class BrokerCore:
         """Call the alarms that are due. Returns the time of the next call, None for never."""
         self.schedule.run(self.clock())
         return self.schedule.next_ns()
+
+    def follow_wall(self) -> None:
+        """Take up what is due at dates, after the wall clock was set or the broker paused."""
+        for topic in self.queues.values():
+            for channel in topic.channels.values():
+                channel.follow_wall()
+        self.delays.follow_wall()
 
     # journal
 

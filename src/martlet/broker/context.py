@@ -39,15 +39,37 @@ class TopicSettings:
     traces: bool = False
 
 
+class BrokerClock(Protocol):
+    """Two clocks: one for lengths of time, which no step of the other one changes."""
+
+    def __call__(self) -> int:
+        """Return the running time, in nanoseconds: that of the wall clock when the broker began,
+        and the time in which it has run since. It never goes back.
+        """
+
+    def wall(self) -> int:
+        """Return the date, in nanoseconds since 1970; it may be set ahead or back."""
+
+
 class BrokerContext(Protocol):
     """The services of the broker for each of its parts."""
 
     clock: Callable[[], int]
-    """Nanoseconds since 1970, never going back."""
+    """The running time: for what lasts, such as timeouts and leases, and all alarms."""
+    wall: Callable[[], int]
+    """The date: for what is stored, shown, or due at a date."""
     random: Random
     schedule: Schedule
     log: CommitLog
 
+    def stored_at_ns(self) -> int:
+        """Return the timestamp of what is stored now, never before that of an earlier record."""
+
     @property
     def settings(self) -> TopicSettings:
         """The operator's settings."""
+
+
+def running_time(context: BrokerContext, date_ns: int) -> int:
+    """Return the running time at a date, if the wall clock is not set until then."""
+    return date_ns - context.wall() + context.clock()

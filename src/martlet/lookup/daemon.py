@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from martlet.durations import SECOND_NS
 from martlet.go_json import go_json
 from martlet.lookup.api import LookupApi
 from martlet.lookup.connection import LookupConnection
@@ -16,6 +17,7 @@ from martlet.lookup.failovers import Failovers
 from martlet.lookup.registry import Registry
 from martlet.options import LookupOptions
 from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.clock import BEAT_NS, Clock
 from martlet.server.listening_socket import listen, port_of, serve, shown
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ class Lookup:
 
     def __init__(self, options: LookupOptions) -> None:
         self.options = options
-        self._clock = time.time_ns
+        self._clock = Clock()
+        self._beating: asyncio.TimerHandle | None = None
         self._failovers = Failovers(time.monotonic)
         self.registry = Registry(
             self._clock,
@@ -54,11 +57,17 @@ class Lookup:
             undo.pop_all()
         self.tcp_port, self.http_port = port_of(tcp), port_of(http)
         self.tcp_address, self.http_address = shown(tcp), shown(http)
+        self._beat()
         self._tcp = await serve(asyncio.get_running_loop(), self._connection, tcp)
         log.info("TCP: listening on %s", self.tcp_address)
         self._http = HttpServer(LookupApi(self.registry, self._failovers).routes())
         await self._http.start(http)
         log.info("HTTP: listening on %s", self.http_address)
+
+    def _beat(self) -> None:
+        """Note that the daemon runs: while it is stopped, no broker falls silent."""
+        self._clock.beat()
+        self._beating = asyncio.get_running_loop().call_later(BEAT_NS / SECOND_NS, self._beat)
 
     def _connection(self) -> LookupConnection:
         return LookupConnection(
@@ -71,6 +80,8 @@ class Lookup:
 
     async def stop(self) -> None:
         """Close the listeners and all connections."""
+        if self._beating is not None:
+            self._beating.cancel()
         self._tcp.close()
         for connection in list(self._connections):
             connection.close()

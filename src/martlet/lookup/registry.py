@@ -77,7 +77,7 @@ class Registry:
     """The brokers, topics and channels that are registered.
 
     Args:
-        clock: nanoseconds, monotonic.
+        clock: the running time, in nanoseconds since 1970; it never goes back.
         inactive_ns: lookups omit a broker that was silent for longer.
         tombstone_ns: how long a tombstone lasts.
         failovers: learns which brokers with replicas have no primary.

@@ -81,7 +81,7 @@ class Server:
             self._run(push(self.stats, options))
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
         self._run(warn(options, self.log))
-        self._every(options.journal_interval_ns, self._keep_journal, steady=True)
+        self._every(options.journal_interval_ns, self.commits.write_journal, steady=True)
         self._every(options.checkpoint_interval_ns, self.disk_space.keep_checkpoint)
         self._every(LOOK_NS, self.disk_space.look)
         self._every(LOOK_WHILE_FULL_NS, self.disk_space.look_while_full)
@@ -179,10 +179,6 @@ class Server:
                     rest_s = max(0.0, interval_s - (loop.time() - began_s))
 
         self._run(repeat())
-
-    async def _keep_journal(self) -> None:
-        self.timer.follow_clock()
-        await self.commits.write_journal()
 
     def _keep_flushed(self) -> None:
         self.commits.flush_if_idle()

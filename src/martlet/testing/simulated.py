@@ -63,10 +63,22 @@ class SimulatedClock:
 
     def __init__(self, now_ns: int = START_NS) -> None:
         self.now_ns = now_ns
+        self.wall_ahead_ns = 0
 
     def __call__(self) -> int:
-        """Now, in nanoseconds since 1970."""
+        """The running time, by which timeouts go: that since 1970 at first, and what has passed."""
         return self.now_ns
+
+    def wall(self) -> int:
+        """The date, in nanoseconds since 1970."""
+        return self.now_ns + self.wall_ahead_ns
+
+    def set_wall(self, step_ns: int) -> None:
+        """Set the wall clock ahead, or back by a negative step, while no time passes.
+
+        The broker's ``follow_wall`` takes that up, as a server does within a second.
+        """
+        self.wall_ahead_ns += step_ns
 
     def advance(self, duration_ns: int) -> int:
         """Let time pass.  Returns what the clock shows then.

@@ -24,9 +24,16 @@ from martlet.log.record import Header, RecordKind, seal_again
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
 from martlet.log.verify import Verification, batch_trouble, verify
-from martlet.testing import Broker, BrokerProcess
+from martlet.testing import Broker, BrokerProcess, SimulatedClock
 
 EPOCH_NS = 1_700_000_000_000_000_000
+
+
+class TickingClock(SimulatedClock):
+    """A clock that goes on by a millisecond with each look at the date."""
+
+    def wall(self) -> int:
+        return self.advance(1_000_000)
 
 
 class Writer:
@@ -34,13 +41,10 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.storage = DiskStorage(path)
-        self._now_ns = EPOCH_NS
         self.core: Core
-        self.core, _ = restore(self.storage, self._clock, Random(1), segment_bytes=SEGMENT_BYTES)
-
-    def _clock(self) -> int:
-        self._now_ns += 1_000_000
-        return self._now_ns
+        self.core, _ = restore(
+            self.storage, TickingClock(EPOCH_NS), Random(1), segment_bytes=SEGMENT_BYTES
+        )
 
     def publish(self, topic: str, *bodies: bytes) -> None:
         self.core.topic(topic).stage(list(bodies))

@@ -84,6 +84,7 @@ class Channel(ChannelState):
         self.group: GroupQueue | None = None
         """The members and their queues, of a group."""
         self._last_number = 0
+        self._follow_wall()
         # Methods of the parts, bound as attributes: a wrapper would cost a call for each message.
         self.pump = delivery.pump
         self.resume = delivery.resume
@@ -304,7 +305,7 @@ class Channel(ChannelState):
             cursor.pending.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:
-            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self.context.clock(), consumer)
+            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self.context.wall(), consumer)
         self._finished(consumer, 1)
         return True
 
@@ -334,7 +335,7 @@ class Channel(ChannelState):
             offsets = np.sort(np.concatenate((some, others)))
         self.finishes.note_run(offsets)
         if self.trail is not None:
-            self.trail.note_run(TraceStep.FINISHED, offsets, self.context.clock(), consumer)
+            self.trail.note_run(TraceStep.FINISHED, offsets, self.context.wall(), consumer)
         self._finished(consumer, len(offsets))
         return left
 
@@ -402,6 +403,15 @@ class Channel(ChannelState):
         if due_ns is not None:
             self.alarm.at(due_ns)
             self.moved()
+
+    def follow_wall(self) -> None:
+        """Let deferred messages keep their dates after the wall clock was set."""
+        self._follow_wall()
+        self.arm()
+
+    def _follow_wall(self) -> None:
+        context, now_ns = self.context, self.context.clock()
+        self.cursor.pending.follow_wall(context.wall() - now_ns, context.stored_at_ns() - now_ns)
 
     def arm(self) -> None:
         """Set the alarm after a restart."""

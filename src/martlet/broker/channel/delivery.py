@@ -269,7 +269,7 @@ class Delivery:
         now_ns = state.context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
         if state.trail is not None:
-            self._trace_delivery(state.trail, consumer, first, count, now_ns)
+            self._trace_delivery(state.trail, consumer, first, count, state.context.wall())
         if leases and leases[0].end <= window.floor:
             consumer.trim_leases(window.floor)
         leases.append(_lease((first, window.next, deadline_ns, next_rank())))
@@ -347,10 +347,11 @@ class Delivery:
         pending = self.cursor.pending
         pending.lend(offsets, consumer, now_ns, deadline_ns, next_rank())
         if state.trail is not None:
+            date_ns = state.context.wall()
             for offset in offsets:
                 attempts = pending.by_offset[offset].attempts
                 state.trail.note(
-                    TraceStep.DELIVERED, offset, offset + 1, now_ns, consumer, attempts
+                    TraceStep.DELIVERED, offset, offset + 1, date_ns, consumer, attempts
                 )
         state.alarm.at(deadline_ns)
         if self.rate_limit is not None:

@@ -153,7 +153,7 @@ class Redelivery:
             offset: of the message.
             timeout_ns: the new timeout; 0 for the consumer's.
 
-        Returns when it times out, in nanoseconds since 1970. Raises NotInFlight.
+        Returns when it times out, as a running time. Raises NotInFlight.
         """
         state = self._state
         held = self._take_out(consumer, offset)
@@ -346,7 +346,8 @@ class Redelivery:
             delay_ns = retry.delay_ns(failures, cause, delay_ns)
         if state.trail is not None:
             end, step = offset + 1, _STEPS[cause]
-            state.trail.note(step, offset, end, now_ns, consumer, attempts, delay_ns, error)
+            date_ns = state.context.wall()
+            state.trail.note(step, offset, end, date_ns, consumer, attempts, delay_ns, error)
         if is_over:
             state.context.move_to_dead_letters(state, offset, attempts, failures, cause.value)
             return None
@@ -386,7 +387,7 @@ class Redelivery:
         if message.attempts > attempts:
             raise NotInFlight("its lease has ended, and it was delivered again")
         if state.trail is not None:
-            now_ns = state.context.clock()
+            now_ns = state.context.wall()
             state.trail.note(TraceStep.FINISHED, offset, offset + 1, now_ns, None, attempts)
         state.finishes.note(offset)
         self.finish_unheld(offset)

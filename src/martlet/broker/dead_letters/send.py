@@ -49,7 +49,7 @@ def move_to_dead_letters(
     reason: DeadLetterReason,
 ) -> None:
     """Begin to move a message that no consumer holds to its channel's dead-letter topic."""
-    now_ns = topics.clock()
+    now_ns = topics.wall()
     if channel.trail is not None:
         try:
             name = target_of(channel, channel.cursor.properties(offset))

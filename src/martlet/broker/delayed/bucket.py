@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from martlet.broker.context import running_time
 from martlet.broker.delayed.done_bitmap import DoneBitmap, pack_offsets
 from martlet.broker.delayed.due_queue import DueQueue
 from martlet.broker.errors import WritesRefused
@@ -137,7 +138,11 @@ class Bucket(HiddenTopic):
             self._marks.add(forwarded)
             self._doubtful.append((self._registry.log.position, forwarded))
         self._upcoming.expect(self.start_ns)
-        self._alarm.at(self._upcoming.next_ns or 0)
+        self.follow_wall()
+
+    def follow_wall(self) -> None:
+        """Look for due messages, at the start and after the wall clock was set."""
+        self._alarm.at(self._registry.clock())
 
     @property
     def loss_label(self) -> str:
@@ -254,7 +259,7 @@ class Bucket(HiddenTopic):
         """Handle a new batch."""
         self._delays.pending_count += end - first
         row = self.queue.index.row(self.queue.index.end_row - 1)
-        wanted_ns = self._upcoming.add(row.deliver_at_ns, first)
+        wanted_ns = running_time(self._registry, self._upcoming.add(row.deliver_at_ns, first))
         if self._alarm.set_for_ns is None or wanted_ns < self._alarm.set_for_ns:
             self._alarm.at(wanted_ns)
 
@@ -269,6 +274,12 @@ class Bucket(HiddenTopic):
 
     def _run(self, now_ns: int) -> int | None:
         """Forward what is due. Returns when to run again."""
+        wall_ns = self._registry.wall()
+        again_ns = self._forward_due(wall_ns)
+        return None if again_ns is None else again_ns - wall_ns + now_ns
+
+    def _forward_due(self, now_ns: int) -> int | None:
+        """Forward what is due at a date. Returns the date when to do it again."""
         upcoming = self._upcoming
         upcoming.look(now_ns)
         keys = upcoming.take(now_ns, MAX_ROWS)

@@ -158,7 +158,7 @@ class DelayedMessages:
                 f" {self.max_count}; wait until some are due, or cancel some"
             )
         registry = self._registry
-        delay_ns = deliver_at_ns - registry.clock()
+        delay_ns = deliver_at_ns - registry.wall()
         width_ns = next((width for max_count, width in WIDTHS_NS if delay_ns <= max_count), DAY_NS)
         start_ns = deliver_at_ns - deliver_at_ns % width_ns
         end_ns = start_ns + width_ns
@@ -172,6 +172,12 @@ class DelayedMessages:
             registry.journal_topology(id, TopicEntry(bucket.describe()))
             self.adopt(bucket)
         return bucket
+
+    def follow_wall(self) -> None:
+        """Let the buckets keep their dates after the wall clock was set."""
+        for buckets in self._buckets.values():
+            for bucket in buckets.values():
+                bucket.follow_wall()
 
     def adopt(self, bucket: Bucket) -> None:
         """Add a bucket."""

@@ -27,6 +27,7 @@ from martlet.broker.groups.membership import Membership
 from martlet.broker.queue.crash_charges import CrashCharges
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
+from martlet.durations import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.groups.fetch import Fetched
@@ -45,7 +46,8 @@ class GroupQueue:
     def __init__(self, channel: ChannelState) -> None:
         self._channel = channel
         self._context = context = channel.context
-        self.members = Membership(channel.topic, context.clock, context.schedule)
+        generation = context.stored_at_ns() // MILLISECOND_NS
+        self.members = Membership(channel.topic, context.clock, context.schedule, generation)
         """The members and their queues, shared by all queues, at queue 0."""
         self.waiting: dict[Waiting, None] = {}
         """Called when the channel is unpaused."""
@@ -89,7 +91,7 @@ class GroupQueue:
     def _trace(self, step: TraceStep, first: int, end: int, member: GroupConsumer | None) -> None:
         channel = self._channel
         if channel.trail is not None and first < end:
-            channel.trail.note(step, first, end, self._context.clock(), member)
+            channel.trail.note(step, first, end, self._context.wall(), member)
             channel.moved()  # The journal writes the traces of moved channels.
 
     def commit(self, offset: int, member: GroupConsumer | None = None) -> int:

@@ -81,17 +81,26 @@ class Membership:
 
     Args:
         topic: the topic's name, which some strategies hash.
-        clock: nanoseconds since 1970.
+        clock: the running time, in nanoseconds.
         schedule: calls when a lease has ended.
+        first_generation: above those of all earlier runs; by default the time.
     """
 
-    def __init__(self, topic: str, clock: Callable[[], int], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        topic: str,
+        clock: Callable[[], int],
+        schedule: Schedule,
+        first_generation: int | None = None,
+    ) -> None:
         self.members: dict[str, GroupConsumer] = {}
         self.holders: dict[int, Holding] = {}
         """The holds, by queue."""
         self.strategy = "sticky"
         self.place = AllocatedTopic(topic, "", "", 0)
-        self.generation = clock() // _MILLISECOND_NS
+        self.generation = (
+            clock() // _MILLISECOND_NS if first_generation is None else first_generation
+        )
         self.roster = self.generation
         """The generation in which members joined or left, or the queues to allocate changed."""
         self.leader: GroupConsumer | None = None

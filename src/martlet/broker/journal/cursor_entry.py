@@ -70,6 +70,8 @@ class _PendingMessage(Protocol):
     @property
     def due_ns(self) -> int: ...
     @property
+    def deliver_at_ns(self) -> int: ...
+    @property
     def attempts(self) -> int: ...
     @property
     def failures(self) -> int: ...
@@ -86,6 +88,8 @@ class _PendingMessages(Protocol):
     def removed(self) -> Collection[int]: ...
     @property
     def errors(self) -> Mapping[int, tuple[str, str]]: ...
+    @property
+    def stored_ahead_ns(self) -> int: ...
 
 
 class _Window(Protocol):
@@ -123,7 +127,7 @@ def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bo
     changed = [
         (
             offset,
-            s.due_ns if s.owner is None else 0,
+            0 if s.owner is not None else s.deliver_at_ns or s.due_ns + pending.stored_ahead_ns,
             min(s.attempts, _MAX_U32),
             min(s.failures + 1, _SUSPECT - 1) | _SUSPECT * s.is_suspect,
         )
@@ -147,15 +151,15 @@ def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bo
     if removed:
         entry += np.array(removed, "<u8").tobytes()
     if cursor.charges is not None:
-        entry += _encode_charges(cursor.charges)
+        entry += _encode_charges(cursor.charges, pending.stored_ahead_ns)
     if pending.errors:
         entry += _encode_errors(pending.errors, offsets)
     return entry
 
 
-def _encode_charges(charges: _Charges) -> bytes:
+def _encode_charges(charges: _Charges, ahead_ns: int) -> bytes:
     rows = [
-        (offset, charge.due_ns, min(charge.failures, _MAX_U32), charge.is_over)
+        (offset, charge.due_ns + ahead_ns, min(charge.failures, _MAX_U32), charge.is_over)
         for offset, charge in charges.by_offset.items()
     ]
     return _COUNT.pack(len(rows)) + np.array(rows, _CHARGES).tobytes()

@@ -155,7 +155,7 @@ class ChannelState:
         self.delivered_near_before = [0] * len(TopologyPreference)
         self.counted_from = cursor.next
         """Messages below this offset were stored before the broker was started."""
-        self.finishes = FinishAges(cursor.queue.index, context.clock)
+        self.finishes = FinishAges(cursor.queue.index, context.wall)
 
     def moved(self) -> None:
         """Schedule the moved cursor to be journaled."""

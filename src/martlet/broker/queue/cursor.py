@@ -134,11 +134,12 @@ class Cursor:
         """Make the deferred messages from offset `first` up to `end` pending, and those for that
         channel alone; skip those for another one.
 
-        Returns the earliest time among them.
+        Returns the earliest time among them, as a running time like `now_ns`.
         """
         earliest: int | None = None
         index = self.queue.index
         number = index.find(first)
+        now_date_ns = now_ns + self.pending.wall_ahead_ns
         while number < index.end_row and index.row(number).first_offset < end:
             rows: Rows = index.array(number, number + _SCHEDULE_ROWS)
             for row in rows[rows["deliver_at_ns"] != 0].tolist():
@@ -150,16 +151,16 @@ class Cursor:
                         if due_ns != -channel:
                             self.deferred_ahead += stop - begin
                             continue
-                        due_ns = now_ns
+                        due_ns = now_date_ns
                     earliest = min(earliest or due_ns, due_ns)
                     self._defer(begin, stop, due_ns, now_ns)
             number += len(rows)
-        return earliest
+        return None if earliest is None else earliest - self.pending.wall_ahead_ns
 
     def _defer(self, first: int, end: int, due_ns: int, now_ns: int) -> None:
         assert first >= self.next
         for offset in range(first, end):
-            self.pending.wait(offset, 0, due_ns, now_ns)
+            self.pending.defer(offset, due_ns, now_ns)
         self.deferred_ahead += end - first
 
     def take(

@@ -23,7 +23,7 @@ def oldest_age_ns(channel: ChannelState) -> int:
     """Return how long the oldest waiting message has been waiting since it was stored or, if it was
     deferred, since it was due, in nanoseconds; 0 where none waits.
     """
-    now_ns = channel.context.clock()
+    now_ns = channel.context.wall()
     rows = (_lowest_pending(channel), _first_fresh(channel))
     ages_ns = (now_ns - max(row.stored_at_ns, row.deliver_at_ns) for row in rows if row)
     return max((0, *ages_ns))

@@ -83,14 +83,14 @@ def peek(
 
 
 def _in_window(channel: ChannelState, start: int) -> Iterator[Peeked]:
-    window = channel.cursor.window
+    window, ahead_ns = channel.cursor.window, channel.cursor.pending.wall_ahead_ns
     consumers = {consumer.number: consumer for consumer in channel.consumers}
     first = max(start, window.floor)
     while first < window.next:
         end = min(first + _HELD_AT_ONCE, window.next)
         for offset, number in window.held(first, end):
             owner = consumers[number]
-            deadline_ns = owner.lease_of(offset).deadline_ns
+            deadline_ns = owner.lease_of(offset).deadline_ns + ahead_ns
             delivered_at_ns = deadline_ns - owner.timeout_ns
             yield Peeked(offset, PeekState.IN_FLIGHT, 1, deadline_ns, delivered_at_ns, owner)
         first = end
@@ -114,8 +114,8 @@ def _pending(channel: ChannelState, start: int, states: Collection[PeekState]) -
             offset,
             state,
             message.attempts,
-            message.due_ns,
-            message.delivered_at_ns,
+            message.due_ns + pending.wall_ahead_ns,
+            message.delivered_at_ns and message.delivered_at_ns + pending.wall_ahead_ns,
             owner,
             message.failures,
         )

@@ -30,7 +30,8 @@ class PendingMessage(Generic[OwnerT]):
 
     Attributes:
         attempts: the number of deliveries, without those returned before they were handled.
-        due_ns: when it may be delivered again, or times out where it is in flight.
+        due_ns: when it may be delivered again, or times out where it is in flight; a running time.
+        deliver_at_ns: the date of a deferred message; 0 for any other.
         delivered_at_ns: when it was last delivered.
         owner: the consumer that holds it.
         failures: the number of failures.
@@ -51,6 +52,7 @@ class PendingMessage(Generic[OwnerT]):
     asked_rank: int = 0
     last_progress: StartedMessages | None = None
     is_suspect: bool = False
+    deliver_at_ns: int = 0
 
 
 class PendingMessages(Generic[OwnerT]):
@@ -74,6 +76,9 @@ class PendingMessages(Generic[OwnerT]):
         """Called when messages become ready for delivery."""
         self.errors: dict[int, tuple[str, str]] = {}
         """The error texts of the first and the last failure of a message, if any."""
+        self.wall_ahead_ns = 0
+        self.stored_ahead_ns = 0
+        """The date, and the time of records, minus the running time."""
         self._errors_length = 0
         self._rising: npt.NDArray[np.int64] | None = None
         """All offsets, rising, and perhaps some that were removed since; None if others were
@@ -127,6 +132,23 @@ class PendingMessages(Generic[OwnerT]):
         else:
             self._at(due_ns, offset)
         return message
+
+    def defer(
+        self, offset: int, deliver_at_ns: int, now_ns: int, failures: int = 0
+    ) -> PendingMessage[OwnerT]:
+        """Make a message that was never delivered wait for a date."""
+        message = self.wait(offset, 0, deliver_at_ns - self.wall_ahead_ns, now_ns, failures)
+        message.deliver_at_ns = deliver_at_ns
+        return message
+
+    def follow_wall(self, wall_ahead_ns: int, stored_ahead_ns: int) -> None:
+        """Let deferred messages keep their dates after the wall clock was set."""
+        self.wall_ahead_ns, self.stored_ahead_ns = wall_ahead_ns, stored_ahead_ns
+        for offset, message in self.by_offset.items():
+            is_waiting = message.owner is None and offset not in self._ready_set
+            if is_waiting and message.deliver_at_ns:
+                message.due_ns = message.deliver_at_ns - wall_ahead_ns
+                self._at(message.due_ns, offset)
 
     def park(self, offsets: Collection[int], now_ns: int) -> None:
         """Add new messages that are ready, for an ordering: they are in no line."""

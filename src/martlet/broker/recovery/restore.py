@@ -11,7 +11,7 @@ journal::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ import numpy as np
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
+from martlet.broker.context import BrokerClock
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import NotFound, WritesRefused
@@ -264,7 +265,7 @@ class BrokerRecovery:
         self,
         log: CommitLog,
         report: RecoveryReport,
-        clock: Callable[[], int],
+        clock: BrokerClock,
         random: Random,
         options: Mapping[str, Any],
     ) -> tuple[BrokerCore, RestoredBroker]:
@@ -278,9 +279,9 @@ class BrokerRecovery:
         """
         assert self.position <= log.position
         broker = BrokerCore(log, clock, random, BrokerSettings(**options))
+        self._go_on_in_time(broker)
         _settle(broker, self._state)
         _report_losses(broker)
-        self._go_on_in_time(broker)
         passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
         if passed or self._copy is not None:  # A copy may end in the middle of a head.
             log.distrust_heads()
@@ -299,9 +300,9 @@ class BrokerRecovery:
 
     def _go_on_in_time(self, broker: BrokerCore) -> None:
         """Let what is stored from now on be no older than what is stored already."""
-        newest = [topic.queue.index.newest_ns for topic in broker.by_id.values()]
+        newest = [known.index.newest_ns for known in self._state.topics.values()]
         broker.last_stored_ns = max(self._state.newest_ns, *newest, 0)
-        behind_ns = broker.last_stored_ns - broker.clock()
+        behind_ns = broker.last_stored_ns - broker.wall()
         if behind_ns > _CLOCK_SLACK_NS:
             at = datetime.fromtimestamp(broker.last_stored_ns // SECOND_NS, UTC)
             self.notes.append(
@@ -314,7 +315,7 @@ class BrokerRecovery:
 
 def restore(
     storage: Storage,
-    clock: Callable[[], int],
+    clock: BrokerClock,
     random: Random,
     *,
     segment_bytes: int,
@@ -348,7 +349,7 @@ def promote(
     copy: CopiedLog,
     recovery: BrokerRecovery,
     epoch: int,
-    clock: Callable[[], int],
+    clock: BrokerClock,
     random: Random,
     *,
     segment_bytes: int,
@@ -597,12 +598,16 @@ def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -
         channel = topic.restore_channel(channel_id, record.name, cursor.next, voids)
         channel.paused = record.paused
         channel.configure(ChannelPolicy.read(record.policy or {}))
-        _restore_cursor(channel.cursor, cursor, now_ns)
+        _restore_cursor(channel.cursor, cursor, now_ns, broker.stored_at_ns())
         _wake(topic, channel, cursor.scheduled_end)
 
 
-def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int) -> None:
-    """Set a new cursor to a state."""
+def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int, stored_now_ns: int) -> None:
+    """Set a new cursor to a state.
+
+    A requeued message waits for the rest of its delay, by stored times: the date may have been
+    wrong, or be so now. A deferred one waits for its date.
+    """
     cursor.window.reset(state.next)
     cursor.journal_number = state.number
     for first, end in state.ranges:
@@ -611,13 +616,36 @@ def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int) -> None:
                 cursor.pending.wait(offset, 1, 0, now_ns)
     for offset in sorted(state.pending):
         attempts, due_ns, failures = state.pending[offset]
-        message = cursor.pending.wait(offset, attempts, due_ns, now_ns, failures)
+        if attempts or not _is_deferred(cursor, offset, due_ns, now_ns, stored_now_ns):
+            due_ns = _resumed(due_ns, now_ns, stored_now_ns)
+            message = cursor.pending.wait(offset, attempts, due_ns, now_ns, failures)
+        else:
+            message = cursor.pending.defer(offset, due_ns, now_ns, failures)
         message.is_suspect = offset in state.suspects
     for offset, (first_error, last_error) in state.errors.items():
         if offset in state.pending:
             cursor.pending.keep_errors(offset, first_error, last_error)
     if state.charges:
-        cursor.charges = CrashCharges({o: Charge(*row) for o, row in state.charges.items()})
+        cursor.charges = CrashCharges(
+            {
+                offset: Charge(row[0], _resumed(row[1], now_ns, stored_now_ns), row[2])
+                for offset, row in state.charges.items()
+            }
+        )
+
+
+def _resumed(due_ns: int, now_ns: int, stored_now_ns: int) -> int:
+    """Return when a delay ends of which a part has passed by stored times."""
+    return due_ns if due_ns <= now_ns else now_ns + max(0, due_ns - stored_now_ns)
+
+
+def _is_deferred(cursor: Cursor, offset: int, due_ns: int, now_ns: int, stored_now_ns: int) -> bool:
+    """Whether a message that was never delivered waits for a date; others were given back."""
+    if due_ns <= now_ns or due_ns > stored_now_ns:
+        return due_ns > now_ns
+    index = cursor.queue.index
+    row = index.find(offset)
+    return row < index.end_row and index.row(row).deliver_at_ns > 0
 
 
 def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:

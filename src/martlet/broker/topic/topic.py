@@ -378,7 +378,7 @@ class Topic(SingleQueueTopic):
             self.awaiting,
         )
         if window_ns := context.settings.latency_window_ns:
-            channel.finishes.latency = Latency(context.clock, window_ns)
+            channel.finishes.latency = Latency(context.wall, window_ns)
         channel.voids = voids
         self.trace(channel)
         self.channels[name] = channel

@@ -80,6 +80,7 @@ class Latency:
 
     def _turn(self, now_ns: int) -> None:
         """Drop the histogram that is too old."""
+        self._began_ns = min(self._began_ns, now_ns)  # The wall clock may have been set back.
         passed = (now_ns - self._began_ns) // self._half_ns
         if passed > 0:
             self._began_ns += passed * self._half_ns

@@ -137,7 +137,7 @@ class HalfMessageStore:
         if not stored.times:
             yield PendingCopy(part, stored)
             return
-        now_ns = self._context.clock()
+        now_ns = self._context.wall()
         first = 0
         for at_ns, count in stored.times:
             some = stored.cut(first, first + count)

@@ -94,7 +94,7 @@ class ChannelApi:
             "depth": channel.depth,
             "in_flight_count": channel.in_flight_count,
             "deferred_count": channel.deferred_count,
-            "now_ns": self._broker.clock(),
+            "now_ns": self._broker.wall(),
             "next_offset": more[0].offset if more else None,
             "messages": messages,
         }

@@ -148,7 +148,7 @@ class NsqApi:
         topic, channel = query.get("topic", ""), query.get("channel", "")
         clients = _BOOLEANS.get(query.get("include_clients", ""), True)
         memory = _BOOLEANS.get(query.get("include_mem", ""), True)
-        now_ns, pace = broker.clock(), TimeSlice()
+        now_ns, pace = broker.wall(), TimeSlice()
         as_json = query.get("format") == "json"
         topics: list[str] | None = None
         if not topic or topic in broker.topics:
@@ -187,7 +187,7 @@ class NsqApi:
             if not 0 <= defer_ns <= options.max_req_timeout_ns:
                 raise HttpError(400, "INVALID_DEFER")
             if defer_ns:
-                deliver_at_ns = self._broker.clock() + defer_ns
+                deliver_at_ns = self._broker.wall() + defer_ns
         properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         if at_ns is not None:
             return await self._store(topic, [body], at_ns, properties, for_later=True)
@@ -286,7 +286,7 @@ class NsqApi:
         }
 
     def _asked_time_ns(self, request: Request) -> int | None:
-        return asked_time_ns(request, self._broker.clock(), self._settings.options.max_delay_ns)
+        return asked_time_ns(request, self._broker.wall(), self._settings.options.max_delay_ns)
 
     def _topic_to_fill(self, request: Request, refused: str = "PUB_FAILED") -> Topic:
         """Return the named topic; create it if missing, and give this code if it is refused."""

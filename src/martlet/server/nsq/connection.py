@@ -228,7 +228,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         context = self._context
         self.transport = cast(asyncio.Transport, transport)
         self.remote_address = self.remote_address or shown_peer(transport)
-        self.connected_at_ns = context.broker.clock()
+        self.connected_at_ns = context.broker.wall()
         self.identity = default_identity(context.options, self.remote_address)
         self._output = OutputQueue(self.transport, partial(self.drop, "reads nothing"))
         self.guard: Authorizer | None = None

@@ -2,7 +2,8 @@
 
 As with nsqd, the broker sends a heartbeat at the interval that the client asked for, also on a busy
 connection, and drops a client that does not answer two of them. Any complete command counts as an
-answer. A client whose commands the broker holds up is not silent.
+answer. A client whose commands the broker holds up is not silent, and neither is one while the
+broker itself was stopped: what it sent meanwhile is read before it is judged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from martlet.protocol.nsq.negotiation import ClientIdentity
+
+_LATE_S = 0.5
+"""A heartbeat that is later was held up by the broker."""
+_GRACE_S = 0.1
+"""The time in which the loop reads what came meanwhile."""
 
 
 class BeatingConnection(Protocol):
@@ -48,6 +54,8 @@ class Heartbeat:
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
         self._silent = 0
+        self._due_s = 0.0
+        self._is_held_up = False
 
     def start(self) -> None:
         """Restart with the client's current interval, unless it wants no heartbeats."""
@@ -56,7 +64,11 @@ class Heartbeat:
         if interval_ns:
             self._silent = 0
             self._connection.heard = False
-            self._timer = self._loop.call_later(interval_ns / 1e9, self._beat)
+            self._beat_after(interval_ns / 1e9)
+
+    def _beat_after(self, seconds: float) -> None:
+        self._due_s = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._due_s, self._beat)
 
     def stop(self) -> None:
         """Stop the heartbeats."""
@@ -66,6 +78,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Send a heartbeat, or drop a client that was silent for two."""
+        was_held_up, self._is_held_up = self._is_held_up, False
+        if not was_held_up and self._loop.time() - self._due_s > _LATE_S:
+            self._is_held_up = True
+            self._beat_after(_GRACE_S)
+            return
         connection = self._connection
         self._silent = 0 if connection.heard or connection.held_up else self._silent + 1
         connection.heard = False
@@ -73,5 +90,4 @@ class Heartbeat:
             connection.drop("was silent for two heartbeats")
             return
         connection.beat()
-        interval_ns = connection.identity.heartbeat_interval_ns
-        self._timer = self._loop.call_later(interval_ns / 1e9, self._beat)
+        self._beat_after(connection.identity.heartbeat_interval_ns / 1e9)

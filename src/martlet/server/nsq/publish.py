@@ -356,7 +356,7 @@ class PublishCommands:
         broker = self._broker
         deliver_at_ns = 0
         if command.delay_ms:
-            deliver_at_ns = broker.clock() + command.delay_ms * MILLISECOND_NS
+            deliver_at_ns = broker.wall() + command.delay_ms * MILLISECOND_NS
         try:
             topic = broker.topic(command.topic)
             if topic.several:
@@ -414,7 +414,7 @@ class PublishCommands:
         arguments.only(*_OPTIONS)
         arguments.flag("oneway")
         broker = self._broker
-        at_ns = deliver_at_ns(arguments, broker.clock(), self._max_delay_ns)
+        at_ns = deliver_at_ns(arguments, broker.wall(), self._max_delay_ns)
         waits = arguments.flag("wait", True)
         timeout_ms = arguments.number(
             "flush_timeout_ms", self._flush_timeout_ms, min_value=1, max_value=1 << 31
@@ -536,7 +536,7 @@ class PublishCommands:
             raise CallError(
                 "BAD_ARGUMENT", "'deliver_at_ms' and 'delay_ms' both set the time: give one"
             )
-        now_ns = self._broker.clock()
+        now_ns = self._broker.wall()
         base_ns = now_ns if name == "delay_ms" else 0
         latest_ns = now_ns + self._max_delay_ns
         times: list[tuple[int, int]] = []

@@ -230,7 +230,7 @@ class DeadLetterCalls:
                 f"select some by any of {', '.join(_WHICH)}, or set 'all' to true",
             )
         ids = arguments.sequence("ids") if "ids" in arguments else ()
-        now_ms = self._broker.clock() // MILLISECOND_NS
+        now_ms = self._broker.wall() // MILLISECOND_NS
         return DeadLetterSelection(
             frozenset(str(message_id) for message_id in ids),
             arguments.text("reason", ""),

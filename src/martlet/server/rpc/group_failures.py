@@ -96,7 +96,7 @@ class GroupFailureCalls:
             DeadLetterReason(arguments.choice("reason", _REASONS)),
             arguments.number("attempts", min_value=1),
             (first_error, last_error),
-            broker.clock(),
+            broker.wall(),
         )
         frame = channel.cursor.frame(offset, 1)
         if frame is None:
@@ -124,7 +124,7 @@ class GroupFailureCalls:
         channel.dead_letter_count += 1
         if channel.trail is not None:
             to = f"{death.reason} -> {keeper.name}" + (f": {last_error}" if last_error else "")
-            now_ns, attempts = broker.clock(), death.attempts
+            now_ns, attempts = broker.wall(), death.attempts
             channel.trail.note(
                 TraceStep.GIVEN_UP, offset, offset + 1, now_ns, member, attempts, 0, to
             )

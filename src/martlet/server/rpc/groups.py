@@ -373,6 +373,7 @@ def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> d
 
 def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str, object]:
     queues = []
+    wall_ahead_ns = channel.context.wall() - channel.context.clock()
     for part in channel.parts:
         number = part.queue.number
         holding = members.holders.get(number)
@@ -414,9 +415,9 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
                 "room": member.room,
                 "name": member.name,
                 "brokers": member.brokers,
-                "since_ms": member.since_ns // _MILLISECOND_NS,
+                "since_ms": (member.since_ns + wall_ahead_ns) // _MILLISECOND_NS,
                 "lease_ms": member.lease_ns // _MILLISECOND_NS,
-                "lease_until_ms": member.lease_until_ns // _MILLISECOND_NS,
+                "lease_until_ms": (member.lease_until_ns + wall_ahead_ns) // _MILLISECOND_NS,
                 "queues": sorted(member.held),
                 "revoked": member.revoked,
             }

@@ -257,7 +257,7 @@ class Leases:
             self._options,
             remote_address,
             user_agent,
-            self._broker.clock(),
+            self._broker.wall(),
         )
         timeout_ns = round(visibility_s * SECOND_NS)
         client.consumer = channel.add_consumer(client, timeout_ns, with_properties=True)
@@ -425,7 +425,7 @@ class Leases:
         ends_at_ns: int = client.channel.touch(client.consumer, place, timeout_ns)
         left_s = (ends_at_ns - self._broker.clock()) / SECOND_NS
         client.ends_at_s = max(client.ends_at_s, self._loop.time() + left_s)
-        return ends_at_ns // MILLISECOND_NS
+        return (self._broker.wall() + round(left_s * SECOND_NS)) // MILLISECOND_NS
 
 
 def place_of(channel: Channel | PartitionedChannel, place: int) -> tuple[int, int]:

@@ -233,7 +233,7 @@ class MessagePublisher:
         return AskedMessage(body, entry, target, at_ns)
 
     def _time_ns(self, arguments: CallArguments) -> int:
-        now_ns, max_ns = self._broker.clock(), self._options.max_delay_ns
+        now_ns, max_ns = self._broker.wall(), self._options.max_delay_ns
         if "defer_ms" not in arguments:
             return deliver_at_ns(arguments, now_ns, max_ns)
         if "deliver_at_ms" in arguments:
