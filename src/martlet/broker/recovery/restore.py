@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -584,8 +584,16 @@ def _keeps_nothing(channel: ChannelRecord) -> bool:
     return ChannelPolicy.read(channel.policy or {}).retain == "off"
 
 
+class _Now(NamedTuple):
+    """The time of a start, by all clocks."""
+
+    running_ns: int
+    wall_ns: int
+    stored_ns: int
+
+
 def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -> None:
-    now_ns = broker.clock()
+    now = _Now(broker.clock(), broker.wall(), broker.stored_at_ns())
     queue = topic.queue
     for channel_id, record in known.channels.items():
         if is_ephemeral(record.name):
@@ -598,11 +606,11 @@ def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -
         channel = topic.restore_channel(channel_id, record.name, cursor.next, voids)
         channel.paused = record.paused
         channel.configure(ChannelPolicy.read(record.policy or {}))
-        _restore_cursor(channel.cursor, cursor, now_ns, broker.stored_at_ns())
+        _restore_cursor(channel.cursor, cursor, now)
         _wake(topic, channel, cursor.scheduled_end)
 
 
-def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int, stored_now_ns: int) -> None:
+def _restore_cursor(cursor: Cursor, state: CursorState, now: _Now) -> None:
     """Set a new cursor to a state.
 
     A requeued message waits for the rest of its delay, by stored times: the date may have been
@@ -613,14 +621,14 @@ def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int, stored_now_
     for first, end in state.ranges:
         for offset in range(first, end):
             if offset not in state.pending:
-                cursor.pending.wait(offset, 1, 0, now_ns)
+                cursor.pending.wait(offset, 1, 0, now.running_ns)
     for offset in sorted(state.pending):
         attempts, due_ns, failures = state.pending[offset]
-        if attempts or not _is_deferred(cursor, offset, due_ns, now_ns, stored_now_ns):
-            due_ns = _resumed(due_ns, now_ns, stored_now_ns)
-            message = cursor.pending.wait(offset, attempts, due_ns, now_ns, failures)
+        if attempts or not _is_deferred(cursor, offset, due_ns, now):
+            due_ns = _resumed(due_ns, now)
+            message = cursor.pending.wait(offset, attempts, due_ns, now.running_ns, failures)
         else:
-            message = cursor.pending.defer(offset, due_ns, now_ns, failures)
+            message = cursor.pending.defer(offset, due_ns, now.running_ns, failures)
         message.is_suspect = offset in state.suspects
     for offset, (first_error, last_error) in state.errors.items():
         if offset in state.pending:
@@ -628,21 +636,22 @@ def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int, stored_now_
     if state.charges:
         cursor.charges = CrashCharges(
             {
-                offset: Charge(row[0], _resumed(row[1], now_ns, stored_now_ns), row[2])
+                offset: Charge(row[0], _resumed(row[1], now), row[2])
                 for offset, row in state.charges.items()
             }
         )
 
 
-def _resumed(due_ns: int, now_ns: int, stored_now_ns: int) -> int:
-    """Return when a delay ends of which a part has passed by stored times."""
-    return due_ns if due_ns <= now_ns else now_ns + max(0, due_ns - stored_now_ns)
+def _resumed(due_ns: int, now: _Now) -> int:
+    """Return the running time when a delay ends of which a part has passed by stored times."""
+    left_ns = due_ns - now.wall_ns
+    return now.running_ns + (left_ns if left_ns <= 0 else max(0, due_ns - now.stored_ns))
 
 
-def _is_deferred(cursor: Cursor, offset: int, due_ns: int, now_ns: int, stored_now_ns: int) -> bool:
+def _is_deferred(cursor: Cursor, offset: int, due_ns: int, now: _Now) -> bool:
     """Whether a message that was never delivered waits for a date; others were given back."""
-    if due_ns <= now_ns or due_ns > stored_now_ns:
-        return due_ns > now_ns
+    if due_ns <= now.wall_ns or due_ns > now.stored_ns:
+        return due_ns > now.wall_ns
     index = cursor.queue.index
     row = index.find(offset)
     return row < index.end_row and index.row(row).deliver_at_ns > 0

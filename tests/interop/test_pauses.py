@@ -1,0 +1,94 @@
+"""A broker that was stopped for longer than its timeouts: what lies in the sockets counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from pathlib import Path
+
+from tests.interop.asking import ask, until
+
+from martlet.testing import BrokerProcess
+
+TIMEOUT_MS = 1500
+STOPPED_S = 3 * TIMEOUT_MS / 1000
+COUNT = 20_000
+"""So many that their answers are read in several turns of the broker's loop."""
+
+
+class Consumer:
+    """A connection that answers nothing by itself."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.split(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=60)
+        self._file = self._socket.makefile("rb")
+        self.send(b"  V2")
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def command(self, line: str, body: bytes | None = None) -> bytes:
+        size = b"" if body is None else struct.pack(">I", len(body)) + body
+        self.send(line.encode() + b"\n" + size)
+        return self.frame()[1]
+
+    def frame(self) -> tuple[int, bytes]:
+        """Return the next frame that is no heartbeat."""
+        while True:
+            size, kind = struct.unpack(">Ii", self._file.read(8))
+            data = self._file.read(size - 4)
+            if data != b"_heartbeat_":
+                return kind, data
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def stop(process_id: int) -> None:
+    os.kill(process_id, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{process_id}/stat").read_text().rsplit(") ")[-1][0] == "T")
+
+
+def test_answers_that_came_while_the_broker_was_stopped_are_accepted() -> None:
+    with BrokerProcess(None, f"--max-rdy-count={COUNT}") as broker:
+        ask(broker.http_address, "/topic/create?topic=t", "POST")
+        ask(broker.http_address, "/channel/create?topic=t&channel=c", "POST")
+        policy = {"topic": "t", "channel": "c", "policy": {"max_attempts": 1}}
+        ask(broker.http_address, "/call/channel.configure", "POST", json.dumps(policy).encode())
+        consumer = Consumer(broker.tcp_address)
+        settings = {"msg_timeout": TIMEOUT_MS, "heartbeat_interval": 1000}
+        assert consumer.command("IDENTIFY", json.dumps(settings).encode()) == b"OK"
+        assert consumer.command("SUB t c") == b"OK"
+        consumer.send(b"RDY %d\n" % COUNT)
+        bodies = b"\n".join(b"%d" % number for number in range(COUNT))
+        ask(broker.http_address, "/mpub?topic=t", "POST", bodies)
+        ids = [consumer.frame()[1][10:26] for _ in range(COUNT)]
+        stop(broker.process_id)
+        try:
+            consumer.send(b"".join(b"FIN %s\n" % each for each in ids))
+            time.sleep(STOPPED_S)
+        finally:
+            os.kill(broker.process_id, signal.SIGCONT)
+
+        def channel() -> dict[str, int]:
+            (topic,) = ask(broker.http_address, "/stats?format=json&topic=t")["topics"]
+            found: dict[str, int] = topic["channels"][0]
+            return found
+
+        until(lambda: not channel()["in_flight_count"])
+        after = channel()
+        assert {name: after[name] for name in ("depth", "timeout_count", "client_count")} == {
+            "depth": 0,
+            "timeout_count": 0,
+            "client_count": 1,
+        }
+        assert after["dead_letter_count"] == after["requeue_count"] == 0
+        ask(broker.http_address, "/pub?topic=t", "POST", b"behind it")
+        assert consumer.frame()[1][26:] == b"behind it", "the connection stands"
+        consumer.close()
