@@ -38,7 +38,7 @@ async def test_an_unforeseen_failure_of_a_task_is_logged_and_the_task_retried(
         assert [str(record.exc_info[1]) for record in failures if record.exc_info] == [
             "'unforeseen'"
         ]
-        assert "_keep_journal" in failures[0].getMessage()
+        assert "write_journal" in failures[0].getMessage()
 
 
 async def test_messages_due_after_the_wall_clock_is_set_forward_come_at_once(
