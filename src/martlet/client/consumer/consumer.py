@@ -16,7 +16,6 @@ from martlet.client.consumer.batch import Batch
 from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.flow import Flow
 from martlet.client.consumer.handling.auto_touch import AutoTouch
-from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import RETRY, FailurePolicy
 from martlet.client.consumer.handling.give_back import UnstartedReturner
 from martlet.client.consumer.handling.handed_out import HandedOut
@@ -122,10 +121,9 @@ class Consumer(ConsumerBase[Subscription]):
         self._flow = Flow(
             max_in_flight,
             delivery.rotation,
-            delivery.failure_backoff or FailureBackoff(),
+            delivery.failure_backoff,
             f"channel {channel} of topic {topic}",
         )
-        self._backs_off_always = delivery.failure_backoff is not None
         self._watchdog = Watchdog(delivery.stall_after_s, self._sight, delivery.on_stall)
 
     async def __aenter__(self) -> Self:
@@ -150,7 +148,7 @@ class Consumer(ConsumerBase[Subscription]):
         subscription.on_late = self._losses.on_late
         subscription.on_answer = self._flow.feed
         subscription.on_settled = self._flow.settle
-        subscription.backs_off_always = self._backs_off_always
+        subscription.backs_off_always = self._flow.backs_off_always
         instrument(self._hooks, subscription)
         return subscription
 

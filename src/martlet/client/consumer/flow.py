@@ -31,7 +31,8 @@ class Flow:
     Args:
         max_in_flight: the maximum number of messages in flight, from all brokers together.
         rotation: how connections take turns if there are more of them than that.
-        failure_backoff: the backoff when messages fail.
+        failure_backoff: the backoff when messages fail; None for the default, except for failures
+            that a broker delays by the policy of their channel.
         name: the consumer's, for logs.
         chance: returns a random number from 0 to below 1.
     """
@@ -40,7 +41,7 @@ class Flow:
         self,
         max_in_flight: int,
         rotation: Rotation,
-        failure_backoff: FailureBackoff,
+        failure_backoff: FailureBackoff | None,
         name: str,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -48,7 +49,8 @@ class Flow:
         self._readiness: RdyDistributor[Subscription] = RdyDistributor(
             max_in_flight, rotation, chance
         )
-        self._gate = FailureGate(failure_backoff, chance)
+        self._gate = FailureGate(failure_backoff or FailureBackoff(), chance)
+        self.backs_off_always = failure_backoff is not None
         self._name = name
         self._is_stopped = False
         self._rotation: asyncio.TimerHandle | None = None
