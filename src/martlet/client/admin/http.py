@@ -345,7 +345,7 @@ class AdminHttp:
                 self._settle(url, url)
             else:
                 break
-        if status == 200:
+        if status == 200 or (as_text and status in _TEXT_STATUSES):
             return answer
         error = self._refusal(url, path, arguments, status, answer)
         if status in (401, 403) and _is_for_operators(path) and withheld:
