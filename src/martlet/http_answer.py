@@ -1,15 +1,29 @@
-"""Read the answer of an HTTP server that is not ours, up to a size limit."""
+"""Ask an HTTP server that is not ours, and read its answer up to a size limit."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import aiohttp
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def load_aiohttp() -> None:
+    """Import aiohttp in a thread, unless it is there.
+
+    That takes half a second, and much more on a busy machine, for which an import in the event loop
+    would stop all connections of it.
+    """
+    module = sys.modules.get("aiohttp")
+    if module is None or getattr(module.__spec__, "_initializing", False):
+        await asyncio.to_thread(import_module, "aiohttp")
 
 
 async def read_answer(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:

@@ -25,7 +25,7 @@ from martlet.addresses import lookup_address
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.durations import SECOND_NS
-from martlet.http_answer import read_json
+from martlet.http_answer import load_aiohttp, read_json
 from martlet.names import is_ephemeral, is_valid_name
 from martlet.options.flag import OptionError
 from martlet.outage import Outage
@@ -337,6 +337,7 @@ class LookupPeers:
                     log.error("TOPIC(%s): channel(%s) is not made: %s", topic.name, name, error)
 
     async def _channels(self, topic: str, address: str) -> list[str]:
+        await load_aiohttp()
         from aiohttp import ClientError, ClientSession, ClientTimeout
 
         total_s, connect_s = self._timeouts_s

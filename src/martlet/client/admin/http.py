@@ -16,7 +16,7 @@ from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreacha
 from martlet.client.admin.settings import AdminSettings
 from martlet.client.errors import Closed
 from martlet.client.transport.identity import Identity
-from martlet.http_answer import read_answer, read_json
+from martlet.http_answer import load_aiohttp, read_answer, read_json
 from martlet.operator_tokens import SCHEME, TRUSTED_FLAG, TrustedBrokers
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class AdminHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        await load_aiohttp()
         import aiohttp
 
         settings = self._settings

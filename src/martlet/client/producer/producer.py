@@ -50,6 +50,7 @@ from martlet.client.requests.producer_methods import ProducerRequests
 from martlet.client.requests.requester import Requester
 from martlet.client.settings import ConnectionSettings
 from martlet.client.transactions.producer_methods import ProducerTransactions
+from martlet.http_answer import load_aiohttp
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
@@ -182,6 +183,10 @@ class Producer(ProducerTransactions, ProducerRequests):
 
     async def _first_attempt(self) -> None:
         """Wait until a broker is connected, or all refuse this client. Raises ConnectFailed."""
+        if not self._pool.is_fixed:
+            await load_aiohttp()  # Before the limit, which is for the lookup daemons and brokers.
+            if self._pool.is_closed:
+                return
         self._pool.open()
         try:
             async with asyncio.timeout(self._timeout_s):

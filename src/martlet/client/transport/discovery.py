@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet import unreachable
 from martlet.addresses import Address, lookup_address
-from martlet.http_answer import read_json
+from martlet.http_answer import load_aiohttp, read_json
 from martlet.outage import Outage
 
 if TYPE_CHECKING:
@@ -197,6 +197,7 @@ async def _get(
     url: str, *, connect_s: float | None = None, answer_s: float = ANSWER_S, **arguments: str
 ) -> dict[str, Any]:
     """Return the JSON of an answer; empty if nothing is found. Raises one of `_UNREADABLE`."""
+    await load_aiohttp()
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=answer_s, connect=connect_s)

@@ -56,6 +56,7 @@ class AuthServers:
         Raises:
             AuthServerSilent: no auth server answers.
         """
+        await http_answer.load_aiohttp()
         import aiohttp
 
         question: dict[str, str | bytes] = {

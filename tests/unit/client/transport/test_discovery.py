@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import repeat
@@ -250,3 +252,47 @@ async def test_of_an_address_that_the_application_gave_no_lookup_is_named(
         pass
     assert "cannot connect to nowhere.invalid:4150" in caplog.text
     assert "--broadcast-address" not in caplog.text
+
+
+SLOW_IMPORT = """
+import asyncio, sys, threading
+from importlib.abc import MetaPathFinder
+from martlet.client import Admin, ClientError, Consumer, Producer
+
+going_on = threading.Event()
+
+class SlowFinder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "aiohttp":
+            sys.meta_path.remove(self)
+            print("the loop goes on" if going_on.wait(20) else "the loop has stopped")
+
+async def main():
+    sys.meta_path.insert(0, SlowFinder())
+    asyncio.get_running_loop().call_later(0.3, going_on.set)
+    try:
+        async with CLIENT:
+            print("it was entered")
+    except ClientError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("client", "outcome"),
+    [
+        ("Producer(lookup='127.0.0.1:1', timeout_s=0.1)", "no broker within 0.1 s: the lookup"),
+        ("Consumer('t', 'c', lookup='127.0.0.1:1')", "it was entered"),
+        ("Admin('127.0.0.1:1')", "it was entered"),
+    ],
+)
+def test_the_import_of_aiohttp_stops_no_loop_and_takes_no_time_of_a_limit(
+    client: str, outcome: str
+) -> None:
+    command = [sys.executable, "-c", SLOW_IMPORT.replace("CLIENT", client)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, second = run.stdout.splitlines()
+    assert first == "the loop goes on"
+    assert second.startswith(outcome)
