@@ -43,8 +43,7 @@ retry is pointless; an audit has found a loss."""
 
 _PIPED_WIDTH = 200
 """Characters of a line of a table that does not go to a terminal."""
-_ERROR = re.compile(r"(?:\w++\.)*+(\w++): (.+)")
-_ERROR_NAMES = ("Error", "Exception", "Unreachable", "Refused")
+_ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Unreachable|Refused)): (.+)")
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _log = logging.getLogger(__name__)
 
@@ -236,8 +235,7 @@ def cause(error: Exception) -> str:
     """Return the relevant line of an error of Spark's: the last one that names an error."""
     text = str(error).replace("option timeoutMs", "--timeout")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    matches = [match for match in map(_ERROR.match, lines) if match]
-    found = [match for match in matches if match[1].endswith(_ERROR_NAMES)]
+    found = [match for match in map(_ERROR.match, lines) if match]
     if found:
         return f"{found[-1][1]}: {found[-1][2]}"
     return _STREAM.sub("", (lines or [type(error).__name__])[0])

@@ -95,8 +95,3 @@ def test_a_metrics_address_that_is_taken_is_named(capsys: pytest.CaptureFixture[
         job = Job("measured", "", JobOptions, lambda _options, _run: OK)
         assert carry_out(job, JobOptions(metrics_address=address)) == FAILED
     assert f"--metrics-address={address} cannot be bound: " in capsys.readouterr().err
-
-
-def test_a_cause_is_looked_for_in_time_by_the_length_of_a_line() -> None:
-    error = RuntimeError("a." * 200_000 + "\norg.apache.BadError: it is full\n" + "b" * 400_000)
-    assert module.cause(error) == "BadError: it is full"
