@@ -56,7 +56,11 @@ def parse_duration(text: str) -> int:
         if not unit:
             raise ValueError(f"{text!r} has no unit; write {text}s or {text}ms")
         if unit not in _UNITS_NS:
-            raise ValueError(f"{text!r} has the unknown unit {unit!r}; use ns, us, ms, s, m or h")
+            hours = {"d": 24, "w": 168}.get(unit[:1].lower())
+            way_out = f"; the longest is h: {hours}h for each" if hours else ""
+            raise ValueError(
+                f"{text!r} has the unknown unit {unit!r}; use ns, us, ms, s, m or h{way_out}"
+            )
         total += _times(term, _UNITS_NS[unit])[0]
         place = term.end()
     if total > MAX_NS:

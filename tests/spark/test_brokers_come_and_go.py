@@ -104,7 +104,7 @@ def test_a_stream_follows_brokers_and_topics_that_come_and_go(
     query = (
         spark.readStream.format("martlet")
         .schema("topic STRING, value BINARY")
-        .option("lookupAddresses", town.lookup.http_address)
+        .option("lookup", town.lookup.http_address)
         .option("topicPattern", "ev[.].*")
         .option("startingOffsets", "earliest")
         .option("group", "spark")

@@ -71,7 +71,7 @@ def node(host: object, port: object, *topics: str) -> dict[str, object]:
 
 def poll(lookup: Recorded, token_file: Path, **options: str) -> None:
     given = {
-        "lookupAddresses": lookup.address,
+        "lookup": lookup.address,
         "topic": "t",
         "timeoutMs": "0",
         "operatorTokenFile": str(token_file),

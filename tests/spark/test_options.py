@@ -94,9 +94,11 @@ def test_delays(text: str, seconds: float) -> None:
 
 
 def test_where_brokers_are() -> None:
-    given = {"lookupAddresses": "127.0.0.1:4161", "topic": "t"}
+    given = {"lookup": "127.0.0.1:4161", "topic": "t"}
     options = ReadOptions.parse(given, "stream")
     assert (options.addresses, options.lookup_addresses) == ((), ("127.0.0.1:4161",))
+    old = {"lookupAddresses": "127.0.0.1:4161", "topic": "t"}
+    assert ReadOptions.parse(CaseInsensitiveDict(old), "stream") == options, "of earlier versions"
     assert parse(addresses="http://a:1/, https://b:2").addresses == ("a:1", "https://b:2")
 
 

@@ -283,9 +283,9 @@ def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupP
     publish(broker.http_address, "known-too", [b"x"] * 2)
     closed_address = f"127.0.0.1:{free_port()}"
     both = f"{closed_address},{lookup.http_address}"
-    asked = {"lookupAddresses": both, "timeoutMs": "300"}
+    asked = {"lookup": both, "timeoutMs": "300"}
     with pytest.raises(BrokerUnreachable):
-        offsets(lookupAddresses=closed_address, topic="known", timeoutMs="300")
+        offsets(lookup=closed_address, topic="known", timeoutMs="300")
     # One of two is enough; a broker that is named as well counts once.
     assert len(offsets(**asked, topicPattern="known.*")) == 7
     assert len(offsets(**asked, topic="known", addresses=broker.http_address)) == 5
@@ -296,7 +296,7 @@ def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupP
     with pytest.raises(NotABroker, match="is no Martlet broker"):
         offsets(addresses=lookup.http_address, topic="known")
     with pytest.raises(NotABroker, match="is no lookup daemon"):
-        offsets(lookupAddresses=broker.http_address, topic="known")
+        offsets(lookup=broker.http_address, topic="known")
 
 
 def test_a_group_of_another_kind_is_left_alone(broker: BrokerProcess) -> None:

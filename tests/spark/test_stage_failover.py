@@ -234,7 +234,7 @@ def test_a_lookup_daemon_finds_the_primary(tmp_path: Path, loop: Loop) -> None:
     with LookupProcess(tmp_path / "lookup") as lookup:
         known = f"--lookupd-tcp-address={lookup.tcp_address}"
         with closing(Broker(tmp_path, loop, known)) as broker:
-            given = {"lookupAddresses": lookup.http_address, "broker": "broker-1", "topic": "t"}
+            given = {"lookup": lookup.http_address, "broker": "broker-1", "topic": "t"}
             wanted = WriteOptions.parse(given, "stream")
             staged = task(wanted, "t", batch(0))
             broker.kill_primary()

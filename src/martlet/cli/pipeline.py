@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.cli import start, tool
+from martlet.extras import how_to_install
 from martlet.options.checks import unknown_word
 
 JOBS = {
@@ -33,7 +34,16 @@ def main(argv: Sequence[str]) -> int:
     if name not in JOBS:
         print(_unknown(name), file=sys.stderr)
         return start.WRONG
-    module = importlib.import_module(f"martlet.pipeline.{name.replace('-', '_')}")
+    try:
+        module = importlib.import_module(f"martlet.pipeline.{name.replace('-', '_')}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "martlet":
+            raise
+        print(
+            f"martlet pipeline {name} wants {error.name}: {how_to_install('spark')}",
+            file=sys.stderr,
+        )
+        return start.WRONG
     job: Any = module.JOB
     usage_of_operands = " ".join(operand.upper() for operand in job.operands)
     options = tool.options(

@@ -27,6 +27,10 @@ def check_above_zero(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} must be above 0")
 
 
+ALIASES = {"lookupd_http_addresses": "lookup"}
+"""Names of NSQ's for settings that have another one here."""
+
+
 def apply_options(
     owner: type, options: Mapping[str, Any], *settings: *SettingsT
 ) -> tuple[*SettingsT]:
@@ -41,7 +45,7 @@ def apply_options(
         TypeError: an option is not a field of these settings. ValueError: a value is out of its
         limits.
     """
-    left = dict(options)
+    left = {ALIASES.get(name, name): value for name, value in options.items()}
     applied: list[Any] = []
     known: list[str] = []
     each: Any

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 from martlet.client.errors import InvalidName
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.properties.model import BadProperties, Properties
+
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_BODY = re.compile(r"\bbody\b", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -39,14 +43,21 @@ def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_filter(text: str) -> str:
-    """Check a condition on headers, in SQL; empty for all messages.
+    """Check a condition on headers, in SQL.
 
     Raises:
         BadFilter: it cannot be read.
+        ValueError: it is empty, or names the body, which no filter sees.
     """
-    found = text.strip()
-    if found:
-        from martlet.properties.filter.parser import parse  # Here, as few consumers filter.
+    condition = text.strip()
+    if not condition:
+        raise ValueError(f"filter={text!r} is empty: leave it out for all messages")
+    from martlet.properties.filter.parser import parse  # Here, as few consumers filter.
 
-        parse(found)
-    return found
+    parse(condition)
+    if _BODY.search(_QUOTED.sub("", condition)):
+        raise ValueError(
+            f"filter={text!r}: a filter sees tag, keys and headers, and not the body; set what it"
+            ' compares as a header of the message (a header named body is written "body")'
+        )
+    return condition

@@ -94,7 +94,7 @@ class JobOptions(LogOptions):
         if self.addresses:
             found["addresses"] = ",".join(self.http_addresses)
         if self.lookupd_http_addresses:
-            found["lookupAddresses"] = ",".join(self.lookup_addresses)
+            found["lookup"] = ",".join(self.lookup_addresses)
         if self.operator_token_file:
             found["operatorTokenFile"] = self.operator_token_file
         if self.trusted_brokers:

@@ -19,6 +19,8 @@ def known(given: Mapping[str, str], names: Sequence[str], user: str) -> dict[str
         ValueError: `user`, the source or the sink, has no such option.
     """
     spelled = {name.lower(): name for name in names}
+    if "lookup" in spelled:
+        spelled["lookupaddresses"] = "lookup"  # Its name in versions before 0.2.
     options: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in spelled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -52,3 +53,15 @@ def test_the_file_for_spark_submit_is_there_and_hides_no_module(
         [sys.executable, file, "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.startswith("usage: martlet pipeline JOB")
+
+
+@pytest.mark.parametrize("job", sorted(JOBS))
+def test_without_the_extra_a_job_says_how_to_install_it(
+    job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> NoReturn:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
+
+    monkeypatch.setattr("martlet.cli.pipeline.importlib.import_module", missing)
+    assert main([job, "--topic=t"]) == 2
+    assert f"martlet pipeline {job} wants pyspark" in capsys.readouterr().err

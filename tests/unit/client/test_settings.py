@@ -115,3 +115,23 @@ async def test_consumers_take_settings_and_keywords() -> None:
 async def test_senseless_settings_are_refused(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         make()
+
+
+@pytest.mark.parametrize("made", [Consumer, PullConsumer])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("", "leave it out"), ("  ", "leave it out"), ("body = 'x'", "not the body")],
+)
+def test_a_filter_that_can_select_nothing_is_refused(
+    made: type[Consumer] | type[PullConsumer], text: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        made("t", "c", filter=text)
+    for fine in ("\"body\" = 'x'", "name = 'body'"):
+        made("t", "c", filter=fine)
+
+
+def test_lookup_daemons_have_one_name_and_that_of_nsq() -> None:
+    for keyword in ("lookup", "lookupd_http_addresses"):
+        (settings,) = apply_options(Consumer, {keyword: "one:4161"}, ConnectionSettings())
+        assert settings.lookup_daemons == ("one:4161",)

@@ -188,13 +188,7 @@ class Topic(SingleQueueTopic):
 
     def part(self, number: int) -> Topic:
         """Return the topic at the queue of that number. Raises NotFound."""
-        if not 0 <= number < len(self.parts):
-            last = len(self.parts) - 1
-            there = f"{last + 1} queues, 0 to {last}" if last else "1 queue, number 0"
-            raise NotFound(
-                f"topic {self.name!r} has no queue {number}: it has {there}; add queues with:"
-                f" martlet topic create {self.name} --queues={number + 1}"
-            )
+        check_queue(self.name, number, len(self.parts))
         return self.parts[number]
 
     def part_for_key(self, key: bytes) -> Topic:
@@ -489,3 +483,14 @@ def join(topic: Topic, name: str) -> None:
         for channel in channels:
             channel.parts, channel.all_queues = joined.parts, joined
             channel.delivery.rate_limit = channels[0].delivery.rate_limit
+
+
+def check_queue(topic: str, number: int, count: int) -> None:
+    """Check the number of a queue of a topic that has so many. Raises NotFound."""
+    if 0 <= number < count:
+        return
+    there = f"{count} queues, 0 to {count - 1}" if count > 1 else "1 queue, number 0"
+    raise NotFound(
+        f"topic {topic!r} has no queue {number}: it has {there}; add queues with:"
+        f" martlet topic create {topic} --queues={number + 1}"
+    )

@@ -4,7 +4,7 @@
 
     from martlet.client import Admin
 
-    async with Admin(lookupd_http_addresses="127.0.0.1:4161") as admin:
+    async with Admin(lookup="127.0.0.1:4161") as admin:
         answers = await admin.channels.list("orders")
         waiting = answers.added(lambda channel: channel.channel, lambda channel: channel.depth)
         for broker, error in answers.errors.items():

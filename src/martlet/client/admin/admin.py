@@ -52,6 +52,7 @@ class Admin:
         self,
         nsqd_http_addresses: str | Iterable[str] = (),
         *,
+        lookup: str | Iterable[str] = (),
         lookupd_http_addresses: str | Iterable[str] = (),
         settings: AdminSettings | None = None,
         **options: Unpack[AdminOptions],
@@ -60,7 +61,8 @@ class Admin:
 
         Args:
             nsqd_http_addresses: of brokers, as ``"host:4151"`` or URLs.
-            lookupd_http_addresses: of lookup daemons instead, as ``"host:4161"`` or URLs.
+            lookup: of lookup daemons instead, as ``"host:4161"`` or URLs.
+            lookupd_http_addresses: NSQ's name for ``lookup``.
             settings: time limits, token and TLS.
             options: fields of `AdminSettings`.
 
@@ -68,11 +70,11 @@ class Admin:
             ValueError: not exactly one kind of addresses is given, or a setting is out of its
             limits.
         """
-        brokers, daemons = _several(nsqd_http_addresses), _several(lookupd_http_addresses)
+        brokers, daemons = _several(nsqd_http_addresses), _several(lookup or lookupd_http_addresses)
         if bool(brokers) == bool(daemons):
             raise ValueError(
-                "say which brokers to ask, either with nsqd_http_addresses or with"
-                " lookupd_http_addresses"
+                "say which brokers to ask: give their HTTP addresses, or those of lookup daemons as"
+                " lookup="
             )
         (applied,) = apply_options(Admin, options, settings or AdminSettings())
         self._use(AdminHttp(brokers, daemons, applied))

@@ -89,8 +89,10 @@ class DelayedAdmin(Noun):
         async for page in self._http.pages(topic, partial(self._at, topic, limit), start):
             yield page
 
-    async def cancel(self, topic: str, ids: Iterable[str | bytes]) -> Answers[Cancelled]:
-        """Cancel messages by their ids, which the answer to a send has, and `list`."""
+    async def cancel(
+        self, topic: str, ids: str | bytes | Iterable[str | bytes]
+    ) -> Answers[Cancelled]:
+        """Cancel messages by their ids, which the answer to a send has, and `list`; or one."""
         fields = {**place(topic), "ids": id_texts(ids)}
         return await self._http.call_each("delay.cancel", fields, Cancelled.read)
 

@@ -160,7 +160,7 @@ class NodeAdmin(Noun):
         """
         http = self._http
         if not http.daemons:
-            raise ValueError("tombstones are at lookup daemons: give lookupd_http_addresses")
+            raise ValueError("tombstones are at lookup daemons: give lookup=")
         arguments = {**place(topic), "node": node}
         return await http.each(
             http.daemons, lambda url: http.post(url, "/topic/tombstone", arguments)

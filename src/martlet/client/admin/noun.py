@@ -31,12 +31,14 @@ def place(topic: str, channel: str | None = None) -> dict[str, str]:
     return names
 
 
-def id_texts(ids: Iterable[str | bytes]) -> list[str]:
-    """Return the ids of messages as texts; those of the client's messages are bytes.
+def id_texts(ids: str | bytes | Iterable[str | bytes]) -> list[str]:
+    """Return the ids of messages, or of one, as texts; those of the client's messages are bytes.
 
     Raises:
         ValueError: one of them is no id, or there is none.
     """
+    if isinstance(ids, str | bytes):
+        ids = [ids]
     texts = [each.decode("ascii", "replace") if isinstance(each, bytes) else each for each in ids]
     if not texts:
         raise ValueError("ids is empty: name at least one message, or leave ids out")

@@ -82,7 +82,7 @@ class DeliverySettings:
     """
 
     tags: str | Iterable[str] = ()
-    filter: str = ""
+    filter: str | None = None
     order: Literal["key", "queue"] | None = None
     max_in_flight: int = 200
     rotation: Rotation = field(default_factory=Rotation)
@@ -94,7 +94,8 @@ class DeliverySettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tags", check_tags(self.tags))
-        object.__setattr__(self, "filter", check_filter(self.filter))
+        if self.filter is not None:
+            object.__setattr__(self, "filter", check_filter(self.filter))
         if self.order not in ("key", "queue", None):
             raise ValueError(f"order={self.order!r} must be 'key' or 'queue', or None for no order")
         check_at_least("max_in_flight", self.max_in_flight, 1, "pause() lets none in")

@@ -55,13 +55,14 @@ class MembershipSettings:
     rooms: RoomResolver | None = None
     queues: Sequence[int] = ()
     tags: str | Iterable[str] = ()
-    filter: str = ""
+    filter: str | None = None
     lease_s: float = 120.0
     leave_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tags", check_tags(self.tags))
-        object.__setattr__(self, "filter", check_filter(self.filter))
+        if self.filter is not None:
+            object.__setattr__(self, "filter", check_filter(self.filter))
         check_at_least("lease_s", self.lease_s, 1)
         check_at_least("leave_timeout_s", self.leave_timeout_s, 0)
         if (self.strategy == "by-config") != bool(self.queues):
@@ -90,7 +91,7 @@ class MembershipSettings:
             "queues": list(self.queues),
             "lease_ms": round(self.lease_s * 1000),
         }
-        wanted = {"wanted_tags": list(self.tags), "filter": self.filter}
+        wanted = {"wanted_tags": list(self.tags), "filter": self.filter or ""}
         return fields | {name: value for name, value in wanted.items() if value}
 
 

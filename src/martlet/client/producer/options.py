@@ -86,7 +86,7 @@ class SendOptions:
             if self.priority is not None:
                 raise ValueError("queue and priority both choose a queue: give one")
         if self.priority is not None:
-            self.priority = check_priority(operator.index(self.priority))
+            self.priority = check_priority(self.priority)
         if self.defer_ms is not None:
             self.defer_ms = int(self.defer_ms)
             if self.defer_ms < 0:

@@ -179,6 +179,7 @@ class NsqApi:
         body = await request.read(options.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
+        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         topic = self._topic_to_fill(request).next_part()
         deliver_at_ns = 0
         if "defer" in request.query:
@@ -188,7 +189,6 @@ class NsqApi:
                 raise HttpError(400, "INVALID_DEFER")
             if defer_ns:
                 deliver_at_ns = self._broker.wall() + defer_ns
-        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         if at_ns is not None:
             return await self._store(topic, [body], at_ns, properties, for_later=True)
         if deliver_at_ns or properties or not self._append(topic, body):
@@ -210,6 +210,7 @@ class NsqApi:
         options = self._settings.options
         if request.content_length > options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
+        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         topic = self._topic_to_fill(request)
         wanted = request.query.get("binary", "false")
         binary = _BOOLEANS.get(wanted, True)
@@ -224,7 +225,6 @@ class NsqApi:
                 raise HttpError(413, "MSG_TOO_BIG")
         # Reading the body took time, in which the topic may have been deleted.
         topic = self._topic_to_fill(request).next_part()
-        properties, at_ns = asked_properties(request), self._asked_time_ns(request)
         if not bodies:
             return "OK"
         return await self._store(topic, bodies, at_ns or 0, properties, for_later=at_ns is not None)

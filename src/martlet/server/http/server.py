@@ -49,6 +49,10 @@ log = logging.getLogger(__name__)
 
 _MAX_ROLES = 5
 """How often the role of a replica may change while a request is answered."""
+_FOR_BROWSERS = (
+    "This is a Martlet broker. For people: /stats, /ping and /info; the page in a browser is that"
+    " of 'martlet admin' (or of 'martlet up')."
+)
 _STOP_S = 0.3
 """The time in seconds that open requests get when the broker stops."""
 _LINGER_S = 1.0
@@ -271,7 +275,12 @@ class HttpServer:
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         if request.method == "OPTIONS":
             return web.Response(headers=allow)
-        response = refuse(HttpError(405, "METHOD_NOT_ALLOWED"))
+        message = "METHOD_NOT_ALLOWED"
+        if _is_of_v1(request.path):
+            message += (
+                f": {request.path} takes {' or '.join(sorted(methods))}, not {request.method}"
+            )
+        response = refuse(HttpError(405, message))
         response.headers.update(allow)
         return response
 
@@ -306,6 +315,12 @@ class HttpServer:
             hint = f"py-spy record --pid {os.getpid()} --output profile.svg"
             raise HttpError(404, f"NOT_FOUND: there are no Go profiles here; try {hint!r}")
         if not methods or request.method not in methods or path == request.path or ":" in path:
+            if _is_of_v1(request.path):
+                raise HttpError(
+                    404, "NOT_FOUND: there is no such route; /v1/openapi.json describes all of /v1"
+                )
+            if request.path == "/" and "text/html" in ",".join(request.headers("Accept")):
+                raise HttpError(404, _FOR_BROWSERS, plain=True)
             raise HttpError(404, "NOT_FOUND")
         _, mark, query = request.target.partition("?")
         target = quote(path) + mark + query
@@ -316,3 +331,7 @@ class HttpServer:
             headers={"Location": target, "Content-Type": "text/html; charset=utf-8"},
             body=f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'.encode(),
         )
+
+
+def _is_of_v1(path: str) -> bool:
+    return path == "/v1" or path.startswith("/v1/")

@@ -52,6 +52,7 @@ from martlet.broker.errors import (
 )
 from martlet.broker.idempotence import ProducerSend, Reused, TooOld, marked
 from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.topic.topic import check_queue
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import MAX_PRIORITY, NORMAL_PRIORITY, PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
@@ -422,7 +423,7 @@ class PublishCommands:
         sent = _sent(arguments, len(command.bodies))
         claim_ms = arguments.number("claim_ms", 0, max_value=_MAX_CLAIM_MS)
         is_new = command.topic not in broker.topics
-        topic = broker.topic(command.topic)
+        topic = topic_to_fill(broker, command.topic, arguments)
         if claim_ms and is_new and topic.ephemeral:
             broker.drop_unclaimed(topic, claim_ms * MILLISECOND_NS)
         known = None
@@ -486,7 +487,7 @@ class PublishCommands:
         if is_all:
             return self._commit_at_once(command, arguments, transaction_id)
         branch, number = arguments.text("branch", max_value=64), arguments.number("number")
-        topic = self._broker.topic(command.topic)
+        topic = topic_to_fill(self._broker, command.topic, arguments)
         queue = queue_of(self._broker, topic, arguments)
         times = self._delivery_times(arguments, len(command.bodies))
         is_new = "begin" in arguments and transaction_id not in transactions.open
@@ -518,7 +519,7 @@ class PublishCommands:
         # A repeated one stays committed, whatever has become of its topic.
         outcome = transactions.committed(transaction_id)
         if outcome is None:
-            topic = self._broker.topic(command.topic)
+            topic = topic_to_fill(self._broker, command.topic, arguments)
             queue = queue_of(self._broker, topic, arguments)
             times = self._delivery_times(arguments, len(command.bodies))
             outcome = transactions.commit_at_once(
@@ -576,19 +577,37 @@ def _sent(arguments: CallArguments, count: int) -> Sent | None:
     return Sent(producer_id, sequence, count)
 
 
+def topic_to_fill(broker: BrokerCore, name: str, *targets: CallArguments) -> Topic:
+    """Return the topic of messages, created if it is new and none of their targets is refused.
+
+    Raises CallError, LimitReached, NameRefused, NotFound and WritesRefused.
+    """
+    if name not in broker.topics:
+        for arguments in targets:
+            _, queue = _target(arguments)
+            check_queue(name, queue or 0, 1)
+    return broker.topic(name)
+
+
+def _target(arguments: CallArguments) -> tuple[int, int | None]:
+    """Return the priority, and the number of the queue if it is given. Raises CallError."""
+    priority = arguments.number("priority", NORMAL_PRIORITY, max_value=MAX_PRIORITY)
+    if "queue" not in arguments:
+        return priority, None
+    for name in ("order_key", "priority"):
+        if name in arguments:
+            raise CallError("BAD_ARGUMENT", f"'queue' and {name!r} both choose a queue: give one")
+    return priority, arguments.number("queue")
+
+
 def queue_of(broker: BrokerCore, topic: Topic, arguments: CallArguments) -> int:
     """Return the number of the target queue; -1 for any.
 
     Raises CallError, NotFound, QueuesRefused and WritesRefused.
     """
-    priority = arguments.number("priority", NORMAL_PRIORITY, max_value=MAX_PRIORITY)
-    if "queue" in arguments:
-        for name in ("order_key", "priority"):
-            if name in arguments:
-                raise CallError(
-                    "BAD_ARGUMENT", f"'queue' and {name!r} both choose a queue: give one"
-                )
-        return topic.part(arguments.number("queue")).number
+    priority, queue = _target(arguments)
+    if queue is not None:
+        return topic.part(queue).number
     if priority != NORMAL_PRIORITY:
         return broker.part_of_priority(topic, priority).number
     if "order_key" in arguments:

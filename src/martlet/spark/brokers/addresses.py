@@ -31,7 +31,7 @@ def parse_addresses(name: str, text: str) -> tuple[str, ...]:
     addresses = split_at_commas(text)
     if not addresses:
         raise ValueError(f"option {name} is empty")
-    usual = 4161 if name == "lookupAddresses" else 4151
+    usual = 4161 if name == "lookup" else 4151
     plain = []
     for address in addresses:
         rest = address.removeprefix("http://").removesuffix("/")

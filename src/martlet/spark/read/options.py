@@ -5,7 +5,7 @@ option                default          meaning
 ===================== ================ ===========================================================
 addresses             none             HTTP addresses of brokers, ``host:port`` or
                                        ``https://host:port``, comma separated
-lookupAddresses       none             HTTP addresses of lookup daemons: all brokers that they know,
+lookup                none             HTTP addresses of lookup daemons: all brokers that they know,
                                        also later ones; one of the two is required
 topic, subscribe      none             topics, comma separated (two names of one option)
 topicPattern,         none             a regular expression (RE2) of the full name of a topic
@@ -68,7 +68,7 @@ from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, pars
 
 NAMES = (
     "addresses",
-    "lookupAddresses",
+    "lookup",
     "topic",
     "subscribe",
     "topicPattern",
@@ -183,12 +183,12 @@ class ReadOptions:
                 raise ValueError(f"option {name} needs option {needs} too")
         addresses, lookup_addresses = (
             parse_addresses(name, options[name]) if name in options else ()
-            for name in ("addresses", "lookupAddresses")
+            for name in ("addresses", "lookup")
         )
         if not addresses and not lookup_addresses:
             raise ValueError(
                 "option addresses is missing: the HTTP addresses of the brokers to read from, "
-                "such as 127.0.0.1:4151; or lookupAddresses, those of lookup daemons, such as "
+                "such as 127.0.0.1:4151; or lookup, those of lookup daemons, such as "
                 "127.0.0.1:4161"
             )
 

@@ -6,7 +6,7 @@ option                default          meaning
 addresses             required         addresses of brokers, ``host:port`` of their HTTP doors, as
                                        the source has them; several, comma separated: see
                                        `martlet.spark.write.placement`
-lookupAddresses       none             in place of addresses: those of lookup daemons, which know
+lookup                none             in place of addresses: those of lookup daemons, which know
                                        where the broker with the id ``broker`` is
 broker                none             that id
 topic                 column topic     where all rows go, whatever column ``topic`` says
@@ -40,7 +40,7 @@ from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 
 _NAMES = (
     "addresses",
-    "lookupAddresses",
+    "lookup",
     "broker",
     "topic",
     "applicationId",
@@ -142,22 +142,22 @@ def _read(given: Mapping[str, str]) -> dict[str, str]:
 
 def _lookup_addresses(options: Mapping[str, str]) -> tuple[str, ...]:
     """The addresses of lookup daemons; the brokers that these know may change at any time."""
-    if "lookupAddresses" not in options:
+    if "lookup" not in options:
         if "broker" in options:
-            raise ValueError("option broker needs option lookupAddresses too")
+            raise ValueError("option broker needs option lookup too")
         return ()
     if not options.get("broker"):
         raise ValueError(
-            "option lookupAddresses needs option broker, an id as in column broker of the source:"
+            "option lookup needs option broker, an id as in column broker of the source:"
             " all that a query writes stays at one broker; or give option addresses"
         )
     if "addresses" in options:
-        raise ValueError("options addresses and lookupAddresses: give one of them")
-    return parse_addresses("lookupAddresses", options["lookupAddresses"])
+        raise ValueError("options addresses and lookup: give one of them")
+    return parse_addresses("lookup", options["lookup"])
 
 
 def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    if "lookupAddresses" in options:
+    if "lookup" in options:
         return ()
     if "addresses" not in options:
         raise ValueError(

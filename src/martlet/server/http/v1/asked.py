@@ -119,9 +119,15 @@ def json_fields(data: bytes, what: str) -> dict[str, object]:
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"INVALID_JSON: {what} is not valid: {str(error)[:80]}") from None
+        why = str(error)[:80]
+        if why.startswith("Extra data"):
+            why += "; several objects are sent as application/x-ndjson, one in each line"
+        raise HttpError(400, f"INVALID_JSON: {what} is not valid: {why}") from None
     if not isinstance(fields, dict):
-        raise HttpError(400, f"INVALID_JSON: {what} must be a JSON object")
+        hint = "; several are sent as application/x-ndjson, an object in each line"
+        raise HttpError(
+            400, f"INVALID_JSON: {what} must be a JSON object, not {_json_kind(fields)}{hint}"
+        )
     for name, value in fields.items():
         if value is None:
             raise HttpError(
@@ -133,3 +139,8 @@ def json_fields(data: bytes, what: str) -> dict[str, object]:
 def refusal(error: CallError, what: str) -> HttpError:
     """Return the answer to a request with a wrong argument."""
     return HttpError(400, f"BAD_ARGUMENT: {what}: {error}")
+
+
+def _json_kind(value: object) -> str:
+    kinds = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -34,7 +34,7 @@ from martlet.put_status import PutStatus
 from martlet.server.delivery_time import LATEST_MS, deliver_at_ns
 from martlet.server.http.request import HttpError
 from martlet.server.http.v1.asked import flag, json_fields, refusal, require_media_type
-from martlet.server.nsq.publish import queue_of
+from martlet.server.nsq.publish import queue_of, topic_to_fill
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class MessagePublisher:
         broker = self._broker
         runs: list[StoredRun] = []
         try:
-            topic = broker.topic(name)
+            topic = topic_to_fill(broker, name, *(each.target for each in messages))
             # Each queue is found before any message is stored: one may not exist.
             queues = [queue_of(broker, topic, each.target) for each in messages]
         except (CallError, NotFound, QueuesRefused) as error:
