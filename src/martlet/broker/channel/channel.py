@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 ConsumerT = TypeVar("ConsumerT", bound=ChannelConsumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
+SAME_NS = MILLISECOND_NS
+"""Clocks that are nearer to each other agree: dates that are shown do not tremble."""
+
 
 class Channel(ChannelState):
     """A channel of a topic, at one of its queues: its state, and the parts that work on it.
@@ -410,8 +413,13 @@ class Channel(ChannelState):
         self.arm()
 
     def _follow_wall(self) -> None:
-        context, now_ns = self.context, self.context.clock()
-        self.cursor.pending.follow_wall(context.wall() - now_ns, context.stored_at_ns() - now_ns)
+        context, now_ns, pending = self.context, self.context.clock(), self.cursor.pending
+        wall_ns, stored_ns = context.wall() - now_ns, context.stored_at_ns() - now_ns
+        if abs(stored_ns - wall_ns) < SAME_NS:  # Read one after the other.
+            stored_ns = wall_ns
+        changes_ns = wall_ns - pending.wall_ahead_ns, stored_ns - pending.stored_ahead_ns
+        if max(map(abs, changes_ns)) >= SAME_NS:
+            pending.follow_wall(wall_ns, stored_ns)
 
     def arm(self) -> None:
         """Set the alarm after a restart."""

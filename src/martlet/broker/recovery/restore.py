@@ -593,7 +593,6 @@ class _Now(NamedTuple):
 
 
 def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -> None:
-    now = _Now(broker.clock(), broker.wall(), broker.stored_at_ns())
     queue = topic.queue
     for channel_id, record in known.channels.items():
         if is_ephemeral(record.name):
@@ -606,6 +605,10 @@ def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -
         channel = topic.restore_channel(channel_id, record.name, cursor.next, voids)
         channel.paused = record.paused
         channel.configure(ChannelPolicy.read(record.policy or {}))
+        running_ns, pending = broker.clock(), channel.cursor.pending
+        now = _Now(
+            running_ns, running_ns + pending.wall_ahead_ns, running_ns + pending.stored_ahead_ns
+        )
         _restore_cursor(channel.cursor, cursor, now)
         _wake(topic, channel, cursor.scheduled_end)
 
