@@ -101,6 +101,7 @@ def test_a_wrong_line_stores_nothing_and_is_named(client: HttpClient) -> None:
         ('{"body": "x", "keys": [1]}', "'keys' must have texts only"),
         ('{"body": "x", "headers": {"a": "\\ud800"}}', "'headers' must have texts only"),
         ('{"body": "x", "priority": 10}', "'priority' must be a whole number from 0 to 9"),
+        ('{"body": "x", "priority": "9"}', "from 0 to 9, not '9'"),
         ('{"body": "x", "priority": null}', "'priority' of message 2 is null: leave it out"),
         ('{"body": "x", "queue": 7}', "has no queue 7"),
         ('{"body": "x", "queue": 0, "order_key": "k"}', "both choose a queue: give one"),

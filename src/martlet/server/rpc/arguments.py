@@ -181,7 +181,8 @@ def _shown(value: object) -> str:
     if isinstance(value, list | dict):
         # It may be nested too deeply for repr.
         return "a list" if isinstance(value, list) else "an object"
-    return _characters(str(value))[:40]
+    shown = _characters(str(value))[:40]
+    return repr(shown) if isinstance(value, str) else shown
 
 
 def _characters(text: str) -> str:
