@@ -11,7 +11,8 @@ Programs send neither of those headers, and name a server by its address or its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -40,6 +41,11 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def own_hosts(allowed: Iterable[str], broadcast_address: str) -> frozenset[str]:
+    """Return the names in DNS by which browsers may reach a server, in lower case."""
+    return frozenset(map(str.lower, (*allowed, broadcast_address, socket.gethostname())))
 
 
 def is_of_browser(headers: Mapping[str, str]) -> bool:

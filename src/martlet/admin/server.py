@@ -84,7 +84,7 @@ class AdminServer:
             self.log,
             options.http_client_request_timeout_ns / 1e9,
         )
-        site = Site(options, admin, collector, self._audit, self.log)
+        self.site = site = Site(options, admin, collector, self._audit, self.log)
         runner = web.AppRunner(
             self._app(site), access_log=None, shutdown_timeout=_STOP_S, handler_cancellation=True
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,11 @@ from martlet.visible import visible
 
 _EVENT_STREAM = "text/event-stream"
 MAX_STREAMS = 200
-"""The maximum of pages that are shown live at the same time; others stay as they were loaded."""
+"""The maximum of pages that are shown live at the same time. Beyond it the oldest of whoever has
+most is no longer live.
+"""
+MAX_STREAMS_OF_ONE = 20
+"""That of one user at one address."""
 _UNREAD_S = 30.0
 """A page that reads nothing for so long is no longer live, and makes room for another."""
 
@@ -46,7 +51,8 @@ class Site:
         audit: keeps what was done.
         log: the destination of log lines.
         undos: what was emptied, and can be put back.
-        streams: the tasks of the pages that are shown live.
+        streams: the tasks of the pages that are shown live, oldest first, each with the name and
+            the address of its user.
     """
 
     options: AdminOptions
@@ -55,7 +61,7 @@ class Site:
     audit: AuditLog
     log: logging.Logger
     undos: Undos = field(default_factory=Undos)
-    streams: set[asyncio.Task[Any]] = field(default_factory=set)
+    streams: dict[asyncio.Task[Any], tuple[str, str]] = field(default_factory=dict)
     templates: jinja2.Environment = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,16 +153,16 @@ class Site:
         view: ClusterView,
         context: Context,
     ) -> web.StreamResponse:
-        if len(self.streams) >= MAX_STREAMS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_STREAMS} pages are live already\n")
+        user = user_of(request)
+        self._make_room((user.name, user.address))
         response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM})
-        await response.prepare(request)
         found = self.templates.get_template(template)
         gone = self.templates.get_template("problem.html")
         task = asyncio.current_task()
         assert task is not None
-        self.streams.add(task)
+        self.streams[task] = (user.name, user.address)
         try:
+            await response.prepare(request)
             while True:
                 view = await self.collector.following(view)
                 shared = self._shared(request) | {"view": view, "layout": "region.html"}
@@ -169,12 +175,25 @@ class Site:
                     await response.write(_event(html))
         except ConnectionError:
             return response  # The tab was closed.
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
             if request.transport is not None:
-                request.transport.abort()
+                request.transport.abort()  # It may hold what is not read.
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return response
         finally:
-            self.streams.discard(task)
+            self.streams.pop(task, None)
+
+    def _make_room(self, who: tuple[str, str]) -> None:
+        """End the oldest live page of one who has too many: nobody takes those of others."""
+        counts = Counter(self.streams.values())
+        if counts[who] < MAX_STREAMS_OF_ONE:
+            if len(self.streams) < MAX_STREAMS:
+                return
+            who = max(counts, key=counts.__getitem__)
+        oldest = next(task for task, each in self.streams.items() if each == who)
+        del self.streams[oldest]
+        oldest.cancel()
 
     async def end_streams(self, _: web.Application) -> None:
         """End all live pages: a signal of aiohttp's, so that the process need not await them."""

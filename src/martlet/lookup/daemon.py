@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from martlet.browsing import own_hosts
 from martlet.durations import SECOND_NS
 from martlet.go_json import go_json
 from martlet.lookup.api import LookupApi
@@ -60,7 +61,10 @@ class Lookup:
         self._beat()
         self._tcp = await serve(asyncio.get_running_loop(), self._connection, tcp)
         log.info("TCP: listening on %s", self.tcp_address)
-        self._http = HttpServer(LookupApi(self.registry, self._failovers).routes())
+        self._http = HttpServer(
+            LookupApi(self.registry, self._failovers).routes(),
+            own_hosts=own_hosts(self.options.allowed_hosts, self.options.broadcast_address),
+        )
         await self._http.start(http)
         log.info("HTTP: listening on %s", self.http_address)
 

@@ -19,6 +19,13 @@ class LookupOptions(LogOptions):
     broadcast_address: str = option(
         socket.gethostname, "the name under which this daemon is reached (default: the host's name)"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "a name by which browsers reach this daemon over HTTP, beside its own name and literal"
+        " addresses: pages of any other name are refused what changes something; may be given"
+        " several times",
+        name="allowed-host",
+    )
     inactive_producer_timeout_ns: int = option(
         5 * MINUTE_NS,
         "the time of silence after which a broker is no longer named",

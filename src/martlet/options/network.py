@@ -95,6 +95,12 @@ class NetworkOptions(Options):
     topology_zone: str = option(
         "", "the zone, in its region, that this broker runs in; see --enable-experiment"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "a name by which browsers reach this over HTTP, beside its own name and literal addresses:"
+        " pages of any other name are refused what changes something; may be given several times",
+        name="allowed-host",
+    )
     max_connections: int = option(
         0, "maximum TCP connections (0: limited by the system only)", limits=(0, None)
     )

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from martlet.browsing import own_hosts
 from martlet.options import BrokerOptions, TlsRequired
 from martlet.server.http.access import Operators
 from martlet.server.listening_socket import listen, port_of, remove, serve, shown
@@ -67,6 +68,7 @@ class Listeners:
         self.on_http_input: Callable[[], object] = lambda: None
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
         self.operators = Operators.load(options, log)
+        self._own_hosts = own_hosts(options.allowed_hosts, options.broadcast_address)
         self.lag = LoopLag()
         http = options.http_address
         https = options.https_address if tls is not None else ""
@@ -140,7 +142,9 @@ class Listeners:
         # Imported here: aiohttp takes longer to import than a broker takes to listen.
         from martlet.server.http.server import HttpServer
 
-        server = HttpServer(routes, self.operators, https_port_instead, self._has_input)
+        server = HttpServer(
+            routes, self.operators, https_port_instead, self._has_input, self._own_hosts
+        )
         await server.start(sock, tls)
         self._http_servers.append(server)
         self._log.info("%s: listening on %s", name, shown(sock))

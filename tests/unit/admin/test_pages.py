@@ -7,6 +7,7 @@ import contextlib
 import re
 from contextlib import AsyncExitStack
 
+import aiohttp
 import pytest
 from tests.admin_page import (
     EVENTS,
@@ -199,21 +200,35 @@ async def test_all_brokers_are_away() -> None:
         await page.get("/topics/orders", 404)
 
 
-async def test_the_number_of_live_pages_has_a_limit(
+@pytest.mark.parametrize("limit", ["MAX_STREAMS", "MAX_STREAMS_OF_ONE"])
+async def test_the_oldest_page_of_who_has_most_makes_room_for_another(
+    page: Page, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_module, limit, 2)
+    async with page.events("/topics") as oldest, page.events("/nodes") as second:
+        await anext(oldest)
+        await anext(second)
+        async with page.events("/") as newest:
+            await anext(newest)
+            with pytest.raises(aiohttp.ClientError):
+                await until(oldest, "what no region has")
+            await anext(second)
+            assert "Overview" in await page.get("/")
+
+
+async def test_who_has_many_live_pages_takes_none_of_others(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_module, "MAX_STREAMS", 1)
-    async with page.events("/topics") as regions:
-        await until(regions, "Topics")
-        async with page.session.get(f"{page.url}/", headers=EVENTS) as refused:
-            assert refused.status == 503
-        assert "Overview" in await page.get("/")
-    async with asyncio.timeout(50):
-        while True:  # The page sees at its next look that the first is gone.
-            async with page.session.get(f"{page.url}/", headers=EVENTS) as answer:
-                if answer.status == 200:
-                    break
-            await asyncio.sleep(0.05)
+    monkeypatch.setattr(site_module, "MAX_STREAMS", 3)
+    one, many = ("ann", "10.0.0.1"), ("", "10.0.0.2")
+    site = page.server.site
+    waits = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
+    site.streams |= {waits[0]: one, waits[1]: many, waits[2]: many}
+    site._make_room(one)
+    assert [each.cancelling() for each in waits] == [0, 1, 0]
+    for each in waits:
+        each.cancel()
+    site.streams.clear()
 
 
 async def test_a_live_page_that_is_not_read_makes_room(

@@ -84,6 +84,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "max-transaction-bytes",
         "max-transaction-sends",
         "max-transactions",
+        "allowed-host",
         "operator-token-file",
         "trace",
         "max-topics",

@@ -223,10 +223,12 @@ def _refuse_foreign_page(request: Request) -> None:
     """Refuse a page of another site in a browser, which could take messages of this machine's
     broker. Raises HttpError.
 
-    The replica that a client reaches decides. A client of another machine may name the broker by
-    any name.
+    The replica that a client reaches decides. A program on another machine may name the broker by
+    any name, as a load balancer's; a page in a browser only by the broker's own or an allowed one.
     """
-    is_foreign = request.is_of_other_site or (request.is_local and request.is_of_foreign_page)
+    is_foreign = request.is_of_other_site or (
+        (request.is_local or request.is_of_browser) and request.is_of_foreign_page
+    )
     if request.is_vouched_for is None and is_foreign:
         raise _foreign_page(request)
 
@@ -235,7 +237,8 @@ def _foreign_page(request: Request) -> HttpError:
     way_out = (
         "sends neither Origin nor Sec-Fetch-Site"
         if request.is_of_other_site
-        else f"names the broker by its address, not as {request.host[:_MAX_SHOWN]!r}"
+        else f"names the broker by its address, not as {request.host[:_MAX_SHOWN]!r}, and for pages"
+        " that are served under that name there is --allowed-host"
     )
     return _denied(
         403,

@@ -82,18 +82,25 @@ class Request:
         request: as aiohttp has it.
         is_vouched_for: whether the replica that has forwarded it says that its client is an
             operator; None if none has.
+        own_hosts: the names in DNS by which browsers may reach the server.
 
     Attributes:
         is_operators: whether it was checked that the client is an operator.
     """
 
     __slots__ = (
-        *("_held", "_query", "_request", "is_operators", "is_vouched_for"),
+        *("_held", "_own_hosts", "_query", "_request", "is_operators", "is_vouched_for"),
         *("method", "path", "query_text", "target"),
     )
 
-    def __init__(self, request: web.BaseRequest, is_vouched_for: bool | None = None) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        is_vouched_for: bool | None = None,
+        own_hosts: frozenset[str] = frozenset(),
+    ) -> None:
         self._request = request
+        self._own_hosts = own_hosts
         self.is_vouched_for = is_vouched_for
         self.is_operators = False
         self.target = request.raw_path
@@ -180,7 +187,7 @@ class Request:
             return False
         host = host_of(request.host)
         # A name without a dot is this network's. In TLS a browser has checked the name.
-        is_known = is_address(host) or "." not in host or host == socket.gethostname().lower()
+        is_known = is_address(host) or "." not in host or host in self._own_hosts
         return not is_known and transport.get_extra_info("sslcontext") is None
 
     @property

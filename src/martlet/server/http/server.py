@@ -128,6 +128,7 @@ class HttpServer:
             changes by pages of other sites in a browser.
         https_port_instead: serve nothing, but point to HTTPS on this port; 0 if there is none.
         on_input: called with each input that takes several rounds of the loop.
+        own_hosts: see `Request`.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class HttpServer:
         operators: Operators | None = None,
         https_port_instead: int | None = None,
         on_input: Callable[[], object] = lambda: None,
+        own_hosts: frozenset[str] = frozenset(),
     ) -> None:
+        self._own_hosts = own_hosts
         self._routes = routes
         self._on_input = on_input
         self._operators = operators
@@ -209,7 +212,7 @@ class HttpServer:
             refusal = refuse(HttpError(403, "TLS_REQUIRED", fields))
             refusal.force_close()
             return refusal
-        request = Request(base, cast(_Protocol, base.protocol).is_vouched_for)
+        request = Request(base, cast(_Protocol, base.protocol).is_vouched_for, self._own_hosts)
         started = time.perf_counter_ns()
         try:
             answer = await self._answer_by_role(request)

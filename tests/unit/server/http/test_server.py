@@ -87,6 +87,26 @@ async def test_a_lookup_daemon_changes_nothing_for_pages_of_other_sites() -> Non
                 assert await status(daemon.http_address, route, headers) == 200, (route, headers)
 
 
+async def test_pages_under_a_strange_name_change_nothing_at_brokers_of_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name of a page may lead to any address (DNS rebinding), also to one in a network."""
+    monkeypatch.setattr(Request, "is_local", False)
+    receive = ("POST", "/v1/topics/t/channels/c/receive")
+    async with Broker(allowed_hosts=("App.example",), broadcast_address="b.example") as broker:
+        for headers in FOREIGN:
+            for route in (*CHANGES, receive):
+                assert await status(broker.http_address, route, headers) == 403, (route, headers)
+        own = [
+            {"Origin": f"http://{host}", "Host": host}
+            for host in ("app.example", "b.example:4151", "10.0.0.1:4151", "[fd00::1]:1", "broker")
+        ]
+        # A program names it as it likes, behind a load balancer too.
+        for headers in (*own, *OTHERS, {"Host": "balancer.example"}):
+            for route in (*CHANGES[:4], receive):
+                assert await status(broker.http_address, route, headers) == 200, (route, headers)
+
+
 async def test_reads_of_the_admin_page_are_logged_at_debug_level_and_no_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
