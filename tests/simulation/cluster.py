@@ -431,7 +431,8 @@ class Cluster:
             self.store.change(known.without_replica(node.name))
         else:  # It is not out yet, and stays.
             self.store.change(replace(known, leaving=known.leaving - {node.name}))
-        self.after(length_ns, lambda: self._add(node))
+        # By then another machine may be that replica.
+        self.after(length_ns, lambda: self._add(self.nodes[node.name]))
 
     def _add(self, node: Node) -> None:
         known = self.store.replica_set

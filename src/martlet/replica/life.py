@@ -13,6 +13,7 @@ over all names of a set, so that a later claim is known from an earlier one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -52,14 +53,15 @@ class Entitlement(Enum):
 
 
 def entitlement(
-    named: Life | None, own: Life, claim: Life, instance: str, *, has_pledged: bool
+    named: Life | None, own: Life, claims: Sequence[str], instance: str, *, has_pledged: bool
 ) -> Entitlement:
     """Return what a process is.
 
     Args:
         named: the life in the document; None where it has none, as that of an earlier version.
         own: the last life of the folder that the document is known to have named.
-        claim: the last one that was claimed, whether that came about or not.
+        claims: the processes on the folder that have claimed the name since, whether that came
+            about or not.
         instance: the process.
         has_pledged: whether the folder has been a replica's.
     """
@@ -72,7 +74,7 @@ def entitlement(
         return Entitlement.SUCCEEDS  # This is an old state of the document.
     if own.instance == instance:
         return Entitlement.REPLACED
-    if named in (own, claim):
+    if named.instance in (own.instance, *claims):
         return Entitlement.SUCCEEDS
     if own.number == 0:
         # A new folder; or one of an earlier version, which has claimed nothing.

@@ -32,7 +32,7 @@ from martlet.log.storage import Storage
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
-from martlet.replica.life import NO_LIFE, Entitlement, Life, entitlement
+from martlet.replica.life import Entitlement, Life, entitlement
 from martlet.replica.note import ReplicaNote
 from martlet.replica.primary import Primary, PrimaryHost
 from martlet.replica.replica_set import (
@@ -45,6 +45,9 @@ from martlet.replica.replica_set import (
 from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
 from martlet.replica.standby import ConnectAgain, Standby, StandbyState
+
+_MAX_CLAIMS = 16
+"""The maximum of processes that are remembered, whose claim of the name has no outcome yet."""
 
 
 class ReplicaHost(PrimaryHost, Protocol):
@@ -140,7 +143,7 @@ class Replica:
         new = replace(found, is_whole=is_whole, replica=name)
         if is_of_another or not found.life.incarnation:
             life = Life(incarnation=f"{random.getrandbits(128):032x}")
-            new = replace(new, life=life, claim=NO_LIFE)
+            new = replace(new, life=life, claims=())
         self._note(new)
         self._replaced = ""
         """That another process is this replica for good; empty while that is not so."""
@@ -555,10 +558,10 @@ class Replica:
         """Whether this process is the replica of its name; claim that where it may."""
         named, note, instance = found.lives.get(self.name), self.note, self.host.instance
         has_pledged = note.pledged > 0
-        what = entitlement(named, note.life, note.claim, instance, has_pledged=has_pledged)
+        what = entitlement(named, note.life, note.claims, instance, has_pledged=has_pledged)
         if what is Entitlement.NAMED:
             assert named is not None
-            self._note(replace(note, life=named))
+            self._note(replace(note, life=named, claims=()))
             return True
         if what is Entitlement.REPLACED:
             self._stand_down(found, now_ns)
@@ -571,7 +574,8 @@ class Replica:
             if isinstance(self.role, Standby):
                 self.role.is_whole = is_whole
             # Before the swap: a start after this one must know that the claim is of this folder.
-            self._note(replace(note, is_whole=is_whole, claim=claim))
+            claims = tuple(dict.fromkeys((*note.claims, instance)))[-_MAX_CLAIMS:]
+            self._note(replace(note, is_whole=is_whole, claims=claims))
             self._claim = found.claimed(self.name, claim, self.host.address)
             self.host.swap(self._claim, seen.version)
         return False

@@ -122,6 +122,21 @@ def test_a_restart_goes_on_as_the_same_replica() -> None:
     assert (found.lives["b"].incarnation, found.lives["b"].number) == (incarnation, 2)
 
 
+def test_a_claim_without_an_answer_is_known_to_be_of_this_folder() -> None:
+    """Also where a further start saw an older document first."""
+    host = FakeHost("b", primary_folder())
+    found, version = claim(host, ALL, 1)
+    second = FakeHost("b", host.storage.crash())
+    second.looks(found, version)
+    ((applied, _),) = second.swaps
+    third = FakeHost("b", second.storage.crash())
+    third.looks(found, version)
+    third.replica.swapped(third.swaps.pop()[0], None, 0)
+    claim(third, applied, version + 1)
+    assert third.replica.note.is_whole
+    assert third.replica.note.claims == ()
+
+
 def test_a_folder_whose_copy_was_the_replica_meanwhile_does_not_count() -> None:
     host = FakeHost("b", primary_folder())
     found, version = claim(host, ALL, 1)
@@ -139,7 +154,7 @@ def primary_folder() -> SimulatedStorage:
     """The folder of a standby that has all of the log."""
     storage = primary().storage.crash()
     note = ReplicaNote.load(storage)
-    replace(note, replica="b", life=NO_LIFE, claim=NO_LIFE).save(storage)
+    replace(note, replica="b", life=NO_LIFE, claims=()).save(storage)
     return storage
 
 
