@@ -9,8 +9,8 @@ a client takes      until its connection is closed
                     in which the server waits for the client counts
 ==================  ================================================================================
 
-So no number of connections that never finish a request keeps descriptors for long. A connection
-between two requests may stay idle, as at nsqd.
+So no number of connections that never finish a request keeps descriptors for long. They are closed
+without an answer; the log has a line. A connection between two requests may stay idle, as at nsqd.
 
 A client that sends no HTTP, or goes away before its answer, is no error of the server: its log has
 a line and no traceback.
@@ -35,11 +35,6 @@ log = logging.getLogger(__name__)
 HEAD_S = 20.0
 BODY_S = 20.0
 BODY_BYTES_PER_S = 500
-TOO_SLOW = (
-    f"REQUEST_TIMEOUT: the body did not come within {BODY_S:g} s and a second more for each"
-    f" {BODY_BYTES_PER_S} bytes: send it faster, or in smaller requests"
-)
-_NO_HEAD = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class BodyTimer:
@@ -110,9 +105,9 @@ class HttpConnection(web.RequestHandler):
 
     def _end_headless(self) -> None:
         self._head_timer = None
+        log.info("HTTP: closing %s: no request within %g s", shown_peer(self.transport), HEAD_S)
         if self.transport is not None:
-            self.transport.write(_NO_HEAD)
-        self.force_close()
+            self.transport.abort()
 
     def handle_error(
         self,
@@ -140,13 +135,29 @@ class HttpConnection(web.RequestHandler):
 
 
 @asynccontextmanager
-async def body_timer() -> AsyncIterator[None]:
+async def body_timer(request: web.BaseRequest) -> AsyncIterator[None]:
     """Limit the time in which a short body is read. Raises HTTPRequestTimeout."""
     try:
         async with asyncio.timeout(BODY_S):
             yield
     except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_S:g} s") from None
+        end_slow(request)
+        raise web.HTTPRequestTimeout from None
+
+
+def end_slow(request: web.BaseRequest) -> None:
+    """Close the connection of a client that sends its body too slowly.
+
+    It gets no answer, which it may not read either, and which would keep the connection.
+    """
+    if request.transport is not None:
+        log.info(
+            "HTTP: closing %s: its body did not come within %g s and a second for each %d bytes",
+            shown_peer(request.transport),
+            BODY_S,
+            BODY_BYTES_PER_S,
+        )
+        request.transport.abort()
 
 
 def is_gone(request: web.BaseRequest) -> bool:

@@ -72,6 +72,14 @@ async def opened(
             await writer.wait_closed()
 
 
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Wait until the connection ends; whether it does so without an answer."""
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+
+
 def reset(writer: asyncio.StreamWriter) -> None:
     """Go away as a process that is killed."""
     sock = writer.get_extra_info("socket")
@@ -97,7 +105,7 @@ async def test_a_head_that_does_not_end_has_a_time_limit(
         monkeypatch.setattr(http_connection, "HEAD_S", SOON_S)
         async with opened(address) as (reader, writer):
             writer.write(begun)
-            assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+            assert await is_closed(reader)
 
 
 @pytest.mark.parametrize("server", ["broker", "lookup", "admin"])
@@ -108,12 +116,11 @@ async def test_further_lines_of_a_head_gain_no_time(
         monkeypatch.setattr(http_connection, "HEAD_S", 2 * SOON_S)
         async with opened(address) as (reader, writer):
             writer.write(b"GET /ping HTTP/1.1\r\n")
-            end = asyncio.create_task(reader.read())
+            end = asyncio.create_task(is_closed(reader))
             while not end.done():
                 writer.write(b"X-More: 1\r\n")
                 await asyncio.sleep(SOON_S)
-            # With unread lines the connection may be reset.
-            assert end.exception() or end.result().startswith(b"HTTP/1.1 408 ")
+            assert end.result()
 
 
 @pytest.mark.parametrize("server", ["broker", "lookup", "admin"])
@@ -125,7 +132,7 @@ async def test_a_second_request_that_does_not_end_has_the_limit_too(
         assert b"200 OK" in await reader.readuntil(b"\r\n\r\nOK")
         monkeypatch.setattr(http_connection, "HEAD_S", SOON_S)
         writer.write(b"GET /ping HT")
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        assert await is_closed(reader)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ async def test_a_body_that_does_not_end_has_a_time_limit(
     async with http_of(server) as address, opened(address) as (reader, writer):
         begun = framing if "Length" in framing else f"{framing}\r\n\r\n5\r\nab"
         writer.write(f"POST {path} HTTP/1.1\r\n{JSON}{begun}".encode())
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        assert await is_closed(reader)
 
 
 async def test_a_form_in_parts_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +156,7 @@ async def test_a_form_in_parts_has_a_time_limit(monkeypatch: pytest.MonkeyPatch)
             b"POST /act HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n"
             b"Content-Type: multipart/form-data; boundary=a\r\n\r\n--a\r\n"
         )
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        assert await is_closed(reader)
 
 
 async def test_a_body_has_time_for_the_bytes_that_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def is_multipart(request: web.Request) -> bool:
 
 async def _form(request: web.Request) -> Form:
     try:
-        async with body_timer():
+        async with body_timer(request):
             form = await request.post()
     except (ValueError, LookupError, AssertionError, RuntimeError) as error:  # by the kind of form
         raise ActionRefused(f"the form cannot be read: {error}") from error

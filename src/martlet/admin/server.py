@@ -187,7 +187,7 @@ async def _show_problems(request: web.Request, handler: Handler) -> web.StreamRe
     site = request.app[SITE]
     try:
         if request.can_read_body and not forms.is_multipart(request):
-            async with body_timer():
+            async with body_timer(request):
                 await request.read()  # It is kept for the handler.
         return await handler(request)
     except PageNotFound as error:

@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from martlet import __version__
 from martlet.addresses import shown_peer
 from martlet.browsing import PROXIED, host_of, is_address, is_of_browser, is_of_other_site
-from martlet.http_connection import TOO_SLOW, BodyTimer
+from martlet.http_connection import BodyTimer, end_slow
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.v2 import quoted
 from martlet.server.listening_socket import is_local
@@ -276,7 +276,7 @@ class Request:
 
         Raises:
             HttpError: 413 with the text `too_large`: it exceeds the limit; 408: it comes too
-            slowly; 500 INTERNAL_ERROR: it broke off.
+            slowly, and the connection is closed; 500 INTERNAL_ERROR: it broke off.
         """
         request = self._request
         if self.content_length > limit_bytes:
@@ -303,7 +303,8 @@ class Request:
                     pieces += piece
                     timer.received(len(pieces))
         except TimeoutError:
-            raise HttpError(408, TOO_SLOW) from None
+            end_slow(request)
+            raise HttpError(408, "REQUEST_TIMEOUT") from None
         except (ClientError, HttpProcessingError, OSError):
             raise HttpError(500, "INTERNAL_ERROR") from None
         raise HttpError(413, too_large)

@@ -221,7 +221,7 @@ class HttpServer:
             response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
         except HttpError as error:
             response = refuse(error)
-            if error.status == 408 or (error.status == 413 and request.has_much_left):
+            if error.status == 413 and request.has_much_left:
                 response.force_close()
         except Exception as error:
             if isinstance(error, ConnectionError) and request.is_gone:
