@@ -232,6 +232,31 @@ def test_without_pyopenssl_the_policy_require_is_refused_at_the_start(
     assert "pip install '.[pyopenssl]' in a clone" in done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+async def test_routes_of_operators_want_tls_1_2(
+    certificates: Certificates, version: ssl.TLSVersion
+) -> None:
+    """nsqd's own routes answer what --tls-min-version allows, as there."""
+    old = client_context(certificates)
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    old.minimum_version = old.maximum_version = version
+    flags = ("--https-address=127.0.0.1:0", *certificates.flags)
+    with BrokerProcess(None, *flags) as process:
+        port = (await https_address(process)).rpartition(":")[2]
+        async with aiohttp.ClientSession() as session:
+            for context, path, status in (
+                (old, "/ping", 200),
+                (old, "/log/topics", 403),
+                (client_context(certificates), "/log/topics", 200),
+            ):
+                url = f"https://localhost:{port}{path}"
+                async with session.get(url, ssl=context) as answer:
+                    text = await answer.text()
+                    assert answer.status == status, text
+                    assert (status == 403) == ("TLS_TOO_OLD" in text)
+
+
 async def test_https_may_listen_at_a_unix_socket(
     certificates: Certificates, tmp_path: Path
 ) -> None:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from martlet.server.http.request import HttpError, Request
 
 
+OLD_TLS = frozenset({"SSLv3", "TLSv1", "TLSv1.1"})
+"""Versions too weak for operators; ``--tls-min-version`` may allow them to others, as in nsqd."""
 _MAX_SHOWN = 100
 """The characters of a host that an error shows."""
 
@@ -142,13 +144,18 @@ class Operators:
         )
         return cls(tokens, has_certificates=by_certificate)
 
-    def include(self, *, is_local: bool, has_certificate: bool = False) -> bool:
+    def include(
+        self, *, is_local: bool, has_certificate: bool = False, tls_version: str = ""
+    ) -> bool:
         """Return whether a client is an operator by its connection alone, over HTTP or TCP.
 
         Args:
             is_local: whether it is on this machine.
             has_certificate: whether it has shown one that the authority verifies.
+            tls_version: such as ``TLSv1.3``; empty without TLS.
         """
+        if tls_version in OLD_TLS:
+            return False
         is_certified = self._has_certificates and has_certificate
         return is_certified or (is_local and not self._tokens)
 
@@ -174,6 +181,12 @@ class Operators:
         """Check that a client is an operator. Raises HttpError, as `check`."""
         if request.is_vouched_for:
             return
+        if request.tls_version in OLD_TLS:
+            raise _denied(
+                403,
+                f"TLS_TOO_OLD: {request.path} is for operators, who connect by TLS 1.2 or later,"
+                f" and not by {request.tls_version}",
+            )
         is_own = request.is_vouched_for is None
         if is_own and self.include(
             is_local=request.is_local, has_certificate=request.has_certificate

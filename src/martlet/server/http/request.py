@@ -131,6 +131,13 @@ class Request:
         return is_local(self._request.transport) and not any(map(self.headers, PROXIED))
 
     @property
+    def tls_version(self) -> str:
+        """The version of TLS of the client's connection, such as ``TLSv1.3``; empty without."""
+        transport = self._request.transport
+        session = None if transport is None else transport.get_extra_info("ssl_object")
+        return (session.version() or "") if session is not None else ""
+
+    @property
     def has_certificate(self) -> bool:
         """Whether the client has shown a certificate, which Python's ssl has verified."""
         transport = self._request.transport

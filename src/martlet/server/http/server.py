@@ -20,9 +20,11 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from martlet.addresses import shown_peer
 from martlet.browsing import ADMIN_AGENT, SAFE_METHODS
 from martlet.durations import format_duration
 from martlet.http_connection import GONE_STATUS, HttpConnection
+from martlet.log.open_files import REFUSAL, is_for_the_log
 from martlet.server.http import lone_publish
 from martlet.server.http.access import refuse_foreign_change
 from martlet.server.http.paths import V1, route_of
@@ -82,6 +84,9 @@ class _Protocol(HttpConnection):
         self.when_gone: set[Callable[[], object]] = set()
         """Called when the client disconnects."""
         super().connection_made(transport)
+        if is_for_the_log(transport):
+            log.warning(REFUSAL, "HTTP", shown_peer(transport))
+            cast(asyncio.Transport, transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Tell requests under way that their client has disconnected."""

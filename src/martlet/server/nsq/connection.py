@@ -661,6 +661,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._context.operators.include(
             is_local=not self._is_spliced and is_local(self.transport),
             has_certificate=self.tls is not None and self.tls.has_certificate,
+            tls_version="" if self.tls is None else self.tls.version,
         )
 
     def may_publish(self, topic: str) -> None:

@@ -18,6 +18,7 @@ import logging
 from typing import Protocol, cast
 
 from martlet.addresses import shown_peer
+from martlet.log.open_files import REFUSAL, is_for_the_log
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.server.http.access import Operators
 from martlet.server.listening_socket import is_local
@@ -204,8 +205,10 @@ class SplicedConnection(_Pipe):
         """Hold the client, and look for the primary."""
         super().connection_made(transport)
         assert self._transport is not None
-        self._transport.pause_reading()
         self._finder.spliced.add(self)
+        if self._is_refused(self._transport):
+            return
+        self._transport.pause_reading()
         self._task = asyncio.get_running_loop().create_task(self._find(self._transport))
 
     def data_received(self, data: bytes) -> None:
@@ -239,6 +242,14 @@ class SplicedConnection(_Pipe):
             )
         transport.abort()
 
+    def _is_refused(self, transport: asyncio.Transport) -> bool:
+        """Whether a connection has a descriptor of the log's: then it ends."""
+        if not is_for_the_log(transport):
+            return False
+        self._log.warning(REFUSAL, "TCP", shown_peer(self._transport))
+        transport.abort()
+        return True
+
     async def _splice(self, transport: asyncio.Transport) -> bool:
         client = shown_peer(transport)
         # A certificate is seen by the primary, with which the client speaks TLS.
@@ -254,6 +265,9 @@ class SplicedConnection(_Pipe):
             return True
         self._other = link.release(_Pipe(transport))
         self._is_spliced = True
+        if self._is_refused(self._other):
+            transport.abort()
+            return True
         if self._early:
             self._other.write(bytes(self._early))
         transport.resume_reading()

@@ -105,6 +105,7 @@ class Asked:
 
     is_local: bool = False
     has_certificate: bool = False
+    tls_version: str = ""
     is_vouched_for: bool | None = None
     is_of_foreign_page: bool = False
     is_of_other_site: bool = False
@@ -222,6 +223,12 @@ def test_with_tokens_each_of_them_opens_and_nothing_else() -> None:
 def test_a_verified_certificate_is_an_operators_where_the_options_say_so() -> None:
     assert answer(Operators(has_certificates=True), has_certificate=True) == "yes"
     assert answer(Operators((TOKEN,), has_certificates=True), has_certificate=True) == "yes"
+    for old in ("TLSv1", "TLSv1.1"):
+        named = {"has_certificate": True, "sent": bearer(TOKEN), "tls_version": old}
+        assert answer(Operators((TOKEN,), has_certificates=True), **named) == "403 TLS_TOO_OLD"
+        assert not Operators(has_certificates=True).include(
+            is_local=True, has_certificate=True, tls_version=old
+        )
     assert answer(Operators(has_certificates=True)) == "403 OPERATORS_ONLY"
     assert answer(Operators((TOKEN,)), has_certificate=True) == "401 and how OPERATOR_TOKEN_MISSING"
 
