@@ -187,6 +187,10 @@ class Cluster:
                 raise Broken(f"not well {RECOVERY_NS // SECOND_NS} s after the last fault: {self}")
             self._run_until(self.now_ns + 200 * MILLISECOND_NS, with_faults=False)
         self._run_until(self.now_ns + 5 * SECOND_NS, with_faults=False)
+        # A primary that was paused may have had much to deliver.
+        end_ns = self.now_ns + RECOVERY_NS
+        while self.oracle.lost and self.now_ns < end_ns:
+            self._run_until(self.now_ns + SECOND_NS, with_faults=False)
         self.oracle.end()
 
     def _run_until(self, end_ns: int, *, with_faults: bool) -> None:
@@ -397,12 +401,21 @@ class Cluster:
         def take_its_place() -> None:
             if self.nodes[node.name] is node and not self.is_calm and self._may_replace(node):
                 self.say(f"a copy takes the place of {node.address}")
-                node.may_start = False  # As it would wait while another process has its name.
+                node.was_copied = True
                 if self.random.randrange(3):
                     self._hang(node, length_ns)
                 self._build(node.name, copied).start()
 
         self.after(self.random.randrange(length_ns), take_its_place)
+
+    def take_back(self, node: Node) -> None:
+        """An operator starts a machine again whose copy has not become the replica."""
+        copied = self.nodes[node.name]
+        copied.is_given_up = True
+        if copied.life is not None:
+            self.kill(copied)
+        self.nodes[node.name] = node
+        node.was_copied, node.was_taken_back = False, True
 
     def _hang(self, node: Node, length_ns: int) -> None:
         if self.random.randrange(2):

@@ -82,6 +82,8 @@ class Node:
         self.is_copied = storage is not None
         self.storage = copy_of(storage) if storage else SimulatedStorage(cluster.random)
         self.life: Life | None = None
+        self.instance = ""
+        """Of the process that runs, or ran last."""
         self.has_power = True
         self.is_paused = False
         self.skew_ns = cluster.random.randrange(-(10**9), 10**9)
@@ -93,8 +95,12 @@ class Node:
         self.shown: dict[int, tuple[StoredQueue, int]] = {}
         """By the number of a topic: how far the oracle has checked what a standby shows of it."""
         self.was_cut_off_power = False
-        self.may_start = True
-        """Whether its process is started again when it ends."""
+        self.is_given_up = False
+        """Whether its process is not started again."""
+        self.was_copied = False
+        """Whether a machine with a copy of its folder takes its place."""
+        self.was_taken_back = False
+        """Whether its copy was given up."""
         self.replaces_another = False
         """Whether its folder is a copy of another replica's."""
         self._files: tuple[Life | None, dict[int, bytearray]] = (None, {})
@@ -106,13 +112,16 @@ class Node:
 
     def start(self) -> None:
         """Start a process, as a script would that starts it again whenever it ends."""
-        if self.life is not None or not self.has_power or not self.may_start:
+        if self.life is not None or not self.has_power or self.is_given_up:
             return
+        if self.was_copied:
+            if self.cluster.store.replica_set.instance_of(self.name) != self.instance:
+                return  # It would wait, as a copy is the replica by now.
+            self.cluster.take_back(self)
         lost_power, self.was_cut_off_power = self.was_cut_off_power, False
         self.checked_position = 0
         self.broker = None
         self.instance = f"{self.cluster.random.getrandbits(64):016x}"
-        is_copied, self.is_copied = self.is_copied, False
         try:
             self.replica = Replica(
                 self.name,
@@ -122,14 +131,14 @@ class Node:
                 self.cluster.random,
                 self.cluster.settings,
                 self.cluster.now_ns,
-                may_be_incomplete=is_copied
-                or (lost_power and not self.cluster.settings.flush_sync),
+                may_be_incomplete=lost_power and not self.cluster.settings.flush_sync,
             )
         except ReplicaFailed:
-            self.was_cut_off_power, self.is_copied = lost_power, is_copied
+            self.was_cut_off_power = lost_power
             self.storage = self.storage.crash()
             self.cluster.after(500 * MILLISECOND_NS, self.start)
             return
+        self.is_copied = False
         self.life = Life()
         self._every(TICK_NS, self.tick)
         self._every(1000 * MILLISECOND_NS, self._announce)
@@ -322,8 +331,9 @@ class Node:
         self.replaces_another = False
 
     def lacks_acknowledged(self) -> None:
-        """No folder is restored from a backup here."""
-        raise Broken(f"{self.address} is said to lack what it acknowledged")
+        """No folder is restored from a backup here; but a copy may have been the replica."""
+        if not self.was_taken_back:
+            raise Broken(f"{self.address} is said to lack what it acknowledged")
 
     def recover(self, copy: CopiedLog) -> BrokerRecovery:
         """Begin a state."""

@@ -168,8 +168,12 @@ class Oracle:
             raise Broken(f"{topic} {offset} is {body!r} and was {self.bodies[topic, offset]!r}")
         self.received.add(body)
 
+    @property
+    def lost(self) -> set[bytes]:
+        """What was answered OK, and has not come."""
+        return self.answered - self.received
+
     def end(self) -> None:
         """Nothing more happens: all that was answered has arrived."""
-        lost = self.answered - self.received
-        if lost:
-            raise Broken(f"{len(lost)} messages were answered OK and are lost: {sorted(lost)[:3]}")
+        if lost := sorted(self.lost):
+            raise Broken(f"{len(lost)} messages were answered OK and are lost: {lost[:3]}")

@@ -282,7 +282,7 @@ def name_taken_back(patch: pytest.MonkeyPatch) -> None:
     """A process that was replaced writes itself into the document again."""
 
     def takes(
-        named: Life | None, own: Life, claims: Sequence[str], instance: str, *, has_pledged: bool
+        named: Life | None, own: Life, runs: Sequence[str], instance: str, *, has_pledged: bool
     ) -> Entitlement:
         is_own = named is not None and named.instance == instance
         return Entitlement.NAMED if is_own else Entitlement.SUCCEEDS

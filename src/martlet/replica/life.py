@@ -41,9 +41,9 @@ class Entitlement(Enum):
     """What a process is by the document.
 
     NAMED: the replica of its name. SUCCEEDS: it may claim the name, and its folder has all that the
-    life before acknowledged, as far as its note is right. REPLACES: it may claim the name, and its
-    folder may lack what the life before acknowledged. REPLACED: another process has the name for
-    good.
+    life before acknowledged, as far as its note is right. REPLACES: it may claim the name where
+    another replica has what the life before acknowledged: its folder may lack that. REPLACED:
+    another process has the name for good.
     """
 
     NAMED = "named"
@@ -53,20 +53,20 @@ class Entitlement(Enum):
 
 
 def entitlement(
-    named: Life | None, own: Life, claims: Sequence[str], instance: str, *, has_pledged: bool
+    named: Life | None, own: Life, runs: Sequence[str], instance: str, *, has_pledged: bool
 ) -> Entitlement:
     """Return what a process is.
 
     Args:
         named: the life in the document; None where it has none, as that of an earlier version.
         own: the last life of the folder that the document is known to have named.
-        claims: the processes on the folder that have claimed the name since, whether that came
-            about or not.
+        runs: the processes on the folder since then, which may have claimed the name.
         instance: the process.
         has_pledged: whether the folder has been a replica's.
     """
     if named is None:
-        return Entitlement.SUCCEEDS
+        is_new = own.number == 0 and not has_pledged
+        return Entitlement.REPLACES if is_new else Entitlement.SUCCEEDS
     if named.instance == instance:
         is_bound = named.incarnation == own.incarnation
         return Entitlement.NAMED if is_bound else Entitlement.SUCCEEDS
@@ -74,12 +74,9 @@ def entitlement(
         return Entitlement.SUCCEEDS  # This is an old state of the document.
     if own.instance == instance:
         return Entitlement.REPLACED
-    if named.instance in (own.instance, *claims):
+    if named.instance in (own.instance, *runs):
         return Entitlement.SUCCEEDS
-    if own.number == 0:
-        # A new folder; or one of an earlier version, which has claimed nothing.
-        return Entitlement.REPLACES if has_pledged else Entitlement.SUCCEEDS
-    if named.incarnation in ("", own.incarnation):
-        # A copy of the folder was the replica meanwhile.
-        return Entitlement.REPLACES
-    return Entitlement.REPLACED
+    # A new folder, or one of an earlier version, which has claimed nothing; or a copy of the folder
+    # was the replica meanwhile.
+    may_replace = own.number == 0 or named.incarnation == own.incarnation
+    return Entitlement.REPLACES if may_replace else Entitlement.REPLACED

@@ -5,8 +5,8 @@ HELLO, and takes nothing of a lower epoch ever after. `is_whole` is False where 
 that it acknowledged: it lost power, and acknowledged before they were on the disk. `epochs` are
 those of the log, whose segments may be retired. `replica` is the name of the replica that all this
 is about: one that is started with a copy of another's folder may lack what it acknowledged itself.
-`life` is the last one that the document was seen to have for it, and `claims` are the
-processes that have claimed the name since.
+`life` is the last one that the document was seen to have for it, and `runs` are the
+processes that ran on the folder since.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReplicaNote:
         is_whole: see above.
         epochs: (epoch, start, end) of each, oldest first.
         replica: see above; empty in a note that is older than this field.
-        life, claims: see above; without an incarnation in a note that is older than these fields.
+        life, runs: see above; without an incarnation in a note that is older than these fields.
     """
 
     pledged: int = 0
@@ -41,7 +41,7 @@ class ReplicaNote:
     epochs: tuple[tuple[int, int, int], ...] = ()
     replica: str = ""
     life: Life = NO_LIFE
-    claims: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, storage: Storage) -> ReplicaNote:
@@ -55,9 +55,9 @@ class ReplicaNote:
             fields = json.loads(data)
             epochs = tuple((int(a), int(b), int(c)) for a, b, c in fields["epochs"])
             replica = str(fields.get("replica", ""))
-            life, claims = _life(*fields.get("life", NO_LIFE)), fields.get("claims", ())
+            life, runs = _life(*fields.get("life", NO_LIFE)), fields.get("runs", ())
             pledged, is_whole = int(fields["pledged"]), fields["is_whole"] is True
-            return cls(pledged, is_whole, epochs, replica, life, tuple(map(str, claims)))
+            return cls(pledged, is_whole, epochs, replica, life, tuple(map(str, runs)))
         except (ValueError, KeyError, TypeError) as error:
             raise BadNote(
                 f"{NAME} cannot be read ({error!r}); replace this replica by an empty one"
@@ -71,7 +71,7 @@ class ReplicaNote:
             "epochs": self.epochs,
             "replica": self.replica,
             "life": self.life,
-            "claims": self.claims,
+            "runs": self.runs,
         }
         storage.replace(NAME, json.dumps(fields).encode())
 

@@ -46,8 +46,8 @@ from martlet.replica.settings import ReplicaSettings
 from martlet.replica.shipping import Link, LogsDiverged, SegmentRemoved
 from martlet.replica.standby import ConnectAgain, Standby, StandbyState
 
-_MAX_CLAIMS = 16
-"""The maximum of processes that are remembered, whose claim of the name has no outcome yet."""
+_MAX_RUNS = 16
+"""The maximum of processes that are remembered, which the document may name by now."""
 
 
 class ReplicaHost(PrimaryHost, Protocol):
@@ -56,10 +56,12 @@ class ReplicaHost(PrimaryHost, Protocol):
     Attributes:
         instance: a random name of the process.
         address: where other replicas connect.
+        is_copied: its data folder is a copy, made while the replica ran.
     """
 
     instance: str
     address: str
+    is_copied: bool
 
     def connect(self, attempt: int, name: str, address: str) -> None:
         """Begin a connection to a replica; `connected` or `connect_failed` with the same number
@@ -139,12 +141,18 @@ class Replica:
         is_of_another = found.replica not in ("", name)
         if is_of_another:
             host.folder_is_of(found.replica)
-        is_whole = found.is_whole and not (may_be_incomplete or is_of_another)
+        lacks_some = may_be_incomplete or is_of_another or host.is_copied
+        is_whole = found.is_whole and not lacks_some
         new = replace(found, is_whole=is_whole, replica=name)
         if is_of_another or not found.life.incarnation:
             life = Life(incarnation=f"{random.getrandbits(128):032x}")
-            new = replace(new, life=life, claims=())
-        self._note(new)
+            new = replace(new, life=life, runs=())
+        elif host.is_copied:
+            # It is not the folder of the process that ran last.
+            new = replace(new, life=found.life._replace(instance=""), runs=())
+        # Before a claim: a start after this one must know that it was of this folder.
+        runs = dict.fromkeys((*new.runs, host.instance))
+        self._note(replace(new, runs=tuple(runs)[-_MAX_RUNS:]))
         self._replaced = ""
         """That another process is this replica for good; empty while that is not so."""
         self._claim: ReplicaSet | None = None
@@ -261,6 +269,7 @@ class Replica:
             log_epoch=role.epoch if isinstance(role, Primary) else role.copy.epochs.last,
             problem=self.problem,
             life=self.note.life.number,
+            incarnation=self.note.life.incarnation,
         )
 
     @property
@@ -558,13 +567,19 @@ class Replica:
         """Whether this process is the replica of its name; claim that where it may."""
         named, note, instance = found.lives.get(self.name), self.note, self.host.instance
         has_pledged = note.pledged > 0
-        what = entitlement(named, note.life, note.claims, instance, has_pledged=has_pledged)
+        what = entitlement(named, note.life, note.runs, instance, has_pledged=has_pledged)
         if what is Entitlement.NAMED:
             assert named is not None
-            self._note(replace(note, life=named, claims=()))
+            self._note(replace(note, life=named, runs=()))
             return True
         if what is Entitlement.REPLACED:
             self._stand_down(found, now_ns)
+        elif what is Entitlement.REPLACES and found.may_be_alone(self.name):
+            self._set_problem = (
+                f"replica {self.name}, which this process is to replace, may have messages that no"
+                f" other replica has: start it again on its own data folder; if that is lost, make"
+                " another replica the primary with `martlet replicas force NAME --accept-loss`"
+            )
         elif self._claim is None:
             number = max(found.last_life, note.life.number) + 1
             claim = Life(number, instance, note.life.incarnation)
@@ -573,9 +588,7 @@ class Replica:
                 self.host.lacks_acknowledged()
             if isinstance(self.role, Standby):
                 self.role.is_whole = is_whole
-            # Before the swap: a start after this one must know that the claim is of this folder.
-            claims = tuple(dict.fromkeys((*note.claims, instance)))[-_MAX_CLAIMS:]
-            self._note(replace(note, is_whole=is_whole, claims=claims))
+            self._note(replace(note, is_whole=is_whole))
             self._claim = found.claimed(self.name, claim, self.host.address)
             self.host.swap(self._claim, seen.version)
         return False

@@ -186,6 +186,11 @@ class ReplicaSet:
             last_life=max(self.last_life, life.number),
         )
 
+    def may_be_alone(self, name: str) -> bool:
+        """Whether a replica may have confirmed what no other one has."""
+        is_made = self.primary is not None and len(self.replicas) > 1
+        return is_made and self.copies == 1 and name in self.in_sync
+
     def named(self, presences: Mapping[str, Presence]) -> ReplicaSet:
         """Return the set in which running processes are the replicas of their names, and no others
         of these names.
@@ -196,7 +201,7 @@ class ReplicaSet:
         for name in sorted(presences):
             if presences[name].instance:
                 number += 1
-                lives[name] = Life(number, presences[name].instance)
+                lives[name] = Life(number, presences[name].instance, presences[name].incarnation)
         return replace(self, lives=lives, last_life=number)
 
     def with_in_sync(self, in_sync: frozenset[str]) -> ReplicaSet:
@@ -328,7 +333,8 @@ class Presence:
         modes: those that all replicas should share: of ``--flush`` and ``--replication``.
         initial_primary: ``NAME=HOST:PORT`` of the replica that ``--initial-replicas`` names first;
             empty without that flag.
-        life: the number of the last one that its folder has claimed.
+        life: the number of the last one of its folder, see `martlet.replica.life`.
+        incarnation: of its folder; empty while that is new.
     """
 
     epoch: int = 0
@@ -348,6 +354,7 @@ class Presence:
     modes: str = ""
     initial_primary: str = ""
     life: int = 0
+    incarnation: str = ""
 
     def pack(self) -> bytes:
         """Return it as stored."""

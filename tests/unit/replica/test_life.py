@@ -15,9 +15,10 @@ ORDERED = Life(9, "another")
 
 
 @pytest.mark.parametrize(
-    ("named", "own", "claims", "instance", "expected"),
+    ("named", "own", "runs", "instance", "expected"),
     [
-        pytest.param(None, NEW, (), "process", Entitlement.SUCCEEDS, id="nobody"),
+        pytest.param(None, NEW, (), "process", Entitlement.REPLACES, id="nobody"),
+        pytest.param(None, OWN, (), "process", Entitlement.SUCCEEDS, id="nobody, by an old state"),
         pytest.param(OWN, OWN, (), "process", Entitlement.NAMED, id="itself"),
         pytest.param(OWN, NEW, ("process",), "process", Entitlement.NAMED, id="seen first"),
         pytest.param(
@@ -30,7 +31,7 @@ ORDERED = Life(9, "another")
         pytest.param(
             Life(3, "old", "old"), OWN, (), "process", Entitlement.SUCCEEDS, id="old state"
         ),
-        pytest.param(OTHER, NEW, (), "process", Entitlement.SUCCEEDS, id="a new folder"),
+        pytest.param(OTHER, NEW, (), "process", Entitlement.REPLACES, id="a new folder"),
         pytest.param(COPY, OWN, (), "again", Entitlement.REPLACES, id="a copy ran meanwhile"),
         pytest.param(COPY, OWN, (), "process", Entitlement.REPLACED, id="a copy runs"),
         pytest.param(
@@ -42,9 +43,9 @@ ORDERED = Life(9, "another")
     ],
 )
 def test_a_name_is_one_process(
-    named: Life | None, own: Life, claims: tuple[str, ...], instance: str, expected: Entitlement
+    named: Life | None, own: Life, runs: tuple[str, ...], instance: str, expected: Entitlement
 ) -> None:
-    assert entitlement(named, own, claims, instance, has_pledged=own.number > 0) is expected
+    assert entitlement(named, own, runs, instance, has_pledged=False) is expected
 
 
 def test_a_folder_of_an_earlier_version_may_lack_what_another_process_acknowledged() -> None:

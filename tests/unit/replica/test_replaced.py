@@ -90,7 +90,8 @@ def test_a_primary_that_was_replaced_stands_down() -> None:
     old.replica.swapped(wanted, version + 1, old.now_ns)
     old.looks(wanted, version + 1)
     assert isinstance(old.replica.role, Primary)
-    found, version = claim(new, wanted, version + 1)
+    grown = wanted.with_in_sync(frozenset("abc"))
+    found, version = claim(new, grown, version + 1)
     assert isinstance(new.replica.role, Standby), "the epoch is that of the other process"
     old.looks(found, version)
     assert (old.replica.is_replaced, old.replica.primary) == (True, None)
@@ -134,7 +135,36 @@ def test_a_claim_without_an_answer_is_known_to_be_of_this_folder() -> None:
     third.replica.swapped(third.swaps.pop()[0], None, 0)
     claim(third, applied, version + 1)
     assert third.replica.note.is_whole
-    assert third.replica.note.claims == ()
+    assert third.replica.note.runs == ()
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_new_folder_does_not_replace_the_only_replica_that_has_some_messages(
+    is_copy: bool,
+) -> None:
+    host = FakeHost("a", primary().storage.crash())
+    found, version = claim(host, ALL, 1)
+    alone = found.with_in_sync(frozenset("a"))
+    copied = FakeHost("a", copy_of(host) if is_copy else None, is_copied=is_copy)
+    copied.looks(alone, version + 1)
+    assert copied.swaps == []
+    assert "may have messages that no other replica has" in copied.replica.problem
+    again = FakeHost("a", copied.storage.crash())
+    again.looks(alone, version + 1)
+    assert again.swaps == [], "nor at a further start"
+    claim(again, alone.forced("b"), version + 2)
+    same = FakeHost("a", host.storage.crash())
+    claim(same, alone, version + 1)
+    assert same.replica.note.is_whole
+
+
+def test_a_process_that_an_operator_named_is_known_to_be_of_this_folder() -> None:
+    host = FakeHost("b", primary_folder())
+    presence = replace(host.replica.presence(0), instance=host.instance)
+    named = ALL.named({"b": presence})
+    again = FakeHost("b", host.storage.crash())
+    claim(again, named, 1)
+    assert again.replica.note.is_whole
 
 
 def test_a_folder_whose_copy_was_the_replica_meanwhile_does_not_count() -> None:
@@ -154,7 +184,7 @@ def primary_folder() -> SimulatedStorage:
     """The folder of a standby that has all of the log."""
     storage = primary().storage.crash()
     note = ReplicaNote.load(storage)
-    replace(note, replica="b", life=NO_LIFE, claims=()).save(storage)
+    replace(note, replica="b", life=NO_LIFE, runs=()).save(storage)
     return storage
 
 

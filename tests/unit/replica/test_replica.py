@@ -41,7 +41,10 @@ PROCESSES = count()
 class FakeHost:
     """A process that remembers what it was asked for."""
 
-    def __init__(self, name: str, storage: SimulatedStorage | None = None) -> None:
+    def __init__(
+        self, name: str, storage: SimulatedStorage | None = None, *, is_copied: bool = False
+    ) -> None:
+        self.is_copied = is_copied
         self.storage = storage or SimulatedStorage(Random(1))
         self.connects: list[tuple[int, str]] = []
         self.swaps: list[tuple[ReplicaSet, int]] = []

@@ -130,6 +130,7 @@ class ReplicaNode:
         self.name = options.replica_name
         self.instance = ports.instance
         self.address = self.options.replica_address
+        self.is_copied = False
         self.log = log
         self._repeated_log = RepeatedLines.above(log)
         self.server: Server | None = None
@@ -226,8 +227,8 @@ class ReplicaNode:
         boot = (storage.read(_BOOT) or b"").decode().split()
         lost_power = boot[:1] not in ([], here[:1])
         # The folder that it was copied from may have gone on, with or without its process.
-        is_copied = boot[1:] not in ([], here[1:])
-        if is_copied:
+        self.is_copied = boot[1:] not in ([], here[1:])
+        if self.is_copied:
             self.log.warning(
                 "LOG: %s is a copy of a data folder, made while its replica ran: it counts once it"
                 " has all of the primary's log",
@@ -246,7 +247,7 @@ class ReplicaNode:
                 Random(),
                 self._settings,
                 self.now_ns(),
-                may_be_incomplete=is_copied or (lost_power and not self._settings.flush_sync),
+                may_be_incomplete=lost_power and not self._settings.flush_sync,
             ),
         )
         storage.replace(_BOOT, " ".join(here).encode())

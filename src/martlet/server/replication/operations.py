@@ -99,7 +99,7 @@ class Operations:
 
         def added(seen: Seen) -> ReplicaSet:
             found = self._require(seen)
-            if found.replicas.get(name) == presence.address:
+            if name in found.replicas:
                 if name in found.leaving:
                     return replace(found, leaving=found.leaving - {name})
                 raise OperationRefused(f"{name} is a replica already")
@@ -213,7 +213,7 @@ class Operations:
                     f"{found.primary} is the primary, and alive: use `martlet replicas hand-over"
                     f" {name}`, which loses nothing"
                 )
-            return found.forced(name)
+            return found.forced(name).named({name: presence})
 
         return await self._change(forced)
 
