@@ -61,7 +61,6 @@ class PlantedBug:
 KILLS = Faults(kill=10, power=0, power_all=0, interval_ms=400, lost_answers=0.1)
 POWER = Faults(kill=3, power=10, power_all=3, interval_ms=400)
 NETWORK = Faults(kill=3, power=0, one_way=5, isolate=8, reset=8, interval_ms=400)
-STORE = Faults(kill=5, isolate=5, reset=8, lost_answers=0.4, slow_looks=0.3, interval_ms=400)
 TWINS = Faults(replace=8, copy=8, power=0, pause=5, isolate=5, reset=8, interval_ms=300)
 STALE = Faults(kill=20, power=0, isolate=8, stale_looks=0.4, interval_ms=250)
 
@@ -333,7 +332,8 @@ PLANTED_BUGS = {
         test=test_primary.test_both_sets_count_until_the_swaps_outcome_is_known,
     ),
     "larger set counted after the swap": PlantedBug(
-        larger_set_counted_only_after_the_swap, STORE, SYNC | {"min_in_sync": 1}, seed=86
+        larger_set_counted_only_after_the_swap,
+        test=test_primary.test_a_larger_set_counts_from_before_its_swap,
     ),
     "unclear swap taken for failed": PlantedBug(
         unclear_swap_taken_for_failed,

@@ -113,6 +113,22 @@ def test_both_sets_count_until_the_swaps_outcome_is_known() -> None:
     assert host.confirmed_position == host.log.position
 
 
+def test_a_larger_set_counts_from_before_its_swap() -> None:
+    """It may be in force already, and then another primary needs no answer of this one."""
+    host = Host("ab", "a", min_in_sync=1)
+    host.join("b")
+    end = host.log.position
+    host.acknowledge("b", end)
+    host.wait(0)
+    ((wanted, _),) = host.swaps
+    assert (wanted.in_sync, wanted.copies) == (frozenset("ab"), 2)
+    more = host.append()
+    host.primary.send(host.now_ns)
+    assert host.confirmed_position == end
+    host.acknowledge("b", more)
+    assert host.confirmed_position == more
+
+
 def test_an_unclear_swap_counts_until_another_settles_it() -> None:
     host = Host("ab", "a", min_in_sync=1)
     before = host.confirmed_position
