@@ -396,10 +396,15 @@ class Cluster:
         """
         if node.life is None:
             return
-        copied = copy_of(node.storage)
+        copied, incarnation = copy_of(node.storage), node.replica.note.life.incarnation
 
         def take_its_place() -> None:
-            if self.nodes[node.name] is node and not self.is_calm and self._may_replace(node):
+            if (
+                self.nodes[node.name] is node
+                and not self.is_calm
+                and self._may_replace(node)
+                and node.replica.note.life.incarnation == incarnation  # Its disk is the same.
+            ):
                 self.say(f"a copy takes the place of {node.address}")
                 node.was_copied = True
                 if self.random.randrange(3):

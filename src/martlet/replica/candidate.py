@@ -110,7 +110,7 @@ class Candidate:
             return
         self.replica_set, self.version = found, version
         for name, (link, hello) in list(self.answers.items()):
-            if name not in found.replicas or found.instance_of(name) not in ("", hello.instance):
+            if name not in found.replicas or found.instance_of(name) != hello.instance:
                 link.close()
                 self.disconnected(link)
         self.decide()

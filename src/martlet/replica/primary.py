@@ -472,7 +472,7 @@ class Primary:
         self._wanted = None
         self.replica_set, self.version = found, version
         for name, standby in list(self.standbys.items()):
-            if name in found.replicas and found.instance_of(name) in ("", standby.instance):
+            if name in found.replicas and found.instance_of(name) == standby.instance:
                 continue
             # It was removed or replaced, and what it acknowledges counts for nothing.
             self.standbys.pop(name).link.close()

@@ -427,7 +427,7 @@ class Replica:
             # It takes this replica for the primary: the document says who is.
             link.send(Frame(FrameKind.FENCED, self.note.pledged))
             link.close()
-        elif role.replica_set.instance_of(hello.replica) not in ("", hello.instance):
+        elif role.replica_set.instance_of(hello.replica) != hello.instance:
             # Another process is that replica; or this one is, and the newest document says so.
             link.send(Frame(FrameKind.FENCED, self.note.pledged))
             link.close()

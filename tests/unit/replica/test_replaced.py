@@ -205,6 +205,17 @@ def test_a_primary_takes_no_greeting_of_a_process_that_is_not_the_replica(instan
     assert link.kinds == [FrameKind.WELCOME]
 
 
+def test_nor_of_one_whose_claim_it_has_not_read() -> None:
+    """Another process may have claimed the name since."""
+    host = primary()
+    role = host.replica.role
+    assert isinstance(role, Primary)
+    link = FakeLink()
+    hello = ReplicaGreeting("id", "b", [], [], instance="process").pack()
+    host.replica.received(link, Frame(FrameKind.HELLO, 1, body=hello), host.now_ns)
+    assert (link.is_closed, role.standbys) == (True, {})
+
+
 def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
     host = Host("abc", "abc", min_in_sync=2)
     host.join("b")
