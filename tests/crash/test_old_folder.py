@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.data.old_folder import look, unpacked
+from tests.data.old_folder import FLAGS, look, unpacked
 
+from martlet.client import Producer
 from martlet.log.folder import Folder
 from martlet.log.verify import verify
+from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
 
@@ -32,6 +34,18 @@ def test_the_folder_of_an_earlier_version_keeps_its_messages(archive: Path) -> N
     delivered = {id for _, _, id in found["delivered plain c"]}
     assert ledger["finished"]
     assert not delivered & set(ledger["finished"])
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+async def test_order_keys_lead_to_the_queues_that_they_led_to(archive: Path) -> None:
+    with unpacked(archive) as (folder, ledger), BrokerProcess(folder, *FLAGS) as broker:
+        seen = ledger["seen"]
+        bases = {int(each["id_base"], 16): each["queue"] for each in seen["topic wide"]["queues"]}
+        async with Producer(broker.tcp_address) as producer:
+            for message in seen["messages"]["wide"]:
+                key = message["properties"]["order_key"]
+                sent = await producer.send("wide", b"later", order_key=key)
+                assert sent.queue == bases[int(message["id"], 16) - message["offset"]]
 
 
 def test_there_is_such_a_folder() -> None:

@@ -36,6 +36,7 @@ from martlet.broker.tracing.latency import quantiles
 from martlet.log.retention import Need
 from martlet.log.segmented import FlushJob
 from martlet.log.storage import Segment
+from martlet.properties.key_hash import KeyHash
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 MILLISECOND_NS = 10**6
@@ -375,6 +376,7 @@ class BesideModel(RuleBasedStateMachine):
         assert [part.number for part in real.parts] == list(range(len(real.parts)))
         for part in real.parts:
             assert set(part.channels) == set(real.channels)
+            assert part.key_hash is KeyHash.CRC32C_FMIX32
         for lost in topic.parts[len(real.parts) :]:
             assert lost.created_position > durable, "queues have gone"
         del topic.parts[len(real.parts) :]

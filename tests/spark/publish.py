@@ -9,6 +9,8 @@ from typing import Any
 
 from crc32c import crc32c
 
+from martlet.properties.key_hash import KeyHash
+
 
 def post(
     address: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
@@ -22,7 +24,10 @@ def post(
 
 def key_of(queue: int, queues: int) -> str:
     """Return an order key whose messages are in the given queue."""
-    return next(key for key in map(str, range(1000)) if crc32c(key.encode()) % queues == queue)
+    number = KeyHash.CRC32C_FMIX32.of
+    return next(
+        key for key in map(str, range(1000)) if number(crc32c(key.encode())) % queues == queue
+    )
 
 
 def publish(address: str, topic: str, bodies: Iterable[bytes], order_key: str = "") -> None:

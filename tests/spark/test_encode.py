@@ -13,14 +13,21 @@ from hypothesis import strategies as st
 
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.properties.block import entries_of
+from martlet.properties.key_hash import KeyHash
 from martlet.properties.model import BadProperties, Properties
 from martlet.protocol.nsq.bulk import split_bodies
 from martlet.spark.write import encode
-from martlet.spark.write.encode import Encoder
+from martlet.spark.write.encode import Encoder, KeyQueues
 
 pytestmark = pytest.mark.spark
 
-QUEUES = {"one": 1, "two": 2, "five": 5}
+EARLY, MIXED = KeyHash
+QUEUES = {
+    "one": KeyQueues(1, MIXED),
+    "two": KeyQueues(2, EARLY),
+    "four": KeyQueues(4, MIXED),
+    "five": KeyQueues(5, MIXED),
+}
 HEADERS = pa.list_(
     pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 )
@@ -57,7 +64,7 @@ rows = st.fixed_dictionaries(
 def encoder(**settings: Any) -> Encoder:
     defaults: dict[str, Any] = {
         "topic": None,
-        "queue_count": QUEUES.__getitem__,
+        "key_queues": QUEUES.__getitem__,
         "block_bytes": 200,
         "max_message_bytes": 100,
     }
@@ -82,8 +89,8 @@ def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, P
 
 
 def wanted(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int]:
-    key, queues = row["key"], QUEUES[row["topic"]]
-    queue = crc32c(key) % queues if key and queues > 1 else None
+    key, (queues, key_hash) = row["key"], QUEUES[row["topic"]]
+    queue = key_hash.of(crc32c(key)) % queues if key and queues > 1 else None
     if row["partition"] is not None:
         queue = row["partition"]
     headers = {h["key"]: (h["value"] or b"").decode() for h in row["headers"] or ()}
@@ -144,7 +151,7 @@ def test_many_small_rows_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch
 
 def test_pending_bytes_of_many_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MAX_PENDING_BYTES", 300)
-    made = encoder(block_bytes=1000, queue_count=lambda topic: 1)
+    made = encoder(block_bytes=1000, key_queues=lambda topic: QUEUES["one"])
     blocks: list[MessageBlock] = []
     for number in range(60):
         topic = f"t{number % 20}"
@@ -164,11 +171,11 @@ def test_a_topic_option_overrides_the_column() -> None:
 def test_queues_are_asked_for_once_and_only_where_there_are_keys() -> None:
     asked: list[str] = []
 
-    def count(topic: str) -> int:
+    def ask(topic: str) -> KeyQueues:
         asked.append(topic)
-        return 3
+        return KeyQueues(3, EARLY)
 
-    made = encoder(topic="one", queue_count=count)
+    made = encoder(topic="one", key_queues=ask)
     assert [*made.add(values(b"x", key=pa.array([None], pa.string())))] == []
     assert asked == []
     for _ in range(3):

@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from tests.interop.certificates import Certificates
 from tests.spark.publish import post
 from tests.spark.stored import rows_of, values_of
 
-from martlet.spark.write import sink
+from martlet.properties.key_hash import KeyHash
+from martlet.spark.write import broker_transaction, sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.options import WriteOptions
@@ -155,8 +157,8 @@ def test_rows_name_their_target_and_properties(broker: BrokerProcess) -> None:
     writer.commit([commit], 0)
     found = {row["value"]: row for row in rows_of(broker.http_address, "keyed")}
     assert {value: row["partition"] for value, row in found.items()} == {
-        b"w": crc32c(b"k1") % 3,
-        b"x": crc32c(b"k2") % 3,
+        b"w": KeyHash.CRC32C_FMIX32.of(crc32c(b"k1")) % 3,
+        b"x": KeyHash.CRC32C_FMIX32.of(crc32c(b"k2")) % 3,
         b"z": 2,
     }
     first = found[b"w"]
@@ -350,6 +352,22 @@ def test_rows_with_keys_need_a_reader_and_the_error_says_so(
         wanted = options(broker, topic="t", authSecret="publisher")
         with pytest.raises(WriteFailed, match="let the auth server allow authSecret to subscribe"):
             task(wanted, "k", None, batch("one", key=pa.array(["a"])))
+
+
+class _Earlier(StrEnum):
+    CRC32C = "crc32c"
+
+
+def test_a_topic_whose_keys_the_sink_cannot_place_is_refused(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_transaction, "KeyHash", _Earlier)
+    post(broker.http_address, "/topic/create?topic=placed&queues=3")
+    wanted = options(broker, topic="placed")
+    with pytest.raises(WriteFailed, match="key hash of topic 'placed', 'crc32c-fmix32', which"):
+        task(wanted, "k", BatchId("q", 0), batch("one", key=pa.array(["a"])))
+    monkeypatch.undo()
+    task(wanted, "l", BatchId("q", 1), batch("one", key=pa.array(["a"])))
 
 
 def test_a_wrong_secret_is_refused_at_once(tmp_path: Path) -> None:

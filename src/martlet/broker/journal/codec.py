@@ -4,6 +4,7 @@
 a field of type             in JSON
 ==========================  ========================================================
 `int`, `str`, `bool`        a number without a fraction, a string, true or false
+a `StrEnum`                 the string of a member; any other is an error
 ``X | None``                null, or as X
 ``tuple[X, ...]``           a list
 ``tuple[X, Y]``             a list of two
@@ -23,6 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
 from functools import cache
 from operator import attrgetter
 from types import UnionType
@@ -155,6 +157,8 @@ def _reader(kind: Any) -> Reader:
         return lambda value: value
     if kind in (int, str, bool):
         return _plain_reader(kind)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _enum_reader(kind)
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             return _list_reader(_reader(arguments[0]))
@@ -177,6 +181,17 @@ def _plain_reader(kind: type) -> Reader:
         if type(value) is not kind:
             raise _not(wanted, value)
         return value
+
+    return read
+
+
+def _enum_reader(kind: type[StrEnum]) -> Reader:
+    by_value = {member.value: member for member in kind}
+
+    def read(value: object) -> object:
+        if type(value) is not str or value not in by_value:
+            raise _not(f"one of {', '.join(by_value)}", value)
+        return by_value[value]
 
     return read
 

@@ -45,6 +45,7 @@ from martlet.broker.journal import codec
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.record import BadRecord, RecordKind
 from martlet.log.recovery import LogDamage
+from martlet.properties.key_hash import KeyHash
 from martlet.properties.model import NORMAL_PRIORITY
 
 HALF = "%half"
@@ -113,6 +114,7 @@ class TopicRecord:
         policy: the values that differ from the default of `martlet.broker.policy.TopicPolicy`.
         delayed: of a bucket; None of any other topic.
         priority: of all messages in this queue.
+        key_hash: leads from an order key to a queue of the topic.
         end_offset: behind the last message; only in a `SnapshotEntry`.
         channels: those of this queue; only in a `SnapshotEntry`.
     """
@@ -128,6 +130,7 @@ class TopicRecord:
     policy: Mapping[str, Any] | None = None
     delayed: BucketRecord | None = None
     priority: int = NORMAL_PRIORITY
+    key_hash: KeyHash = KeyHash.CRC32C
     end_offset: int | None = None
     channels: tuple[ChannelRecord, ...] | None = None
 

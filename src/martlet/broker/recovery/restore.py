@@ -573,6 +573,7 @@ def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
         topic.paused_at = max(record.paused_at, topic.backlog_offset, *seen)
     topic.voids = list(record.voids)
     topic.policy = TopicPolicy.read(record.policy or {})
+    topic.key_hash = record.key_hash
     holders = [c for c in known.channels.values() if not _keeps_nothing(c)]
     if holders and all(is_ephemeral(channel.name) for channel in holders):
         topic.backlog_offset = topic.limit

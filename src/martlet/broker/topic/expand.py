@@ -108,6 +108,7 @@ def _part(registry: TopicRegistry, topic: Topic, number: int, priority: int) -> 
     queue = QueueLog(registry.log, id, number, id_base, index, 0, priority=priority)
     part = Topic(registry, id, topic.name, queue)
     part.parts = topic.parts
+    part.key_hash = topic.key_hash
     part.paused_at = 0 if topic.paused else None
     part.policy = topic.policy
     return part

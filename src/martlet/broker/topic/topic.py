@@ -42,6 +42,7 @@ from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
 from martlet.names import is_ephemeral, is_valid_name
+from martlet.properties.key_hash import KeyHash
 from martlet.properties.model import NORMAL_PRIORITY
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Topic(SingleQueueTopic):
         """The part for the messages of each other priority, once there were any."""
         self.several = False
         """Whether it has more than one queue."""
+        self.key_hash = KeyHash.CRC32C_FMIX32
+        """Chosen when the topic is made, the same at all its queues, and never changed."""
         self._turn = 0
         self.message_count = 0
         self.dropped_count = 0
@@ -134,6 +137,7 @@ class Topic(SingleQueueTopic):
             backlog_offset=backlog_offset,
             voids=tuple(self.voids),
             priority=self.queue.priority,
+            key_hash=self.key_hash,
             policy=self.policy.to_json() or None,
             end_offset=None if channels is None else self.queue.end_offset,
             channels=None if channels is None else tuple(map(self.describe_channel, channels)),
@@ -192,12 +196,12 @@ class Topic(SingleQueueTopic):
         return self.parts[number]
 
     def part_for_key(self, key: bytes) -> Topic:
-        """Return the topic at the queue for a key: the CRC-32C of the key, modulo the number of
+        """Return the topic at the queue for a key: its `key_hash` of the key, modulo the number of
         queues of normal priority.
 
         It stays the same until the topic gets more queues.
         """
-        return self.normal_parts[crc32c(key) % len(self.normal_parts)]
+        return self.normal_parts[self.key_hash.of(crc32c(key)) % len(self.normal_parts)]
 
     def next_part(self) -> Topic:
         """Return the topic at the next queue, round-robin, for messages without a key.

@@ -12,6 +12,7 @@ from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
 from martlet.client.admin.noun import Noun, place
 from martlet.client.admin.stats import TopicStats, node_stats
+from martlet.properties.key_hash import KeyHash
 from martlet.properties.model import NORMAL_PRIORITY
 
 Policy = Mapping[str, Any]
@@ -55,12 +56,14 @@ class TopicDescription(Described):
     Attributes:
         topic: its name.
         queues: its queues.
+        key_hash: the function that leads from an order key to a queue.
         policy: its settings that differ from their defaults.
         channel_policies: the same of each channel; None where the broker does not say.
     """
 
     topic: str
     queues: tuple[LogQueue, ...]
+    key_hash: str = KeyHash.CRC32C
     policy: Mapping[str, Any] = field(default_factory=dict)
     channel_policies: Mapping[str, Any] | None = None
 

@@ -59,6 +59,7 @@ class TopicCalls:
         topic = arguments.topic(self._broker)
         return {
             "topic": topic.name,
+            "key_hash": topic.key_hash,
             "queues": [
                 {
                     "queue": part.number,

@@ -28,9 +28,10 @@ from martlet.client.sync.loop_thread import loop_thread
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.client.transport.identity import Features
 from martlet.client.transport.tls import Tls
+from martlet.properties.key_hash import KeyHash
 from martlet.properties.model import NORMAL_PRIORITY
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
-from martlet.spark.write.encode import Encoder
+from martlet.spark.write.encode import Encoder, KeyQueues
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.placement import FoundBroker, broker_for, find_broker
 
@@ -151,7 +152,7 @@ class BrokerTransaction:
         features = self._thread.call(self._staging.features())
         encoder = Encoder(
             self._options.topic,
-            self._queue_count,
+            self._key_queues,
             block_bytes=_block_bytes(self._options, features),
             max_message_bytes=features.max_message_bytes or _DEFAULT_MESSAGE_BYTES,
             delay_step_ms=self._options.delay_step_ms,
@@ -160,7 +161,7 @@ class BrokerTransaction:
             yield from encoder.add(batch)
         yield from encoder.rest()
 
-    def _queue_count(self, topic: str) -> int:
+    def _key_queues(self, topic: str) -> KeyQueues:
         try:
             described = self._thread.call(self._staging.call("topic.describe", topic=topic))
         except TransactionRefused as error:
@@ -172,10 +173,18 @@ class BrokerTransaction:
                 ) from error
             if error.code != "NOT_FOUND":
                 raise
-            return 1  # Staging for it will create it with 1 queue.
+            return KeyQueues(1, KeyHash.CRC32C)  # Staging will create it with 1 queue.
         queues = described["queues"]
         # Keys choose among the queues of normal priority.
-        return sum(each.get("priority", NORMAL_PRIORITY) == NORMAL_PRIORITY for each in queues)
+        count = sum(each.get("priority", NORMAL_PRIORITY) == NORMAL_PRIORITY for each in queues)
+        name = described.get("key_hash", KeyHash.CRC32C)  # Brokers before 0.2 have that alone.
+        if name not in set(KeyHash):
+            raise WriteFailed(
+                f"{self.address}: column 'key' needs the key hash of topic {topic!r}, {name!r},"
+                " which this version does not know: upgrade it, or name a queue by column"
+                " 'partition'"
+            )
+        return KeyQueues(count, KeyHash(name))
 
     def commit(self, branches: Mapping[str, int]) -> bool:
         """Publish the rows that the tasks have staged.

@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from martlet.client.transactions.bulk import MessageBlock
 from martlet.names import is_valid_name
+from martlet.properties.key_hash import KeyHash
 from martlet.spark.write.property_encoding import (
     Int64s,
     as_binary,
@@ -51,6 +52,13 @@ class RowDestination(NamedTuple):
 
     topic: str
     queue: int
+
+
+class KeyQueues(NamedTuple):
+    """The queues of a topic that order keys lead to, and how."""
+
+    queue_count: int
+    key_hash: KeyHash
 
 
 class Rows(NamedTuple):
@@ -110,7 +118,7 @@ class Encoder:
 
     Args:
         topic: the topic of all rows; None if column ``topic`` has it.
-        queue_count: returns the number of queues of a topic; called if rows have keys.
+        key_queues: returns those of a topic; called if rows have keys.
         block_bytes: the size of a full block.
         max_message_bytes: the broker's limit of one message.
         delay_step_ms: delivery times are rounded up to multiples of it.
@@ -119,15 +127,15 @@ class Encoder:
     def __init__(
         self,
         topic: str | None,
-        queue_count: Callable[[str], int],
+        key_queues: Callable[[str], KeyQueues],
         *,
         block_bytes: int,
         max_message_bytes: int,
         delay_step_ms: int = 1,
     ) -> None:
         self._topic = topic
-        self._queue_count = queue_count
-        self._queue_counts: dict[str, int] = {}
+        self._key_queues = key_queues
+        self._queues_of_topic: dict[str, KeyQueues] = {}
         self._block_bytes = block_bytes
         self._max_message_bytes = max_message_bytes
         self._delay_step_ms = delay_step_ms
@@ -223,9 +231,9 @@ class Encoder:
         queues = np.full(len(batch), _ANY, np.int64)
         at = batch.schema.get_field_index("key")
         if at >= 0 and batch.column(at).null_count < len(batch):
-            counts = np.array([self._count(topic) for topic in topics], np.int64)[of_topic]
-            if int(counts.max()) > 1:
-                queues = _queues_of_keys(as_binary(batch.column(at)), counts)
+            some = [self._queues_of(topic) for topic in topics]
+            if max(each.queue_count for each in some) > 1:
+                queues = _queues_of_keys(as_binary(batch.column(at)), some, of_topic)
         at = batch.schema.get_field_index("partition")
         if at >= 0:
             column = batch.column(at)
@@ -239,11 +247,10 @@ class Encoder:
             queues = np.where(np.asarray(column.is_valid()), exact, queues)
         return queues
 
-    def _count(self, topic: str) -> int:
-        known = self._queue_counts.get(topic)
-        if known is None:
-            known = self._queue_counts[topic] = self._queue_count(topic)
-        return known
+    def _queues_of(self, topic: str) -> KeyQueues:
+        if topic not in self._queues_of_topic:
+            self._queues_of_topic[topic] = self._key_queues(topic)
+        return self._queues_of_topic[topic]
 
     def _times(self, batch: pa.RecordBatch) -> Int64s | None:
         """The delivery time of each row, in milliseconds, rounded up to `delay_step_ms`."""
@@ -330,13 +337,17 @@ def _nothing(rows: Rows) -> pa.Array:
     return pa.repeat(pa.scalar(b"", pa.binary()), len(rows.bodies))
 
 
-def _queues_of_keys(keys: pa.Array, counts: Int64s) -> Int64s:
+def _queues_of_keys(keys: pa.Array, topic_queues: list[KeyQueues], of_topic: Int64s) -> Int64s:
     """The queue of each key, hashed once for each distinct key."""
     coded = keys.dictionary_encode()
-    hashes = np.array([*map(crc32c, coded.dictionary.to_pylist()), 0], np.int64)
+    crcs = np.array([*map(crc32c, coded.dictionary.to_pylist()), 0], np.int64)
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    counts = np.array([each.queue_count for each in topic_queues], np.int64)[of_topic]
+    kinds = list(KeyHash)
+    kind = np.array([kinds.index(each.key_hash) for each in topic_queues])[of_topic]
+    numbers = np.stack([each.of(crcs) for each in kinds])[kind, codes]
     has_key = (codes >= 0) & (counts > 1) & (sizes_of(keys) > 0)
-    queues: Int64s = np.where(has_key, hashes[codes] % counts, _ANY)
+    queues: Int64s = np.where(has_key, numbers % counts, _ANY)
     return queues
 
 

@@ -1,7 +1,7 @@
 """The journal's format: the bytes of each entry, those of earlier versions, and wrong ones.
 
-``golden.txt`` was written by ``python -m tests.unit.broker.journal.life`` before entries were
-dataclasses, and says what a broker's data folder holds: it changes with the format alone.
+``golden.txt`` was written by ``python -m tests.unit.broker.journal.life`` and says what a broker's
+data folder holds: it changes with the format alone.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from martlet.broker.journal.entries import (
 )
 from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.record import BadRecord, RecordKind
+from martlet.properties.key_hash import KeyHash
 
 GOLDEN = (Path(__file__).parent / "golden.txt").read_text().splitlines()
 JSON = [
@@ -137,6 +138,12 @@ def test_a_batch_of_an_early_version_has_no_times_and_outcomes_had_no_length() -
     assert isinstance(found, AllTransactionsEntry)
     assert found.transactions[0].branches == {"b": (HalfBatch(7, 1, "t", -1, 99, 0),)}
     assert (found.outcomes_bytes, found.packed) == (None, b"outcomes")
+
+
+def test_a_topic_of_an_early_version_has_the_first_key_hash() -> None:
+    entry = decode(RecordKind.TOPOLOGY, packed({"op": "topic", "topic": RECORD}))
+    assert isinstance(entry, TopicEntry)
+    assert entry.topic.key_hash is KeyHash.CRC32C
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
