@@ -61,7 +61,7 @@ def test_a_stalled_ephemeral_channel_holds_back_no_log() -> None:
     core = Core(max_ephemeral=MAX)
     stalled(core)
     reader = core.client("t", "reader").ready(1 << 20)
-    for _ in range(40):
+    for _ in range(60):
         core.fill("t", 2)
         reader.finish(*range(reader.consumer.finish_count, len(reader.got)))
         core.checkpoint()
