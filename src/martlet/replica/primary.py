@@ -90,6 +90,7 @@ class Primary:
         settings: of all replicas.
         host: does what is asked.
         now_ns: the time.
+        named_ns: when the look began that found this process to be the primary.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Primary:
     settings: ReplicaSettings
     host: PrimaryHost
     now_ns: int
+    named_ns: int
     standbys: dict[str, StandbyProgress] = field(default_factory=dict)
     swap_state: SwapState = SwapState.SETTLED
     stalled_since_ns: int | None = None
@@ -131,13 +133,13 @@ class Primary:
         self._has_given_up = False
         """Whether the last hand-over was given up, so that an order for it is to be taken back."""
         self._ordered_since_ns = self.now_ns
-        self.alive_ns = self.now_ns
+        self.alive_ns = self.named_ns
         """When this process last ran."""
         self._woke_ns: int | None = None
         """When it went on after it had hung, until the document has been read since."""
         self._wanted: ReplicaSet | None = None
         """The document that a swap under way is to write."""
-        self._count()
+        self._count(self.now_ns)
 
     # standbys
 
@@ -179,7 +181,6 @@ class Primary:
 
         Raises FrameRefused, and SegmentRemoved: it must greet anew.
         """
-        self._see_time(now_ns)
         found = next((item for item in self.standbys.items() if item[1].link is link), None)
         if found is None:
             raise FrameRefused(f"{frame.kind.name} of a replica that was not welcomed")
@@ -211,7 +212,7 @@ class Primary:
         if frame.is_whole:
             self._see_progress(name, standby, now_ns)
             self.confirmation.acknowledge(name, self._reached_by(standby))
-            self._count()
+            self._count(now_ns)
 
     def _see_progress(self, name: str, standby: StandbyProgress, now_ns: int) -> None:
         reached = self._reached_by(standby)
@@ -228,9 +229,8 @@ class Primary:
 
     def send(self, now_ns: int) -> None:
         """Send what was appended; call this at the end of a turn."""
-        self._see_time(now_ns)
         if not self.settings.flush_sync:
-            self._count()
+            self._count(now_ns)
         for standby in list(self.standbys.values()):
             sender = standby.sender
             if sender is None:
@@ -244,8 +244,7 @@ class Primary:
 
     def flushed(self, now_ns: int) -> None:
         """The log's `durable_position` rose."""
-        self._see_time(now_ns)
-        self._count()
+        self._count(now_ns)
 
     def _see_time(self, now_ns: int) -> None:
         if now_ns - self.alive_ns > self.settings.replica_timeout_ns:
@@ -259,8 +258,9 @@ class Primary:
         """
         return self._woke_ns is not None
 
-    def _count(self) -> None:
+    def _count(self, now_ns: int) -> None:
         """Take in this replica's own log, and tell the host of what is confirmed by now."""
+        self._see_time(now_ns)
         log = self.log
         own = log.durable_position if self.settings.flush_sync else log.position
         if own >= self.confirmation.acknowledged(self.name):
@@ -423,27 +423,29 @@ class Primary:
 
     # the document
 
-    def looked(self, seen: Seen, began_ns: int) -> None:
+    def looked(self, seen: Seen, began_ns: int, now_ns: int) -> None:
         """Take in a look at the document of this epoch, which names this process as its primary.
 
         Args:
             seen: what was read.
             began_ns: when the look began.
+            now_ns: the time.
         """
         found = seen.replica_set
         assert found is not None and found.epoch == self.epoch
+        self._see_time(now_ns)
         if self._woke_ns is not None and began_ns >= self._woke_ns:
             self._woke_ns = None
-            self._count()
+            self._count(now_ns)
         if self.swap_state is SwapState.SENT or seen.version < self.version:
             return  # It was seen before the swap.
         if seen.version > self.version:
             # The version that a swap named is gone: it was applied, or never will be.
-            self._settled(found, seen.version)
+            self._settled(found, seen.version, now_ns)
         elif self.swap_state is SwapState.UNCLEAR:
             self._swap(found.touched())
 
-    def swapped(self, asked: ReplicaSet, version: int | None) -> None:
+    def swapped(self, asked: ReplicaSet, version: int | None, now_ns: int) -> None:
         """A swap gave the document a version; None where another change came first, so that a look
         is due.
         """
@@ -454,7 +456,7 @@ class Primary:
             # That change may be an earlier swap of this replica, whose outcome was unclear.
             self.swap_state = SwapState.UNCLEAR
         else:
-            self._settled(asked, version)
+            self._settled(asked, version, now_ns)
 
     def swap_unclear(self, asked: ReplicaSet) -> None:
         """The outcome of a swap is not known: it may be applied later."""
@@ -467,7 +469,7 @@ class Primary:
         """Whether a look is needed to settle a swap."""
         return self.swap_state is SwapState.UNCLEAR
 
-    def _settled(self, found: ReplicaSet, version: int) -> None:
+    def _settled(self, found: ReplicaSet, version: int, now_ns: int) -> None:
         self.swap_state = SwapState.SETTLED
         self._wanted = None
         self.replica_set, self.version = found, version
@@ -479,7 +481,7 @@ class Primary:
             self.confirmation.forget(name)
         self.confirmation.min_in_sync = found.min_in_sync
         self.confirmation.end_change(found.quorum)
-        self._count()
+        self._count(now_ns)
 
     # handing over
 

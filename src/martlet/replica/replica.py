@@ -165,7 +165,8 @@ class Replica:
         self.role: Standby | Candidate | Primary = self._standby(self._open_copy(), now_ns)
         self._look_at_ns = now_ns
         self._is_looking = False
-        self._look_began_ns = now_ns
+        self._look_began_ns = self._named_ns = now_ns
+        """When the newest look began; and the newest that named this process."""
         self._candidacy: ReplicaSet | None = None
         """The document that a swap under way is to write."""
         self._is_first_epoch = False
@@ -555,13 +556,19 @@ class Replica:
             )
         elif not self._has_name(seen, found, now_ns):
             pass
-        elif found.epoch > self.note.pledged:
+        else:
+            self._named_ns = self._look_began_ns
+            self._take_document(seen, found, now_ns)
+        self._look_at_ns = now_ns + self._look_interval_ns()
+
+    def _take_document(self, seen: Seen, found: ReplicaSet, now_ns: int) -> None:
+        """Take in the newest document, which names this process."""
+        if found.epoch > self.note.pledged:
             self._begin_following(seen, now_ns)
         elif isinstance(self.role, Primary):
-            self.role.looked(seen, self._look_began_ns)
+            self.role.looked(seen, self._look_began_ns, now_ns)
         elif isinstance(self.role, Candidate):
             self._refresh(self.role, found, seen.version, now_ns)
-        self._look_at_ns = now_ns + self._look_interval_ns()
 
     def _has_name(self, seen: Seen, found: ReplicaSet, now_ns: int) -> bool:
         """Whether this process is the replica of its name; claim that where it may."""
@@ -694,7 +701,7 @@ class Replica:
             return
         self.role = primary = Primary(
             self.name, self.broker, role.epoch, log, older, begun_at, role.replica_set,
-            role.version, self.settings, self.host, now_ns,
+            role.version, self.settings, self.host, now_ns, self._named_ns,
         )  # fmt: skip
         for link, hello in role.answers.values():
             primary.greeted(link, hello, now_ns)
@@ -747,7 +754,7 @@ class Replica:
     def swapped(self, asked: ReplicaSet, version: int | None, now_ns: int) -> None:
         """A swap gave the document a version; None where another change came first."""
         if isinstance(self.role, Primary):
-            self.role.swapped(asked, version)
+            self.role.swapped(asked, version, now_ns)
         if asked is self._candidacy and version is not None:
             self._won(asked)
         self._swap_ended(asked, now_ns)

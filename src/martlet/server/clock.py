@@ -11,6 +11,9 @@ What lasts, such as message timeouts and leases, goes by the running time. So a 
 set ahead or back ends no timeout and prolongs none. Nor does time count in which the process did
 not run, since it was stopped, or its machine was suspended: the clients' answers to that time wait
 in the sockets.
+
+What others have granted to this process, or may do without it, goes by `elapsed_ns`, which counts
+all of that: a permission of the auth server, and being the primary.
 """
 
 from __future__ import annotations
@@ -25,6 +28,15 @@ STEP_NS = 1_000_000_000
 """The wall clock is followed where it differs by more; smaller steps are those of NTP."""
 
 _NEVER_NS = 1 << 62
+_ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The monotonic clock of Linux stands still while the machine is suspended."""
+
+
+def elapsed_ns() -> int:
+    """Return a time that goes on while the process is stopped and while the machine is suspended;
+    no step of the wall clock changes it.
+    """
+    return time.clock_gettime_ns(_ELAPSED_CLOCK)
 
 
 class Clock:

@@ -58,7 +58,7 @@ class Host:
         found = found.elected("a").with_in_sync(frozenset(in_sync))
         self.now_ns = 0
         self.primary = Primary(
-            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, found, 7, settings, self, 0
+            "a", "id", 5, self.log, [EpochRange(4, 0, 0)], 0, found, 7, settings, self, 0, 0
         )
         self.links: dict[str, FakeLink] = {}
 
@@ -109,7 +109,7 @@ def test_both_sets_count_until_the_swaps_outcome_is_known() -> None:
     assert (wanted.in_sync, wanted.copies, version) == (frozenset("a"), 1, 7)
     host.primary.send(host.now_ns)
     assert host.confirmed_position == 0
-    host.primary.swapped(wanted, 8)
+    host.primary.swapped(wanted, 8, host.now_ns)
     assert host.confirmed_position == host.log.position
 
 
@@ -143,13 +143,13 @@ def test_an_unclear_swap_counts_until_another_settles_it() -> None:
     host.primary.send(host.now_ns)
     assert host.confirmed_position == before
     # Nothing has changed yet, but it may: so the version that the swap named is used up.
-    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns)
+    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
     touched, version = host.swaps[-1]
     assert (touched.touch, touched.in_sync, version) == (1, frozenset("a"), 7)
     host.primary.swap_unclear(touched)
     assert host.confirmed_position == before
     # One of the two was applied.
-    host.primary.looked(Seen(wanted, 8, {}), host.now_ns)
+    host.primary.looked(Seen(wanted, 8, {}), host.now_ns, host.now_ns)
     assert host.primary.swap_state is SwapState.SETTLED
     assert host.primary.replica_set == wanted
     assert host.confirmed_position == before
@@ -164,9 +164,9 @@ def test_a_look_from_before_a_swap_changes_nothing() -> None:
     host.wait(0)
     ((wanted, _),) = host.swaps
     old = host.primary.replica_set
-    host.primary.looked(Seen(old, 7, {}), host.now_ns)
-    host.primary.swapped(wanted, 8)
-    host.primary.looked(Seen(old, 7, {}), host.now_ns)
+    host.primary.looked(Seen(old, 7, {}), host.now_ns, host.now_ns)
+    host.primary.swapped(wanted, 8, host.now_ns)
+    host.primary.looked(Seen(old, 7, {}), host.now_ns, host.now_ns)
     assert host.primary.replica_set == wanted
     assert len(host.swaps) == 1
 
@@ -177,10 +177,10 @@ def test_a_swap_that_came_second_is_looked_into() -> None:
     host.acknowledge("b", host.log.position)
     host.wait(0)
     ((wanted, _),) = host.swaps
-    host.primary.swapped(wanted, None)
+    host.primary.swapped(wanted, None, host.now_ns)
     assert host.primary.is_unclear
     other = host.primary.replica_set.touched()
-    host.primary.looked(Seen(other, 9, {}), host.now_ns)
+    host.primary.looked(Seen(other, 9, {}), host.now_ns, host.now_ns)
     assert (host.primary.replica_set, host.primary.version) == (other, 9)
 
 
@@ -233,7 +233,7 @@ def c_has_left(host: Host) -> None:
     """Its leaving was asked for, alone, and succeeds."""
     ((wanted, _),) = host.swaps
     assert wanted.in_sync == frozenset("ab")
-    host.primary.swapped(wanted, 8)
+    host.primary.swapped(wanted, 8, host.now_ns)
 
 
 def c_comes_back(host: Host) -> None:
@@ -339,7 +339,7 @@ def test_a_hand_over_waits_for_the_whole_log() -> None:
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.primary, wanted.epoch) == ("b", 6)
-    host.primary.swapped(wanted, 8)
+    host.primary.swapped(wanted, 8, host.now_ns)
     host.wait(0)
     assert len(host.swaps) == 1, "its epoch is over"
 
@@ -390,7 +390,7 @@ def test_messages_are_taken_again_while_the_outcome_of_a_hand_over_is_unknown(
     host.append()
     # It was applied: the epoch is over.
     host.primary.swap_state = SwapState.SENT
-    host.primary.swapped(wanted, 8)
+    host.primary.swapped(wanted, 8, host.now_ns)
     host.wait(10)
     assert len(host.swaps) == 1
 
@@ -409,7 +409,7 @@ def test_a_hand_over_is_given_its_time_where_the_store_was_slow_before() -> None
     host.wait(1)
     with pytest.raises(WritesRefused, match="b becomes primary"):
         host.append()
-    host.primary.swapped(wanted, 8)
+    host.primary.swapped(wanted, 8, host.now_ns)
     host.wait(0)
     assert host.swaps[-1][0].primary == "b"
 
@@ -419,14 +419,14 @@ def test_an_order_whose_outcome_was_unknown_for_too_long_is_taken_back() -> None
     host.join("b")
     host.acknowledge("b", host.log.position)
     ordered = host.primary.replica_set.asked_to_hand_over("b")
-    host.primary.looked(Seen(ordered, 8, {}), host.now_ns)
+    host.primary.looked(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     host.primary.swap_unclear(wanted)
     host.wait(3)
     host.append()
-    host.primary.looked(Seen(ordered, 8, {}), host.now_ns)
-    host.primary.swapped(host.swaps[-1][0], 9)
+    host.primary.looked(Seen(ordered, 8, {}), host.now_ns, host.now_ns)
+    host.primary.swapped(host.swaps[-1][0], 9, host.now_ns)
     host.wait(0)
     assert (host.swaps[-1][0].primary, host.swaps[-1][0].hand_over_to) == ("a", None)
     host.append()
@@ -438,7 +438,7 @@ def test_an_operator_asks_for_another_primary() -> None:
     host.acknowledge("b", host.log.position)
     host.acknowledge("c", host.log.position)
     asked = host.primary.replica_set.asked_to_hand_over("c")
-    host.primary.looked(Seen(asked, 8, {}), host.now_ns)
+    host.primary.looked(Seen(asked, 8, {}), host.now_ns, host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.primary, wanted.hand_over_to) == ("c", None)
@@ -449,7 +449,9 @@ def test_a_primary_says_no_to_a_hand_over_that_cannot_be(name: str) -> None:
     host = Host("abc", "ac", min_in_sync=1)
     host.join("c")
     host.acknowledge("c", host.log.position)
-    host.primary.looked(Seen(host.primary.replica_set.asked_to_hand_over(name), 8, {}), host.now_ns)
+    host.primary.looked(
+        Seen(host.primary.replica_set.asked_to_hand_over(name), 8, {}), host.now_ns, host.now_ns
+    )
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.primary, wanted.epoch, wanted.hand_over_to) == ("a", 5, None)
@@ -459,14 +461,16 @@ def test_a_replica_that_is_to_leave_does_even_below_the_minimum() -> None:
     host = Host("ab", "ab", min_in_sync=2)
     host.join("b")
     host.acknowledge("b", host.log.position)
-    host.primary.looked(Seen(host.primary.replica_set.asked_to_remove("b"), 8, {}), host.now_ns)
+    host.primary.looked(
+        Seen(host.primary.replica_set.asked_to_remove("b"), 8, {}), host.now_ns, host.now_ns
+    )
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert wanted.in_sync == {"a"}
-    host.primary.swapped(wanted, 9)
+    host.primary.swapped(wanted, 9, host.now_ns)
     host.wait(0)
     assert len(host.swaps) == 1, "it does not come back"
-    host.primary.looked(Seen(wanted.without_replica("b"), 10, {}), host.now_ns)
+    host.primary.looked(Seen(wanted.without_replica("b"), 10, {}), host.now_ns, host.now_ns)
     assert not host.primary.standbys
     assert host.links["b"].is_closed
     position = host.append()
@@ -479,14 +483,16 @@ def test_a_replica_that_is_to_leave_stays_until_enough_others_are_in_sync() -> N
     host = Host("abc", "ac", min_in_sync=2)
     host.join("b", "c")
     host.acknowledge("c", host.log.position)
-    host.primary.looked(Seen(host.primary.replica_set.asked_to_remove("c"), 8, {}), host.now_ns)
+    host.primary.looked(
+        Seen(host.primary.replica_set.asked_to_remove("c"), 8, {}), host.now_ns, host.now_ns
+    )
     host.wait(0)
     assert not host.swaps, "b lacks messages"
     host.acknowledge("b", host.log.position)
     host.wait(0)
     ((joined, _),) = host.swaps
     assert joined.in_sync == frozenset("abc")
-    host.primary.swapped(joined, 9)
+    host.primary.swapped(joined, 9, host.now_ns)
     host.wait(0)
     assert host.swaps[-1][0].in_sync == frozenset("ab")
 
@@ -497,7 +503,7 @@ def test_more_copies_are_made_where_an_operator_wants_them() -> None:
     host.acknowledge("b", host.log.position)
     host.acknowledge("c", host.log.position)
     asked = replace(host.primary.replica_set, wanted_copies=3)
-    host.primary.looked(Seen(asked, 8, {}), host.now_ns)
+    host.primary.looked(Seen(asked, 8, {}), host.now_ns, host.now_ns)
     host.wait(0)
     ((wanted, _),) = host.swaps
     assert (wanted.in_sync, wanted.copies) == (frozenset("abc"), 3)

@@ -222,7 +222,7 @@ def test_what_a_replaced_process_acknowledged_counts_no_more() -> None:
     host.acknowledge("b", host.log.position)
     before = host.confirmed_position
     claimed = host.primary.replica_set.claimed("b", Life(9, "new", "folder"), "address")
-    host.primary.looked(Seen(claimed, 8, {}), host.now_ns)
+    host.primary.looked(Seen(claimed, 8, {}), host.now_ns, host.now_ns)
     assert host.links["b"].is_closed
     host.append()
     host.wait(0)
@@ -250,11 +250,56 @@ def test_a_primary_that_had_hung_confirms_alone_only_once_it_has_read_the_docume
     host.now_ns += 3 * SECOND_NS
     end = host.append()
     host.primary.send(host.now_ns)
-    host.primary.looked(Seen(host.primary.replica_set, 7, {}), 0)
+    host.primary.looked(Seen(host.primary.replica_set, 7, {}), 0, host.now_ns)
     host.primary.flushed(host.now_ns)
     assert (host.confirmed_position, host.primary.is_waking) == (before, True)
-    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns)
+    host.primary.looked(Seen(host.primary.replica_set, 7, {}), host.now_ns, host.now_ns)
     assert host.confirmed_position == end
+
+
+def test_a_look_that_began_before_the_primary_hung_does_not_count() -> None:
+    """Its answer lies in a socket meanwhile, and is the first thing that is read."""
+    host = Host("ab", "a", min_in_sync=1)
+    host.primary.send(host.now_ns)
+    before = host.confirmed_position
+    end = host.append()
+    began_ns = host.now_ns
+    host.now_ns += 3 * SECOND_NS
+    host.primary.looked(Seen(host.primary.replica_set, 8, {}), began_ns, host.now_ns)
+    assert (host.confirmed_position, host.primary.is_waking) == (before, True)
+    host.primary.looked(Seen(host.primary.replica_set, 8, {}), host.now_ns, host.now_ns)
+    assert host.confirmed_position == end
+
+
+def test_a_swap_that_was_answered_while_the_primary_hung_does_not_count() -> None:
+    host = Host("ab", "ab", min_in_sync=1)
+    host.wait(0)
+    host.wait(3)
+    ((wanted, version),) = host.swaps
+    assert wanted.copies == 1
+    host.now_ns += 3 * SECOND_NS
+    host.primary.swapped(wanted, version + 1, host.now_ns)
+    assert (host.confirmed_position, host.primary.is_waking) == (0, True)
+    host.primary.looked(Seen(wanted, version + 1, {}), host.now_ns, host.now_ns)
+    assert host.confirmed_position == host.log.position
+
+
+def test_a_replica_that_hung_before_its_epoch_confirms_alone_only_once_it_has_looked() -> None:
+    host = FakeHost("a")
+    _, version = claim(host, replace(FIRST, min_in_sync=1), 1)
+    host.wait(0)
+    host.wait(0.2)
+    wanted, _ = host.swaps.pop()
+    host.replica.swapped(wanted, version + 1, host.now_ns)
+    host.wait(0.2)
+    host.now_ns += 3 * SECOND_NS
+    host.looks(wanted, version + 1)
+    role = host.replica.role
+    assert isinstance(role, Primary)
+    assert (host.confirmed_position, role.is_waking) == (0, True)
+    host.wait(0.2)
+    host.looks(wanted, version + 1)
+    assert host.confirmed_position == role.log.position
 
 
 def test_a_replica_that_an_operator_names_takes_the_place_of_one_that_hangs() -> None:

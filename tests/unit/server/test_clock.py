@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from martlet.server.clock import BEAT_NS, PAUSE_NS, Clock
+from martlet.server.clock import BEAT_NS, PAUSE_NS, Clock, elapsed_ns
 
 SECOND_NS = 10**9
 HOUR_NS = 3600 * SECOND_NS
@@ -18,8 +18,17 @@ class System:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monotonic_ns = 5 * HOUR_NS
         self.wall_ns = 1_700_000_000 * SECOND_NS
+        self.suspended_ns = 0
+        monkeypatch.setattr(time, "clock_gettime_ns", self.read)
         monkeypatch.setattr(time, "monotonic_ns", lambda: self.monotonic_ns)
         monkeypatch.setattr(time, "time_ns", lambda: self.wall_ns)
+
+    def read(self, clock: int) -> int:
+        return self.monotonic_ns + self.suspended_ns * (clock == time.CLOCK_BOOTTIME)
+
+    def suspend(self, duration_ns: int) -> None:
+        self.suspended_ns += duration_ns
+        self.wall_ns += duration_ns
 
     def pass_time(self, duration_ns: int) -> None:
         self.monotonic_ns += duration_ns
@@ -100,9 +109,20 @@ def test_a_suspended_machine_moves_the_date_alone(system: System) -> None:
     clock = Clock()
     clock.beat()
     before_ns = clock()
-    system.wall_ns += HOUR_NS
+    system.suspend(HOUR_NS)
     assert clock.beat() == HOUR_NS
     assert (clock(), clock.wall()) == (before_ns, system.wall_ns)
+
+
+def test_what_others_grant_goes_by_a_time_that_counts_pauses_and_suspension(
+    system: System,
+) -> None:
+    before_ns = elapsed_ns()
+    system.pass_time(HOUR_NS)
+    system.suspend(HOUR_NS)
+    assert elapsed_ns() == before_ns + 2 * HOUR_NS
+    system.wall_ns -= 5 * HOUR_NS
+    assert elapsed_ns() == before_ns + 2 * HOUR_NS
 
 
 def test_without_beats_nothing_counts_as_a_pause(system: System) -> None:

@@ -50,7 +50,7 @@ from martlet.server.build import (
     log_recovery,
     with_ports,
 )
-from martlet.server.clock import Clock
+from martlet.server.clock import Clock, elapsed_ns
 from martlet.server.data_folder import DataFolder, open_folder
 from martlet.server.http.request import Routes
 from martlet.server.http.server import HttpServer
@@ -306,8 +306,8 @@ class ReplicaNode:
             self.log.error("LOG: flushing it at the end failed: %s", error)
 
     def now_ns(self) -> int:
-        """The time, which never goes back."""
-        return int(self._loop.time() * 1e9)
+        """The time, which never goes back. Other replicas go on while this one is stopped."""
+        return elapsed_ns()
 
     def _do(self, step: Callable[[], object]) -> None:
         """Do something that may end the process."""
