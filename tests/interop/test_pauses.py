@@ -8,16 +8,31 @@ import signal
 import socket
 import struct
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 from tests.interop.asking import ask, until
+from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
+from tests.interop.lookup_process import LookupProcess
 
+from martlet.protocol.lookup import identify, register
 from martlet.testing import BrokerProcess
 
 TIMEOUT_MS = 1500
 STOPPED_S = 3 * TIMEOUT_MS / 1000
 COUNT = 20_000
 """So many that their answers are read in several turns of the broker's loop."""
+TTL_S = INACTIVE_S = 5
+"""Well over the second of a pause that counts where pauses do not."""
+PUBLISH = "/v1/topics/t/messages"
+PRODUCER = {
+    "broadcast_address": "127.0.0.1",
+    "hostname": "h",
+    "tcp_port": 1,
+    "http_port": 2,
+    "version": "1.3.0",
+}
 
 
 class Consumer:
@@ -48,6 +63,19 @@ class Consumer:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
+
+
+class Request:
+    """A request over HTTP that is sent at once, and whose answer is read later."""
+
+    def __init__(self, address: str, method: str, path: str, body: bytes = b"") -> None:
+        self._connection = HTTPConnection(address, timeout=60)
+        headers = {"X-Martlet-Auth": "all", "Content-Type": "application/json"}
+        self._connection.request(method, path, body, headers)
+
+    def answer(self) -> tuple[int, bytes]:
+        with closing(self._connection), self._connection.getresponse() as response:
+            return response.status, response.read()
 
 
 def stop(process_id: int) -> None:
@@ -92,3 +120,46 @@ def test_answers_that_came_while_the_broker_was_stopped_are_accepted() -> None:
         ask(broker.http_address, "/pub?topic=t", "POST", b"behind it")
         assert consumer.frame()[1][26:] == b"behind it", "the connection stands"
         consumer.close()
+
+
+def test_a_permission_of_the_auth_server_ends_while_the_broker_is_stopped() -> None:
+    """The requests lie in the sockets meanwhile, and are the first that is read."""
+    with (
+        AuthServer({"all": Answer(allowed(EVERYTHING, ttl=TTL_S))}) as server,
+        BrokerProcess(None, f"--auth-http-address={server.address}") as broker,
+    ):
+        client = Consumer(broker.tcp_address)
+        assert b"anna" in client.command("AUTH", b"all")
+        assert client.command("PUB t", b"before") == b"OK"
+        for _ in range(2):
+            assert (
+                Request(broker.http_address, "POST", PUBLISH, b'{"body": "x"}').answer()[0] == 200
+            )
+        assert len(server.asked) == 2, "what was answered is kept"
+        stop(broker.process_id)
+        try:
+            client.send(b"PUB t\n" + struct.pack(">I", 6) + b"behind")
+            http = Request(broker.http_address, "POST", PUBLISH, b'{"body": "x"}')
+            time.sleep(TTL_S + 0.5)
+        finally:
+            os.kill(broker.process_id, signal.SIGCONT)
+        assert client.frame()[1] == b"OK"
+        assert http.answer()[0] == 200
+        assert len(server.asked) == 4
+        client.close()
+
+
+def test_a_lookup_daemon_that_was_stopped_drops_no_producer() -> None:
+    with LookupProcess(None, f"--inactive-producer-timeout={INACTIVE_S}s") as lookup:
+        host, port = lookup.tcp_address.split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as producer:
+            producer.sendall(b"  V1" + identify(PRODUCER) + register("t"))
+            until(lambda: ask(lookup.http_address, "/lookup?topic=t")["producers"])
+            stop(lookup.process_id)
+            try:
+                http = Request(lookup.http_address, "GET", "/lookup?topic=t")
+                time.sleep(INACTIVE_S + 0.5)
+            finally:
+                os.kill(lookup.process_id, signal.SIGCONT)
+            (seen,) = json.loads(http.answer()[1])["producers"]
+            assert seen["hostname"] == PRODUCER["hostname"]

@@ -407,6 +407,6 @@ def _http_api(server: Server, replication: Replication | None) -> HttpApi:
         options,
         MessagePublisher(broker, server.commits, options, replication),
         server.leases,
-        HttpGuard(server.auth_servers, broker.clock, server.log),
+        HttpGuard(server.auth_servers, server.log),
         server.commits,
     )

@@ -21,6 +21,7 @@ from martlet.durations import SECOND_NS
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq.authorization import Authorizations, BadAnswer, read_answer
 from martlet.protocol.nsq.v2 import ProtocolError, quoted
+from martlet.server.clock import elapsed_ns
 
 if TYPE_CHECKING:
     import aiohttp
@@ -148,7 +149,6 @@ class Authorizer:
 
     Args:
         servers: the auth servers.
-        clock: nanoseconds.
         remote_address: of the client.
         common_name: returns that of its certificate, None without TLS.
         go_on: called when the answer for a waiting command has come.
@@ -158,14 +158,12 @@ class Authorizer:
     def __init__(
         self,
         servers: AuthServers,
-        clock: Callable[[], int],
         remote_address: str,
         common_name: Callable[[], str | None],
         go_on: Callable[[], None],
         log: logging.Logger,
     ) -> None:
         self._servers = servers
-        self._clock = clock
         self._remote_address = remote_address
         self._common_name = common_name
         self._go_on = go_on
@@ -226,7 +224,7 @@ class Authorizer:
         """Return what is valid now; None while an auth server is asked. Raises ProtocolError."""
         if self.given is None or (not self.given.rules and not self._answered):
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
-        expired = self._clock() > self._expires_ns
+        expired = elapsed_ns() > self._expires_ns
         if (expired or self._answered) and not self._has_answer():
             return None
         return self.given
@@ -248,9 +246,10 @@ class Authorizer:
         try:
             host = self._remote_address.rpartition(":")[0].strip("[]")
             remote_ip = "" if host == "unknown" else host
+            asked_ns = elapsed_ns()
             given = await self._servers.ask(remote_ip, self._common_name(), self._secret)
             self.given = given
-            self._expires_ns = self._clock() + given.ttl_s * SECOND_NS
+            self._expires_ns = asked_ns + given.ttl_s * SECOND_NS
         except AuthServerSilent as error:
             self._error = error
         finally:

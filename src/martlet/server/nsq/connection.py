@@ -235,7 +235,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         if context.auth_servers is not None:
             self.guard = Authorizer(
                 context.auth_servers,
-                context.broker.clock,
                 self.remote_address,
                 lambda: self.tls.common_name if self.tls else None,
                 self.go_on,

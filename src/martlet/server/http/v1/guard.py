@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from martlet.durations import SECOND_NS
+from martlet.server.clock import elapsed_ns
 from martlet.server.http.request import HttpError
 from martlet.server.nsq.authorizer import AuthServerSilent
 
@@ -32,15 +32,11 @@ class HttpGuard:
 
     Args:
         servers: the auth servers; None if every client may do everything.
-        clock: nanoseconds.
         log: takes failures.
     """
 
-    def __init__(
-        self, servers: AuthServers | None, clock: Callable[[], int], log: logging.Logger
-    ) -> None:
+    def __init__(self, servers: AuthServers | None, log: logging.Logger) -> None:
         self._servers = servers
-        self._clock = clock
         self._log = log
         self._known: OrderedDict[_Asker, tuple[Authorizations, int]] = OrderedDict()
         """Answers, and when each ends."""
@@ -77,8 +73,9 @@ class HttpGuard:
     async def _asked(self, servers: AuthServers, request: Request, secret: str) -> Authorizations:
         asker = secret, request.client_host, request.common_name
         known = self._known.get(asker)
-        if known is not None and self._clock() <= known[1]:
+        if known is not None and elapsed_ns() <= known[1]:
             return known[0]
+        asked_ns = elapsed_ns()
         try:
             given = await servers.ask(asker[1], asker[2], secret.encode())
         except AuthServerSilent as error:
@@ -88,7 +85,7 @@ class HttpGuard:
                 "AUTH_FAILED: the auth server refuses the secret, or did not answer: see the"
                 " broker's log",
             ) from None
-        self._known[asker] = given, self._clock() + given.ttl_s * SECOND_NS
+        self._known[asker] = given, asked_ns + given.ttl_s * SECOND_NS
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return given

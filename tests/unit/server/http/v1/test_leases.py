@@ -154,7 +154,7 @@ async def test_answers_of_auth_servers_are_kept_up_to_a_number(
             assert name == "X-Martlet-Auth"
             return [self.secret]
 
-    checks: Any = guard.HttpGuard(Servers(), lambda: 0, None)  # type: ignore[arg-type]
+    checks: Any = guard.HttpGuard(Servers(), None)  # type: ignore[arg-type]
     for secret in ("a", "b", "a", "c", "a"):
         await checks.may_publish(Asked(secret), "t")
     assert asked == [b"a", b"b", b"c", b"a"]
