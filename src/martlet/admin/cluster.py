@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from asyncio import Future
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class BrokerView:
         stats: its counts; of the last answer, where it does not answer now.
         error: why it does not answer; empty while it does.
         in_per_s, out_per_s: messages a second.
-        missing_since_s: when it was first seen not to answer, in seconds since 1970; 0 while it
+        missing_since_s: when it was first seen not to answer, by the monotonic clock; 0 while it
             does.
     """
 
@@ -165,7 +166,7 @@ class ClusterView:
     """All brokers at a time.
 
     Attributes:
-        at_s: when they were asked, in seconds since 1970; 0 before the first look.
+        at_s: when they were asked, by the monotonic clock.
         brokers: by URL.
         topics: by name.
         error: why no broker is known at all; empty while one is.
@@ -173,7 +174,7 @@ class ClusterView:
         asked: what pages asked brokers beyond the counts, so that all tabs share the answers.
     """
 
-    at_s: float = 0.0
+    at_s: float = -math.inf
     brokers: dict[str, BrokerView] = field(default_factory=dict)
     topics: dict[str, TopicTotals] = field(default_factory=dict)
     error: str = ""
@@ -220,7 +221,7 @@ def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> Clus
     Args:
         answers: of the brokers.
         before: the look before, for what a broker said last.
-        at_s: when they were asked, in seconds since 1970.
+        at_s: when they were asked, by the monotonic clock.
     """
     view = ClusterView(at_s)
     for url, stats in answers.values.items():
@@ -240,7 +241,7 @@ def without_answers(error: AdminError, before: ClusterView, at_s: float) -> Clus
     Args:
         error: why, with that of each broker where they were asked.
         before: the look before.
-        at_s: when they were asked, in seconds since 1970.
+        at_s: when they were asked, by the monotonic clock.
     """
     view = ClusterView(at_s, error=str(error))
     for url, each in error.errors.items():

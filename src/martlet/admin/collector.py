@@ -68,7 +68,7 @@ class Collector:
                 self.view = await self._take()
             except Exception as error:
                 self._log.exception("ADMIN: the brokers' answers could not be used")
-                self.view = ClusterView(time.time(), error=f"a fault of this page: {error!r}")
+                self.view = ClusterView(began_s, error=f"a fault of this page: {error!r}")
             async with self._changed:
                 self._began_s = began_s
                 self._changed.notify_all()
@@ -88,7 +88,7 @@ class Collector:
     async def fresh(self) -> ClusterView:
         """Return a view that is no older than looks are apart while a page is open."""
         view = self.view
-        is_old = time.time() - view.at_s > max(self._interval_s, view.took_s / _MAX_SHARE)
+        is_old = time.monotonic() - view.at_s > max(self._interval_s, view.took_s / _MAX_SHARE)
         return await self.following(view) if is_old else view
 
     async def following(self, view: ClusterView) -> ClusterView:
@@ -100,7 +100,7 @@ class Collector:
 
     async def _take(self) -> ClusterView:
         """Look once."""
-        before, began_s = self.view, time.time()
+        before, began_s = self.view, time.monotonic()
         limit_s = self._max_limit_s
         if not self._was_late:
             limit_s = min(limit_s, max(_LIMIT_S, _SLOWER * before.took_s))
@@ -109,7 +109,7 @@ class Collector:
         except AdminError as error:
             return without_answers(error, before, began_s)
         view = merge(answers, before, began_s)
-        took_s = time.time() - began_s
+        took_s = time.monotonic() - began_s
         self._was_late = bool(answers.failures) and took_s >= limit_s
         view.took_s = before.took_s if self._was_late else took_s
         self._rate(view)
@@ -118,7 +118,7 @@ class Collector:
     def _rate(self, view: ClusterView) -> None:
         """Set the rates, and keep a step of the history."""
         keys: set[Hashable] = {("", "")}
-        is_step = self.history.begin_step(view.at_s)
+        is_step = self.history.begin_step(time.time())
         for topic in view.topics.values():
             keys.add(topic.key)
             for url, stats in topic.nodes.items():
@@ -151,7 +151,7 @@ class Collector:
     def _rated(self, view: ClusterView, url: str, key: Hashable, count: float) -> float:
         stats = view.brokers[url].stats
         assert stats is not None
-        at_s = stats.taken_at_s or view.at_s
+        at_s = stats.counted_s or view.at_s
         return max(0.0, self._rates.rate(url, key, count, stats.started_at_s, at_s))
 
 

@@ -16,6 +16,7 @@ from martlet.admin.collector import Collector
 from martlet.client.admin import AdminError, Answers, NodeStats
 
 INTERVAL_S = 0.05
+HOUR_S = 3600.0
 log = logging.getLogger(__name__)
 
 
@@ -170,6 +171,29 @@ async def test_rates_are_those_of_the_brokers_counters() -> None:
         assert (channel.out_per_s, second.in_per_s, second.out_per_s) == (0.0, 0.0, 0.0)
         assert collector.history.series(("orders", "work"), "depth") == [1.0]
         assert collector.history.series(("", ""), "depth") == [2.0]
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+async def test_a_step_of_the_wall_clock_changes_no_age_and_no_rate(
+    step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while brokers are asked, each time anew."""
+    brokers, wall_s, steps = Brokers(), time.time(), 0.0
+    monkeypatch.setattr(time, "time", lambda: wall_s + steps)
+
+    async def look(limit_s: float) -> Answers[NodeStats]:
+        nonlocal steps
+        steps += step_s
+        return await brokers.look(limit_s)
+
+    async with running(look, interval_s=60.0) as collector:
+        view = await collector.fresh()
+        assert 0 <= view.took_s < 60
+        steps += step_s
+        assert await collector.fresh() is view
+        view = await collector.look_now()
+        assert view.topics["orders"].channels["work"].in_per_s > 1 / 60
+        assert 0 <= view.took_s < 60
 
 
 @pytest.mark.parametrize("turns", range(5))

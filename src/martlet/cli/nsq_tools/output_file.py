@@ -144,7 +144,8 @@ class Output:
     Args:
         options: how they are named, rotated and compressed.
         topic: the topic whose messages they hold.
-        clock: seconds since 1970.
+        clock: seconds since 1970, for names.
+        elapsed: the monotonic clock, for ages.
         log: called with a text for each file that is opened or moved.
     """
 
@@ -153,17 +154,19 @@ class Output:
         options: OutputOptions,
         topic: str,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._options = options
         self._clock = clock
+        self._elapsed = elapsed
         self._log = log
         self._format = _name_format(options, topic)
         self._file: int | None = None
         self._path = Path()
         self._name = ""
         self._revision = 0
-        self._opened_at_s = 0.0
+        self._opened_s = 0.0
         self._length_bytes = 0
         self._member: OutputMember | None = None
         self._intact_bytes = 0
@@ -186,7 +189,7 @@ class Output:
         options = self._options
         if self._file is None or self._wanted_name() != self._name:
             return True
-        age_ns = (self._clock() - self._opened_at_s) * 1e9
+        age_ns = (self._elapsed() - self._opened_s) * 1e9
         if options.rotate_interval_ns and age_ns > options.rotate_interval_ns:
             return True
         return bool(options.rotate_size) and self._length_bytes > options.rotate_size
@@ -246,7 +249,7 @@ class Output:
         self._name = name
         while not self._open():
             self._revision += 1
-        self._opened_at_s = self._clock()
+        self._opened_s = self._elapsed()
 
     def _open(self) -> bool:
         """Open the file of this name and number. False where that is taken."""

@@ -235,6 +235,7 @@ class NodeStats(Described):
         topics: its topics.
         taken_at_s: about when it was counted, by the clock of this machine, in seconds since 1970:
             in the middle between the request and the answer.
+        counted_s: the same by ``time.monotonic``: for rates, as the clock may be set meanwhile.
     """
 
     version: str = ""
@@ -245,6 +246,7 @@ class NodeStats(Described):
     started_at_s: int = named("start_time", default=0)
     topics: tuple[TopicStats, ...]
     taken_at_s: float = 0.0
+    counted_s: float = 0.0
 
 
 async def node_stats(
@@ -272,9 +274,10 @@ async def node_stats(
     } | ({"primary": "true"} if of_primary else {})
     wanted = {"topic": topic, "channel": channel}
     arguments |= {name: value for name, value in wanted.items() if value}
-    asked_at_s = time.time()
+    asked_s = time.monotonic()
     stats = await http.get(url, "/stats", arguments, read_stats)
-    return replace(stats, taken_at_s=(asked_at_s + time.time()) / 2)
+    half_s = (time.monotonic() - asked_s) / 2
+    return replace(stats, taken_at_s=time.time() - half_s, counted_s=asked_s + half_s)
 
 
 def read_stats(answer: Any) -> NodeStats:

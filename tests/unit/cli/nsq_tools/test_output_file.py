@@ -26,6 +26,7 @@ class World:
 
     def __init__(self, folder: Path, **changes: Any) -> None:
         self.now_s = START_S
+        self.elapsed_s = 0.0
         self.folder = folder
         flags: dict[str, Any] = {
             "topics": ("t",),
@@ -35,7 +36,7 @@ class World:
             "datetime_format": "%H",
         }
         self.options = FileOptions(**(flags | changes))
-        self.output = Output(self.options, "t", lambda: self.now_s)
+        self.output = Output(self.options, "t", lambda: self.now_s, lambda: self.elapsed_s)
 
     def files(self) -> dict[str, bytes]:
         """Return the files of the folder."""
@@ -86,7 +87,10 @@ def test_size_and_age_begin_files_with_numbers(tmp_path: Path) -> None:
     world = World(tmp_path, rotate_size=6, rotate_interval_ns=10 * 10**9)
     for line in (b"one\n", b"two\n", b"three\n"):
         world.output.write(line)
-    world.now_s += 11
+    world.now_s += 100
+    assert not world.output.is_due, "the clock was set ahead, and no time has passed"
+    world.now_s -= 200
+    world.elapsed_s += 11
     world.output.write(b"four\n")
     world.output.close()
     head = "t.here-00000"

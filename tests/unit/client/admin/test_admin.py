@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.client import Admin, Closed, InvalidName
-from martlet.client.admin import AdminSettings, DeadLetterFilter
+from martlet.client.admin import AdminSettings, DeadLetterFilter, NodeStats
 from martlet.client.admin.channels import ChannelPolicyChanges
+from martlet.client.admin.stats import node_stats
 from martlet.client.admin.topics import TopicPolicyChanges
 from martlet.client.sync import Admin as BlockingAdmin
 
@@ -106,3 +109,19 @@ def test_the_blocking_twin_is_used_in_its_block() -> None:
         admin.topics.list()
     with pytest.raises(Closed, match="with Admin"):
         next(admin.channels.peek_pages("t", "c"))
+
+
+async def test_counts_are_taken_in_the_middle_of_the_request_whatever_the_wall_clock_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wall_s, passed_s = 1e9, 100.0
+    monkeypatch.setattr(time, "time", lambda: wall_s)
+    monkeypatch.setattr(time, "monotonic", lambda: passed_s)
+
+    async def get(*_: object) -> NodeStats:
+        nonlocal wall_s, passed_s
+        wall_s, passed_s = 2e9, passed_s + 4
+        return NodeStats(topics=())
+
+    counted = await node_stats(Mock(get=get), "http://a")
+    assert (counted.counted_s, counted.taken_at_s) == (102.0, 2e9 - 2)
