@@ -171,7 +171,7 @@ class Authorizer:
         self._secret = b""
         self._asking: asyncio.Task[None] | None = None
         self._answered = False
-        self._error: AuthServerSilent | None = None
+        self._failed = False
         self._expires_ns = 0
         self.given: Authorizations | None = None
         """The last answer of an auth server."""
@@ -236,9 +236,8 @@ class Authorizer:
                 self._asking = asyncio.get_running_loop().create_task(self._query())
             return False
         self._answered = False
-        error, self._error = self._error, None
-        if error is not None:
-            self._log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)
+        failed, self._failed = self._failed, False
+        if failed:
             raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
         return True
 
@@ -251,7 +250,11 @@ class Authorizer:
             self.given = given
             self._expires_ns = asked_ns + given.ttl_s * SECOND_NS
         except AuthServerSilent as error:
-            self._error = error
+            self._failed = True
+            self._log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)
+        except Exception:
+            self._failed = True
+            self._log.exception("PROTOCOL(V2): [%s] AUTH failed", self._remote_address)
         finally:
             self._asking = None
         self._answered = True

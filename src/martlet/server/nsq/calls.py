@@ -60,21 +60,25 @@ class CallCommand:
                 if not inspect.isawaitable(begun):
                     answer(reply_of(begun))
                 else:
-                    task = self._task(self._answer_begun(connection, command, begun))
-                    connection.begun_calls.add(task)
-                    task.add_done_callback(partial(_has_answered, connection))
+                    answering = self._answer_begun(connection, command, begun)
+                    self._start(answering, connection, connection.begun_calls)
         elif len(connection.calls) >= MAX_CALLS:
             text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
             _refuse(connection, command, "LIMIT_REACHED", text)
         else:
-            task = self._task(self._answer(connection, command))
-            connection.calls.add(task)
-            task.add_done_callback(connection.calls.discard)
+            self._start(self._answer(connection, command), connection, connection.calls)
         return None
 
-    def _task(self, answer: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    def _start(
+        self,
+        answering: Coroutine[object, object, None],
+        connection: ClientConnection,
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
         self._on_task()
-        return asyncio.get_running_loop().create_task(answer)
+        task = asyncio.get_running_loop().create_task(answering)
+        tasks.add(task)
+        task.add_done_callback(partial(_has_answered, connection, tasks))
 
     async def _answer(self, connection: ClientConnection, command: v2.Call) -> None:
         await connection.drained()
@@ -106,10 +110,15 @@ class CallCommand:
             answer(({"error": {"code": "INTERNAL_ERROR", "text": "see the broker's log"}}, b""))
 
 
-def _has_answered(connection: ClientConnection, task: asyncio.Task[None]) -> None:
+def _has_answered(
+    connection: ClientConnection, tasks: set[asyncio.Task[None]], task: asyncio.Task[None]
+) -> None:
     """Go on with a connection whose next call may have waited for this one's answer."""
-    connection.begun_calls.discard(task)
-    connection.go_on()
+    tasks.discard(task)
+    if not task.cancelled() and isinstance(error := task.exception(), Exception):
+        connection.break_off(error)  # The answer could not be sent.
+    elif tasks is connection.begun_calls:
+        connection.go_on()
 
 
 def _refuse(connection: ClientConnection, command: v2.Call, code: str, text: str) -> None:

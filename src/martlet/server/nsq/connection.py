@@ -325,6 +325,20 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._error = error
         self.transport.abort()
 
+    def break_off(self, error: Exception) -> None:
+        """Close at once: an unforeseen error has left something of the connection undone, and its
+        client would wait for an answer for ever.
+        """
+        self._closing = True
+        asyncio.get_running_loop().call_exception_handler(
+            {
+                "message": f"an error in the connection of {self.remote_address}",
+                "exception": error,
+                "protocol": self,
+            }
+        )
+        self.lose(error)
+
     def drop(self, reason: str) -> None:
         """Close at once: the client is gone or does not read."""
         self._context.log.warning("[%s] the client %s: closing", self.remote_address, reason)
@@ -379,15 +393,23 @@ class ClientConnection(asyncio.BufferedProtocol):
                     elif pace.over:
                         self._wait_for_turn()
                         break
-        except v2.ProtocolError as error:
-            self.refuse(error)
-        except v2.LineTooLong as error:
-            self._context.events.unreadable(self.remote_address, error)
-            self.close()
-        except WritesRefused as error:
-            self.refuse(v2.ProtocolError("E_INVALID", str(error)))
+        except Exception as error:
+            self._stop_input(error)
         if not self._closing:
             self._keep(buffer, at, end)
+
+    def _stop_input(self, error: Exception) -> None:
+        """Handle the error of a command, which ends the connection where it is fatal."""
+        match error:
+            case v2.ProtocolError():
+                self.refuse(error)
+            case v2.LineTooLong():
+                self._context.events.unreadable(self.remote_address, error)
+                self.close()
+            case WritesRefused():
+                self.refuse(v2.ProtocolError("E_INVALID", str(error)))
+            case _:  # The commands before it must not be handled again with later bytes.
+                self.break_off(error)
 
     def _hold(self) -> None:
         """Pause reading until `go_on`."""
@@ -584,23 +606,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         None. Returns whether any answer is still due.
         """
         replies = self.replies
-        data, refused = replies.take(durable_position)
-        if refused:
-            self._closing = self._refused = True
-        if data:
-            self._send(data)
-        if not replies:
-            self._settles = False
-        if self._closing and not replies:
-            self._end()
-        elif self._upgrade is not None:
-            self._begin_upgrade()
-        elif self._waits and not replies:
-            if self._own is None:
-                self._waits = False  # The client has sent nothing more.
-                self._read_on()
-            else:
-                self._go_on_soon()
+        try:
+            data, refused = replies.take(durable_position)
+            if refused:
+                self._closing = self._refused = True
+            if data:
+                self._send(data)
+            if not replies:
+                self._settles = False
+            if self._closing and not replies:
+                self._end()
+            elif self._upgrade is not None:
+                self._begin_upgrade()
+            elif self._waits and not replies:
+                if self._own is None:
+                    self._waits = False  # The client has sent nothing more.
+                    self._read_on()
+                else:
+                    self._go_on_soon()
+        except Exception as error:  # The other connections must get their answers all the same.
+            self.break_off(error)
+            return False
         return bool(replies)
 
     def beat(self) -> None:
@@ -719,8 +745,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Resume: the client has read."""
         self.brief = self.may_be_brief and self.greeted and self.guard is None
         self._output.emptied()
-        if self.consumer is not None and self.channel is not None:
-            self.channel.set_blocked(cast(Any, self.consumer), False)
+        try:
+            if self.consumer is not None and self.channel is not None:
+                self.channel.set_blocked(cast(Any, self.consumer), False)
+        except Exception as error:  # The loop would log it, and leave the client held up.
+            self.break_off(error)
+            return
         if self._waits:
             self._go_on_soon()
         self._read_on()

@@ -136,11 +136,4 @@ def _fail(connection: ClientConnection, error: int | BaseException) -> None:
         return
     if not isinstance(error, Exception):
         raise error
-    asyncio.get_running_loop().call_exception_handler(
-        {
-            "message": f"an error while handling the input of {connection.remote_address}",
-            "exception": error,
-            "protocol": connection,
-        }
-    )
-    connection.lose(error)
+    connection.break_off(error)

@@ -240,6 +240,8 @@ class SplicedConnection(_Pipe):
                 transport.get_extra_info("peername"),
                 HOLD_S,
             )
+        except Exception:  # Its client would wait for ever.
+            self._log.exception("TCP: closing %s", transport.get_extra_info("peername"))
         transport.abort()
 
     def _is_refused(self, transport: asyncio.Transport) -> bool:

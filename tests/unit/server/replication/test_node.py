@@ -8,7 +8,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -560,6 +560,24 @@ async def test_a_standby_says_whether_its_client_of_nsq_is_an_operator(
             assert answer.get("error", {}).get("code") == (None if is_one else "FORBIDDEN")
             assert "error" not in await client.call("transaction.begin", id="t")
         await until(lambda: not standby.spliced)
+
+
+async def test_an_unforeseen_error_ends_a_client_that_looks_for_the_primary(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waited for ever."""
+    standby = Standby("")
+    monkeypatch.setattr(standby, "own_connection", lambda: 1 // 0)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with asyncio.timeout(50):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+        await until(lambda: not standby.spliced)
+    assert [each.exc_info is not None for each in caplog.records if "closing" in each.msg] == [True]
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:80", "@"])
