@@ -404,6 +404,8 @@ async def test_a_group_is_reset_while_it_is_empty_or_by_force(tmp_path: Path) ->
             await member.commit(q0=9)
         with pytest.raises(CallRefused, match="offset 11 is not there: queue 0 of topic 't' has 0"):
             await reset(connection, to="offset", offset=11)
+        with pytest.raises(CallRefused, match="'queue' is empty: leave it out"):
+            await reset(connection, to="first", queue=None)
         assert await reset(connection, to="last") == [10]
         assert await reset(connection, to="time", time_ms=0) == [0]
         async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:

@@ -299,6 +299,11 @@ async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
         ({"ids": [], "all": True}, "'ids' is empty"),
         ({"ids": None, "all": True}, "'ids' is empty"),
         ({"ids": None}, "'ids' is empty"),
+        ({"ids": [""]}, "an id has 16 hexadecimal digits, not ''"),
+        ({"ids": [None], "all": True}, "an id has 16 hexadecimal digits, not None"),
+        ({"dead_letter_topic": "t.c.dead", "channel": "", "all": True}, "'channel' is empty"),
+        ({"dead_letter_topic": "t.c.dead", "topic": None, "all": True}, "'topic' is empty"),
+        ({"dead_letter_topic": "", "all": True}, "'' is not a valid name"),
         ({"reason": ""}, "'reason' is empty"),
         ({"error": ""}, "'error' is empty"),
         ({"error": "", "ids": ["0" * 16]}, "'error' is empty"),
@@ -315,8 +320,21 @@ async def test_an_empty_selection_of_dead_letters_never_means_all(
 ) -> None:
     await dead_letters(broker, 2)
     where = {"topic": "t", "channel": "c"}
-    status, answer = await call(broker, f"dead_letters.{method}", **where, **fields)
+    status, answer = await call(broker, f"dead_letters.{method}", **{**where, **fields})
     assert (status, why in answer["message"]) == (400, True), answer
+    _, shown = await call(broker, "dead_letters.show", **where)
+    assert len(shown["messages"]) == 2
+
+
+async def test_an_empty_id_selects_no_dead_letter_that_a_client_has_published(
+    broker: Broker,
+) -> None:
+    await dead_letters(broker, 1)
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t.c.dead", b"of no channel")
+    where = {"dead_letter_topic": "t.c.dead"}
+    status, _ = await call(broker, "dead_letters.purge", **where, ids=[""])
+    assert status == 400
     _, shown = await call(broker, "dead_letters.show", **where)
     assert len(shown["messages"]) == 2
 

@@ -301,7 +301,8 @@ async def _move(asked: Asked, which: DeadLetterFilter, how: str, *, is_dry: bool
     to_topic = asked.name("to_topic", optional=True)
     if to_topic and to_topic in whose.values() and "dead_letter_topic" in whose:
         raise ActionRefused(f"they are in topic {to_topic} already")
-    return await admin.redrive(**whose, to_topic=to_topic, all=True, dry_run=is_dry, **which)
+    to = to_topic or None
+    return await admin.redrive(**whose, to_topic=to, all=True, dry_run=is_dry, **which)
 
 
 def _of(whose: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, body_text, json_line, laid_out, local_time, printable
 from martlet.client.admin import Answers, DeadLetterFilter, Moved
 from martlet.durations import MILLISECOND_NS
-from martlet.options.checks import parse_time, require_action, require_ids, require_names
+from martlet.options.checks import parse_time, require_action, require_ids, require_name
 from martlet.options.flag import OptionError, Size, option
 from martlet.plural import counted
 
@@ -31,9 +31,9 @@ REASONS = ("max_attempts", "timeout", "disconnected", "rejected", "given_up")
 class Whose(TypedDict):
     """The names of the dead letters' channel."""
 
-    topic: str
-    channel: str
-    dead_letter_topic: str
+    topic: str | None
+    channel: str | None
+    dead_letter_topic: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,15 @@ class DeadLetterOptions(BrokerHttpOptions):
 
     action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
     all: bool = option(False, "redrive or purge all of the channel's")
-    to_topic: str = option(
-        "",
+    to_topic: str | None = option(
+        None,
         "redrive to this topic, to all its channels (default: to the channel that they come from,"
         " and to no other)",
     )
     dry_run: bool = option(False, "only show the effect")
-    topic: str = option("", "the topic that they come from", section="whose dead letters")
-    channel: str = option("", "the channel that they come from")
-    dead_letter_topic: str = option("", "the dead-letter topic (default: the channel's)")
+    topic: str | None = option(None, "the topic that they come from", section="whose dead letters")
+    channel: str | None = option(None, "the channel that they come from")
+    dead_letter_topic: str | None = option(None, "the dead-letter topic (default: the channel's)")
     ids: tuple[str, ...] = option(
         (), "only this one; may be given several times", name="id", section="which of them"
     )
@@ -74,13 +74,13 @@ class DeadLetterOptions(BrokerHttpOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_action(self.action, ACTIONS)
-        for flag in ("topic", "channel", "dead-letter-topic", "to-topic"):
+        names = ("topic", "channel", "dead-letter-topic", "to-topic")
+        for flag in (*names, "reason", "error", "since", "until"):
             value = getattr(self, flag.replace("-", "_"))
-            if value:
-                require_names(flag, [value])
-        for flag in ("reason", "error", "since", "until"):
-            if getattr(self, flag) == "":
+            if value == "":
                 raise OptionError(f"--{flag} is empty: leave it out, or say what it selects")
+            if value and flag in names:
+                require_name(flag, value)
         for flag in ("since", "until"):
             if text := getattr(self, flag):
                 parse_time(flag, text, 0)

@@ -16,7 +16,8 @@ from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.channels import PAGE_ITEMS, ShownBody
 from martlet.client.admin.decode import Described, Fields
 from martlet.client.admin.errors import AdminNotFound
-from martlet.client.admin.noun import Noun, given, id_texts, place
+from martlet.client.admin.noun import Noun, id_texts
+from martlet.client.names import check_name
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -152,7 +153,11 @@ class DeadLetterAdmin(Noun):
     """
 
     async def list(
-        self, topic: str = "", channel: str = "", *, dead_letter_topic: str = ""
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        *,
+        dead_letter_topic: str | None = None,
     ) -> Answers[tuple[DeadLetterTopicCounts, ...]]:
         """Count the dead letters of a channel, or of all, by channel and reason."""
 
@@ -164,10 +169,10 @@ class DeadLetterAdmin(Noun):
 
     async def show(
         self,
-        topic: str = "",
-        channel: str = "",
+        topic: str | None = None,
+        channel: str | None = None,
         *,
-        dead_letter_topic: str = "",
+        dead_letter_topic: str | None = None,
         limit: int | None = 20,
         max_body_bytes: int = 1024,
         **which: Unpack[DeadLetterFilter],
@@ -183,14 +188,14 @@ class DeadLetterAdmin(Noun):
         """
         fields = _whose(topic, channel, dead_letter_topic) | _which(which)
         at = partial(self._show_at, {**fields, "max_body_bytes": max_body_bytes}, limit)
-        return await self._http.collected(topic, at)
+        return await self._http.collected(topic or "", at)
 
     async def pages(
         self,
-        topic: str = "",
-        channel: str = "",
+        topic: str | None = None,
+        channel: str | None = None,
         *,
-        dead_letter_topic: str = "",
+        dead_letter_topic: str | None = None,
         limit: int | None = None,
         max_body_bytes: int = 1024,
         start: Position | None = None,
@@ -205,16 +210,16 @@ class DeadLetterAdmin(Noun):
         """
         fields = _whose(topic, channel, dead_letter_topic) | _which(which)
         at = partial(self._show_at, {**fields, "max_body_bytes": max_body_bytes}, limit)
-        async for page in self._http.pages(topic, at, start):
+        async for page in self._http.pages(topic or "", at, start):
             yield page
 
     async def redrive(
         self,
-        topic: str = "",
-        channel: str = "",
+        topic: str | None = None,
+        channel: str | None = None,
         *,
-        dead_letter_topic: str = "",
-        to_topic: str = "",
+        dead_letter_topic: str | None = None,
+        to_topic: str | None = None,
         all: bool = False,
         dry_run: bool = False,
         **which: Unpack[DeadLetterFilter],
@@ -232,15 +237,15 @@ class DeadLetterAdmin(Noun):
         Raises:
             ValueError: there is neither a filter nor ``all=True``.
         """
-        fields = _whose(topic, channel, dead_letter_topic) | given(to_topic=to_topic)
+        fields = _whose(topic, channel, dead_letter_topic, to_topic)
         return await self._move("redrive", fields, all, dry_run, which)
 
     async def purge(
         self,
-        topic: str = "",
-        channel: str = "",
+        topic: str | None = None,
+        channel: str | None = None,
         *,
-        dead_letter_topic: str = "",
+        dead_letter_topic: str | None = None,
         all: bool = False,
         dry_run: bool = False,
         **which: Unpack[DeadLetterFilter],
@@ -326,11 +331,22 @@ class DeadLetterAdmin(Noun):
         return page
 
 
-def _whose(topic: str, channel: str, dead_letter_topic: str) -> dict[str, Any]:
-    """Return the fields that name the dead letters' channel."""
-    names = given(topic=topic, channel=channel, dead_letter_topic=dead_letter_topic)
-    for name in names.values():
-        place(name)
+def _whose(
+    topic: str | None,
+    channel: str | None,
+    dead_letter_topic: str | None,
+    to_topic: str | None = None,
+) -> dict[str, Any]:
+    """Return the fields that name the dead letters' channel, and where they go."""
+    fields = {
+        "topic": topic,
+        "channel": channel,
+        "dead_letter_topic": dead_letter_topic,
+        "to_topic": to_topic,
+    }
+    names = {kind: name for kind, name in fields.items() if name is not None}
+    for kind, name in names.items():
+        check_name(name, kind)
     if bool(topic) != bool(channel):
         raise ValueError("topic and channel go together")
     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 _MAX_NUMBER = (1 << 63) - 1
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class CallError(Exception):
@@ -136,6 +138,17 @@ class CallArguments:
         if not isinstance(value, list) or len(value) > max_value:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {max_value}")
         return value
+
+    def ids(self, name: str) -> list[str]:
+        """Return the ids of messages. Raises CallError."""
+        ids = []
+        for value in self.sequence(name):
+            if not isinstance(value, str) or not _ID.fullmatch(value):
+                raise CallError(
+                    "BAD_ARGUMENT", f"an id has 16 hexadecimal digits, not {_shown(value)}"
+                )
+            ids.append(value)
+        return ids
 
     def selecting(self, *names: str) -> list[str]:
         """Return which of the fields that select something are given. Raises CallError for an empty

@@ -220,6 +220,7 @@ class DeadLetterCalls:
     ) -> tuple[DeadLetterSelection, bool]:
         """Return the selection of dead letters, and whether it is a dry run."""
         is_dry = to_act and arguments.flag("dry_run")
+        arguments.selecting(*_WHOSE)
         chosen = arguments.selecting(*_WHICH)
         since_ms = arguments.number("since_ms", 0)
         if chosen == ["since_ms"] and not since_ms:
@@ -229,10 +230,10 @@ class DeadLetterCalls:
                 "MISSING_ARGUMENT",
                 f"select some by any of {', '.join(_WHICH)}, or set 'all' to true",
             )
-        ids = arguments.sequence("ids") if "ids" in arguments else ()
+        ids = arguments.ids("ids") if "ids" in arguments else ()
         now_ms = self._broker.wall() // MILLISECOND_NS
         return DeadLetterSelection(
-            frozenset(str(message_id) for message_id in ids),
+            frozenset(ids),
             arguments.text("reason", ""),
             arguments.text("error", ""),
             since_ms,

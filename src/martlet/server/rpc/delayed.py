@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 from martlet.broker.delayed.delayed_messages import ListingPosition
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import Properties
-from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.delayed.bucket import Delayed
-    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
 MAX_LISTED = 1000
-MAX_CANCELLED = 10_000
-_ID = re.compile(r"[0-9a-f]{16}")
 _FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
 
 
@@ -69,15 +66,9 @@ class DelayCalls:
         if len(arguments.selecting("id", "ids")) > 1:
             raise CallError("BAD_ARGUMENT", "give 'id' or 'ids', not both")
         if "ids" in arguments:
-            ids = arguments.sequence("ids", max_value=MAX_CANCELLED)
+            wanted = arguments.ids("ids")
         else:
-            ids = [arguments.text("id")]
-        wanted: list[str] = []
-        for message_id in ids:
-            if not isinstance(message_id, str) or not _ID.fullmatch(message_id):
-                shown = ascii(str(message_id)[:80])
-                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {shown}")
-            wanted.append(message_id)
+            wanted = CallArguments({"id": [arguments.text("id")]}).ids("id")
         cancelled = broker.delays.cancel(
             topic, [message_id.encode() for message_id in dict.fromkeys(wanted)]
         )

@@ -324,7 +324,7 @@ class GroupCalls:
         time_ms = arguments.number("time_ms") if to == "time" else 0
         offset = arguments.number("offset") if to == "offset" else 0
         numbers = range(len(topic.parts))
-        if "queue" in arguments:
+        if arguments.selecting("queue"):
             numbers = range(topic.part(queue := arguments.number("queue")).number, queue + 1)
         is_dry = arguments.flag("dry_run")
         if len(members) and not arguments.flag("force") and not is_dry:

@@ -38,6 +38,10 @@ def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:
         ({"ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
         ({}, "the selection is missing: add --all"),
         ({"ids": ("",), "all": True}, "--id=: an id has 16 hexadecimal"),
+        ({"dead_letter_topic": "d", "topic": "", "all": True}, "--topic is empty"),
+        ({"dead_letter_topic": "d", "channel": "", "all": True}, "--channel is empty"),
+        ({"dead_letter_topic": "", "all": True}, "--dead-letter-topic is empty"),
+        ({"to_topic": "", "all": True}, "--to-topic is empty"),
         ({"reason": "", "all": True}, "--reason is empty"),
         ({"error": "", "since": "1h"}, "--error is empty"),
         ({"since": "", "all": True}, "--since is empty"),
@@ -49,9 +53,7 @@ def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why:
         DeadLetterOptions(
             nsqd_http_addresses=("127.0.0.1:4151",),
             action="purge",
-            topic="t",
-            channel="c",
-            **given,  # type: ignore[arg-type]
+            **{"topic": "t", "channel": "c", **given},  # type: ignore[arg-type]
         )
 
 

@@ -62,6 +62,8 @@ async def test_wrong_names_and_selections_are_refused_before_a_request() -> None
                 await change("t", "c", **each)
         with blocking, pytest.raises(ValueError, match=why):
             blocking.dead_letters.purge("t", "c", **each)
+    with pytest.raises(InvalidName, match="'' is no name of a channel"):
+        await admin.dead_letters.purge(dead_letter_topic="d", channel="", all=True)
     with pytest.raises(ValueError, match="ids is empty"):
         await admin.delayed.cancel("t", [])
     with pytest.raises(ValueError, match="topic and channel go together"):
