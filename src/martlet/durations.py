@@ -28,13 +28,13 @@ _UNITS_NS = {
     "m": MINUTE_NS,
     "h": HOUR_NS,
 }
-_TERM = re.compile(r"(?:(\d+)\.?(\d*)|\.(\d+))([^\d.]*)")
+_TERM = re.compile(r"(?:(\d+)\.?(\d*)|\.(\d+))([^\d.]*)", re.ASCII)
 
 _SIZES = {"": 1, "b": 1}
 for _exponent, _letter in enumerate("kmgt", start=1):
     _SIZES[_letter] = _SIZES[_letter + "ib"] = 1024**_exponent
     _SIZES[_letter + "b"] = 1000**_exponent
-_SIZE = re.compile(r"(?:(\d++)\.?(\d*+)|\.(\d++))\s*([a-z]*)")
+_SIZE = re.compile(r"(?:(\d++)\.?(\d*+)|\.(\d++))\s*([a-z]*)", re.ASCII)
 
 
 def parse_duration(text: str) -> int:

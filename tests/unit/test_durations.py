@@ -82,7 +82,7 @@ def test_reads_sizes(text: str, expected_bytes: int) -> None:
     assert parse_size(text) == expected_bytes
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "lots", "5 XB", "0x10"])
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "lots", "5 XB", "0x10", "٣", "٣MiB"])
 def test_bad_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|whole number"):
         parse_size(text)

@@ -40,6 +40,8 @@ CONFIG_VARIABLE = "MARTLET_CONFIG"
 MAX_CONFIG_BYTES = 1 << 16
 _ADDRESS = re.compile(r"(?:https?://)?(?:[^][:/,@\s]+|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):([0-9]{1,5})")
 
+_URL = re.compile(r"https?://[^/:@\s]")
+
 
 class ClientSetting(NamedTuple):
     """A setting of the client's config file.
@@ -308,8 +310,18 @@ class _HasAddresses(Protocol):
 
 
 def fill_in_addresses(options: LogOptions) -> None:
-    """Set the default addresses in options without any. Raises OptionError."""
+    """Set the default addresses in options without any, and check those given. Raises OptionError.
+
+    A URL needs no port: a proxy may have that of its scheme.
+    """
     found = cast(_HasAddresses, options)
+    for flag, given in (
+        ("--address", found.nsqd_http_addresses),
+        ("--lookup", found.lookupd_http_addresses),
+    ):
+        for address in given:
+            if not _URL.match(address):
+                _check_address(flag, address)
     if not (found.nsqd_http_addresses or found.lookupd_http_addresses):
         # The options are frozen for all but their own start.
         for name, values in zip(_FIELDS, default_addresses(), strict=True):

@@ -48,6 +48,19 @@ async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -
     assert at_broker == [f"Bearer {TOKEN}"]
 
 
+@pytest.mark.parametrize("text", ["", " ", "a", "a:1,b:2", "a:1/", "http://", "http:///x", "a:٣"])
+def test_an_address_that_is_none_is_refused_at_once(text: str) -> None:
+    with pytest.raises(OptionError, match=r"--address=.* is not <addr>:<port>"):
+        BrokerHttpOptions(nsqd_http_addresses=(text,))
+    with pytest.raises(OptionError, match=r"--lookup=.* is not <addr>:<port>"):
+        BrokerHttpOptions(lookupd_http_addresses=("a:1", text))
+
+
+def test_a_url_needs_no_port() -> None:
+    url = "https://broker.example/martlet"
+    assert BrokerHttpOptions(nsqd_http_addresses=(url,)).nsqd_http_addresses == (url,)
+
+
 def test_trusted_brokers_are_checked_and_may_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
