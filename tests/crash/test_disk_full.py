@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,21 +22,38 @@ pytestmark = pytest.mark.crash
 MIB = 1 << 20
 DISK_BYTES = 40 * MIB
 SEGMENT_BYTES = MIB
+LARGE_SEGMENT_BYTES = 4 * MIB
 KEPT_FREE_BYTES = 8 * MIB
 BATCH = 100
 BODY_BYTES = 2000
 
 
+@contextmanager
+def mounted_disk(mounted: Path, size_bytes: int) -> Iterator[Path]:
+    """Mount a file system of that size; skip the test where that is not allowed."""
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(mounted)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 40 MiB."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
-    if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
-        pytest.skip("needs the right to mount a small file system")
-    yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
+    with mounted_disk(tmp_path / "disk", DISK_BYTES) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def two_segments_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for two segments, and not for a third one."""
+    size_bytes = 3 * LARGE_SEGMENT_BYTES + KEPT_FREE_BYTES - 4096
+    with mounted_disk(tmp_path / "disk", size_bytes) as mounted:
+        yield mounted
 
 
 @pytest.fixture(params=["async", "sync"])
@@ -184,3 +201,68 @@ async def test_a_disk_filled_by_others_to_the_last_byte(
     assert {message.body for message in got} == publisher.answered
     for _ in range(8):  # more than is kept in reserve
         await until(publisher.publish_once)
+
+
+@pytest.mark.parametrize("flags", [("--flush=sync",), ("--retention=72h",), ()])
+async def test_a_disk_of_two_segments_takes_messages_again_once_all_are_consumed(
+    two_segments_disk: Path, flags: tuple[str, ...]
+) -> None:
+    """Then all of them are in the segment that is being written."""
+    with BrokerProcess(
+        two_segments_disk / "data",
+        f"--max-bytes-per-file={LARGE_SEGMENT_BYTES}",
+        f"--min-free-bytes={KEPT_FREE_BYTES}",
+        "--checkpoint-interval=1h",
+        *flags,
+    ) as broker:
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        publisher = Publisher(broker)
+        got: set[bytes] = set()
+
+        async def has_filled_a_segment() -> bool:
+            error = await publisher.publish_until_refused()
+            assert "smaller --max-bytes-per-file" in error
+            assert "smaller --min-free-bytes" in error
+            return len(publisher.answered - got) * BODY_BYTES > LARGE_SEGMENT_BYTES / 2
+
+        for turn in range(4):
+            await until(has_filled_a_segment)
+            if turn % 2:
+                broker.kill()
+                broker.start()
+            new = {m.body for m in await drain(broker.tcp_address, broker.http_address, "t", "c")}
+            assert publisher.answered - got <= new
+            got |= new
+
+
+@pytest.mark.parametrize("flag", ["--max-bytes-per-file=131072", "--min-free-bytes=0"])
+async def test_a_refusal_names_settings_that_make_room_at_a_start(
+    two_segments_disk: Path, flag: str
+) -> None:
+    sizes = (f"--max-bytes-per-file={LARGE_SEGMENT_BYTES}", f"--min-free-bytes={KEPT_FREE_BYTES}")
+    with BrokerProcess(two_segments_disk / "data", *sizes) as broker:
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await Publisher(broker).publish_until_refused()
+    with BrokerProcess(two_segments_disk / "data", *sizes, flag) as broker:
+        await http(broker.http_address, "/pub?topic=t", b"x" * 400_000)
+
+
+async def test_a_disk_of_two_segments_drops_its_oldest_messages(two_segments_disk: Path) -> None:
+    with BrokerProcess(
+        two_segments_disk / "data",
+        f"--max-bytes-per-file={LARGE_SEGMENT_BYTES}",
+        f"--min-free-bytes={KEPT_FREE_BYTES}",
+        "--disk-full-policy=drop-oldest",
+    ) as broker:
+        bodies = [b"%010d" % number * (BODY_BYTES // 10) for number in range(BATCH * 80)]
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        wire = await Wire.open(broker.tcp_address)
+        for at in range(0, len(bodies), BATCH):
+            wire.send(mpub("t", bodies[at : at + BATCH]))
+            await wire.ok()
+        wire.close()
+        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+        assert sorted(m.body for m in got) == bodies[-len(got) :]
+        assert 0 < len(got) * BODY_BYTES < LARGE_SEGMENT_BYTES

@@ -67,13 +67,16 @@ class CommitLog(SegmentedLog):
         super().__init__(storage, segments, position, durable_position)
         self.epoch = epoch
         self.full: str | None = None
+        self.is_tight = False
+        """Whether the last attempt to reserve segments for messages found no room for all."""
         self.refusal: str | None = None
         """With replicas: why nothing is written any more though the log is well."""
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment begins, to write the full journal at its head."""
         self.on_full: Callable[[], bool] = lambda: False
         """Called when no segment can be allocated for a batch. Returns whether it freed space. It
-        may retire segments, and appends nothing. May raise StorageFull, which counts as False.
+        may retire segments, and leave a spent one, but appends nothing else. May raise StorageFull,
+        which counts as False.
         """
         self.on_refused: Callable[[str], None] = lambda reason: None
         """Called when a write is refused."""
@@ -93,6 +96,8 @@ class CommitLog(SegmentedLog):
         """With replicas: retired segments whose files stay until `remove`, by base position."""
         self.segment_bytes = segment_bytes
         self._rolling = False
+        self._wanted_bytes = 0
+        """The length of the last record that needed another segment."""
         self._copied_to = position
         """Copies of batches whose originals may be retired lie below this position."""
         self._lone = Lone()
@@ -290,33 +295,64 @@ class CommitLog(SegmentedLog):
         capacity = self.segment_bytes
         if align8(length) + self._head_bytes > capacity:
             capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
+        self._wanted_bytes = align8(length)
         while True:
             try:
                 if not journal:
                     self._reserve()
-                base = self._current.base + self._current.capacity
-                segment = self.storage.create(base, capacity)
+                segment = self.storage.create(self._current.base + self._current.capacity, capacity)
                 break
             except StorageFull as error:
                 # Making room may need a segment too, and meets the same limit.
                 with suppress(StorageFull):
                     # What is condemned frees space only once that is confirmed.
                     if not journal and not self.condemned and self.on_full():
+                        if self.position + length <= self._end:
+                            return  # The spent segment was left.
                         continue
                 if self.failed is not None:
                     raise self._refuse(self.failed) from error
-                is_limit = error.errno == errno.EDQUOT
-                way_out = "the limit is raised" if is_limit else "room is made on the disk"
-                self.full = (
-                    f"the disk is full: {error.strerror}; messages are accepted again when"
-                    f" consuming what is stored has freed segments, or when {way_out}"
-                )
+                self.full = self._why_full(error)
                 raise self._refuse(self.full) from error
             except OSError as error:
                 self.full = (
                     f"no segment could be begun: {error}; it is tried again with each message"
                 )
                 raise self._refuse(self.full) from error
+        self._go_on_in(segment)
+
+    def _why_full(self, error: StorageFull) -> str:
+        """Say why messages are refused, and what makes room for them."""
+        is_limit = error.errno == errno.EDQUOT
+        way_out = "the limit is raised" if is_limit else "room is made on the disk"
+        return (
+            f"the disk is full: {error.strerror}; messages are accepted again when consuming what"
+            f" is stored has freed segments, or when {way_out}. A broker that is started again with"
+            " a smaller --max-bytes-per-file, the size of a segment, or a smaller --min-free-bytes,"
+            " what it leaves free, needs less room"
+        )
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the current segment has no room for what is refused, and an empty one has."""
+        if self.failed is not None or self.refusal is not None:
+            return False
+        return self.left_bytes < self._wanted_bytes <= self.segment_bytes - self._head_bytes
+
+    def leave_segment(self) -> bool:
+        """Begin a segment, if need be the one that is reserved for the journal, so that the spent
+        one can be retired. Returns False where there is none.
+        """
+        base = self._current.base + self._current.capacity
+        try:
+            segment = self.storage.create(base, self.segment_bytes)
+        except OSError:
+            return False  # `full` says why messages are refused.
+        self._go_on_in(segment)
+        return True
+
+    def _go_on_in(self, segment: Segment) -> None:
+        """Close the current segment and begin another one, with the full journal as its head."""
         # Only now: as long as no segment could be allocated, shorter records may still fit into
         # the old one.
         self._close_segment()
@@ -340,6 +376,7 @@ class CommitLog(SegmentedLog):
 
     def _reserve(self) -> None:
         """Reserve space for one more segment, and for one that only the journal may use."""
+        self.is_tight = True
         if self.refuse_percent:
             percent = self.storage.fill().percent
             if percent > self.refuse_percent:
@@ -349,6 +386,7 @@ class CommitLog(SegmentedLog):
                     f" {self.refuse_percent} % (--disk-refuse-percent)",
                 )
         self.storage.reserve(self.segment_bytes, 2)
+        self.is_tight = False
 
     def refresh_full(self) -> None:
         """Update `full`: a disk that was full may have free space again."""

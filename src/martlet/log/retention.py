@@ -38,7 +38,7 @@ most a third of what it frees.
 CLEAN_HISTORY_BELOW = 1 / 16
 """And only when at most this share of its bytes is history."""
 CLEAN_FROM_SEGMENTS = 4
-"""A log of fewer segments is not cleaned: it is small."""
+"""A log of fewer segments is not cleaned: it is small. One that has no room to grow is."""
 
 _ROWS_AT_ONCE = 1 << 14
 """Index rows counted in one turn of the loop."""
@@ -236,7 +236,7 @@ def worth_cleaning(
     considered.
     """
     segments = log.segments
-    if len(segments) < CLEAN_FROM_SEGMENTS:
+    if len(segments) < CLEAN_FROM_SEGMENTS and not log.is_tight:
         return None
     candidates = [
         (bytes_needed / segment.capacity, number)

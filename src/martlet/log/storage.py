@@ -32,7 +32,7 @@ from martlet.durations import readable_size
 from martlet.private_files import make_private_folder, private_opener
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_BESIDE_BYTES = 1 << 20
+BESIDE_BYTES = 1 << 20
 """While fewer bytes are free, the last spare is reserved for the files beside the log: a checkpoint
 is smaller than this.
 """
@@ -323,7 +323,7 @@ class DiskStorage:
         replaces the journal before it, and so frees segments.
         """
         free = self._free_bytes()
-        if free < _BESIDE_BYTES:
+        if free < BESIDE_BYTES:
             raise StorageFull(
                 errno.ENOSPC,
                 f"{free} bytes are free in {self.folder}, and the last spare segment is kept for"
@@ -334,6 +334,16 @@ class DiskStorage:
         """Return the free bytes of the disk."""
         disk = os.statvfs(self._log)
         return disk.f_bavail * disk.f_frsize
+
+    def room_bytes(self) -> int:
+        """Return the bytes of the disk that the folder's files take, and those that are free."""
+        folders = (self.folder, self._log, self.folder / "index")
+        files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
+        return sum(path.stat().st_blocks for path in files) * 512 + self._free_bytes()
+
+    def has_segments(self) -> bool:
+        """Return whether the folder has a log."""
+        return any(self._log.glob("*.log"))
 
     def _spare_path(self) -> Path:
         self._spare_number += 1

@@ -9,9 +9,10 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from martlet.durations import readable_size
 from martlet.log.checkpoint_file import NAME as CHECKPOINT
 from martlet.log.cut import FOLDER as CUT
-from martlet.log.storage import DiskStorage, FolderInUse, StorageFull
+from martlet.log.storage import BESIDE_BYTES, DiskStorage, FolderInUse, StorageFull
 from martlet.options import BrokerOptions
 from martlet.private_files import make_private
 from martlet.server.broker_identity import NAME as IDENTITY_NAME
@@ -32,6 +33,12 @@ _WAYS_OUT = {
     errno.EROFS: f"its disk can only be read: mount it otherwise, or give another {_FLAG}",
     errno.ENOSPC: f"its disk is full: free some space, or give another {_FLAG}",
 }
+
+
+_SEGMENTS_TO_RUN = 2
+"""One that is written, and one in reserve for the journal."""
+_SEGMENTS_TO_GROW = 3
+"""With one that messages go on in while consumers have not finished those of the first."""
 
 
 class NsqdData(OSError):
@@ -88,6 +95,11 @@ def open_folder(
             max_bytes=options.max_disk_bytes,
             spares=options.segment_spare + 1,
         )
+        try:
+            _check_size(storage, path, options, log)
+        except OSError:
+            storage.close()
+            raise
         if is_new:
             log.info("LOG: the data folder %s is made; there was none", path)
         try:
@@ -101,6 +113,44 @@ def open_folder(
         raise
     except OSError as error:
         raise refusal(path, error) from error
+
+
+def _check_size(
+    storage: DiskStorage, path: Path, options: BrokerOptions, log: logging.Logger
+) -> None:
+    """Refuse a new folder on a disk that is too small for the options; warn of one that is small.
+
+    Raises StorageFull.
+    """
+    room_bytes = storage.room_bytes()
+    segment_bytes, kept_bytes = options.segment_bytes, options.min_free_bytes
+    beside_bytes = BESIDE_BYTES + kept_bytes
+    if room_bytes >= _SEGMENTS_TO_GROW * segment_bytes + beside_bytes:
+        return
+    is_too_small = room_bytes < _SEGMENTS_TO_RUN * segment_bytes + beside_bytes
+    count = _SEGMENTS_TO_RUN if is_too_small else _SEGMENTS_TO_GROW
+    fitting_mib = (room_bytes - beside_bytes) // _SEGMENTS_TO_GROW >> 20
+    smaller = (
+        f"--max-bytes-per-file={fitting_mib}MiB or less" if fitting_mib > 0 else "smaller ones"
+    )
+    needed = (
+        f"its disk has room for {readable_size(room_bytes)}, and"
+        f" {readable_size(count * segment_bytes + beside_bytes)} are needed: {count} segments of"
+        f" {readable_size(segment_bytes)} (--max-bytes-per-file), {readable_size(kept_bytes)} that"
+        f" stay free (--min-free-bytes), and {readable_size(BESIDE_BYTES)} for other files"
+    )
+    if is_too_small and not storage.has_segments():
+        raise StorageFull(errno.ENOSPC, f"{needed}; give {smaller}")
+    log.warning(
+        "LOG: the data folder %s is on a small disk: %s. Once a segment is full, messages are"
+        " refused%s; give %s",
+        path,
+        needed,
+        ", whatever consumers finish"
+        if is_too_small
+        else " until consumers have finished nearly all that is in it",
+        smaller,
+    )
 
 
 def _close_to_others(path: Path, log: logging.Logger) -> None:
@@ -137,7 +187,11 @@ def refusal(path: Path, error: OSError) -> OSError:
     """Return an error of the folder with the remedy added."""
     if isinstance(error, StorageFull) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         is_quota = error.errno == errno.EDQUOT
-        limit = "raise --max-disk-bytes" if is_quota else "lower --min-free-bytes"
+        limit = (
+            "raise --max-disk-bytes"
+            if is_quota
+            else "lower --min-free-bytes or --max-bytes-per-file"
+        )
         return OSError(
             f"the data folder {path} cannot be used: {error.strerror}; {limit}, free some space, or"
             f" give another {_FLAG}"

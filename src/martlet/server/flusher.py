@@ -26,6 +26,7 @@ from martlet.broker.retention.checkpoint import (
     end_some,
     history_makes_room,
     keeps_history,
+    leave_spent_segment,
     makes_room,
     write_some_indexes,
 )
@@ -226,14 +227,14 @@ class Flusher:
 
     async def free_room(self) -> None:
         """Make a checkpoint for a full log if that releases a segment, as when consumers have
-        finished its messages.
+        finished its messages; the current one is left for that.
         """
         for _ in count_needs(self._broker):
             await asyncio.sleep(0)
         try:
-            if makes_room(self._broker):
+            if makes_room(self._broker) or leave_spent_segment(self._broker):
                 await self.checkpoint()
-        except OSError as error:
+        except (OSError, WritesRefused) as error:
             self._log.error("searching for space failed: %s; it is tried again", error)
 
     async def checkpoint(self) -> bool:

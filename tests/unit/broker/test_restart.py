@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.unit.broker.core import SECOND_NS, Core
+from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
@@ -17,7 +17,12 @@ from martlet.broker.journal.entries import (
     ChannelRecord,
     TopicEntry,
 )
-from martlet.broker.retention.checkpoint import MAX_SYNCED, begin_checkpoint, end_checkpoint
+from martlet.broker.retention.checkpoint import (
+    MAX_SYNCED,
+    begin_checkpoint,
+    end_checkpoint,
+    leave_spent_segment,
+)
 from martlet.broker.topic.rewind import replay
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, read_header
 from martlet.log.recovery import RecoveryReport, scan
@@ -1029,3 +1034,57 @@ def test_a_broker_that_lost_its_indexes_starts_on_a_full_disk() -> None:
     core.kill()
     assert core.restored.notes == []
     assert core.channel("t").depth == len(bodies)
+
+
+def small_core() -> tuple[Core, Client]:
+    """A core whose disk has room for two segments, and a client that has got all messages of its
+    channel when the log is full.
+    """
+    core = Core(segment_bytes=1 << 16)
+    client = core.client("t").ready(1 << 20)
+    core.storage.capacity_bytes = 3 * core.segment_bytes
+    core.storage.keep_free_bytes = core.segment_bytes // 2
+    fill_up(core)
+    return core, client
+
+
+def fill_up(core: Core) -> None:
+    while core.publish("t", b"x" * 500).error is None:
+        pass
+
+
+@pytest.mark.parametrize("kept_count", [0, 5])
+def test_a_full_log_leaves_the_segment_of_which_little_is_needed(kept_count: int) -> None:
+    core, client = small_core()
+    finished_count = 0
+    for _ in range(4):
+        before, end_count = len(client.got), len(client.got) - kept_count
+        client.finish(*range(finished_count, end_count))
+        finished_count = end_count
+        core.checkpoint()
+        assert core.publish("t", b"x" * 500).error is not None, "it is the one that is written"
+        assert leave_spent_segment(core.broker)
+        for _ in range(2):  # What is needed is moved, and then nothing is.
+            core.checkpoint()
+        assert len(core.broker.log.segments) == 1
+        assert core.broker.health == "OK"
+        fill_up(core)
+        assert len(client.got) - before > 80
+    core.flush()
+    core.kill(power=True)
+    left = core.client("t").ready(1 << 20)
+    assert len(left.got) == len(client.got) - finished_count
+
+
+def test_a_full_log_keeps_the_segment_of_which_much_is_needed() -> None:
+    core, client = small_core()
+    client.finish(*range(len(client.got) // 2))
+    assert not leave_spent_segment(core.broker)
+    assert len(core.broker.log.segments) == 1
+
+
+def test_a_message_larger_than_a_segment_does_not_make_a_full_log_leave_one() -> None:
+    core, client = small_core()
+    client.finish()
+    assert core.publish("t", b"x" * core.segment_bytes).error is not None
+    assert not leave_spent_segment(core.broker)

@@ -67,7 +67,10 @@ def test_a_folder_that_cannot_be_created() -> None:
 
 @pytest.mark.parametrize(
     ("number", "way_out"),
-    [(errno.ENOSPC, "lower --min-free-bytes"), (errno.EDQUOT, "raise --max-disk-bytes")],
+    [
+        (errno.ENOSPC, "lower --min-free-bytes or --max-bytes-per-file"),
+        (errno.EDQUOT, "raise --max-disk-bytes"),
+    ],
 )
 def test_a_limit_of_the_disk_is_named_instead_of_a_full_disk(
     tmp_path: Path, number: int, way_out: str
@@ -221,3 +224,47 @@ def test_a_folder_of_other_things_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "log").chmod(0o755)
     open_folder(tmp_path, BrokerOptions(), LOG).close()
     assert modes(tmp_path)["log"] == 0o755
+
+
+SMALL = BrokerOptions(max_bytes_per_file=100 << 20, min_free_bytes=64 << 20)
+
+
+def with_free_space(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
+    monkeypatch.setattr(DiskStorage, "_free_bytes", lambda storage: mib << 20)
+
+
+@pytest.mark.parametrize(
+    ("mib", "way_out"),
+    [(264, "=66MiB or less"), (165, "=33MiB or less"), (10, "; give smaller ones")],
+)
+def test_a_new_folder_on_a_disk_that_is_too_small_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib: int, way_out: str
+) -> None:
+    with_free_space(monkeypatch, mib)
+    for _ in range(2):
+        with pytest.raises(OSError, match="--data-path") as caught:
+            open_folder(tmp_path / "data", SMALL, LOG)
+        error = str(caught.value)
+        assert f"room for {mib}.0 MiB, and 265.0 MiB are needed: 2 segments of 100.0 MiB" in error
+        assert "(--max-bytes-per-file), 64.0 MiB that stay free (--min-free-bytes), and" in error
+        assert way_out in error
+    with_free_space(monkeypatch, 265)
+    open_folder(tmp_path / "data", SMALL, LOG).close()
+
+
+def test_a_small_disk_is_warned_of_and_a_folder_with_messages_never_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_free_space(monkeypatch, 365)
+    opened = open_folder(tmp_path, SMALL, LOG)
+    assert "small disk" not in caplog.text
+    opened.storage.create(0, 1 << 20)
+    opened.close()
+    for mib, until in ((363, " until consumers have finished"), (10, ", whatever consumers")):
+        caplog.clear()
+        with_free_space(monkeypatch, mib)
+        open_folder(tmp_path, SMALL, LOG).close()
+        assert f"{tmp_path} is on a small disk: its disk has room for {mib + 1}.0 MiB, and" in (
+            caplog.text
+        )
+        assert f"messages are refused{until}" in caplog.text

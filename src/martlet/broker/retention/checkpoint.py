@@ -26,7 +26,14 @@ from martlet.log import checkpoint_file
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import BadRecord
-from martlet.log.retention import Need, SegmentLocator, clean, needed_bytes, worth_cleaning
+from martlet.log.retention import (
+    CLEAN_BELOW,
+    Need,
+    SegmentLocator,
+    clean,
+    needed_bytes,
+    worth_cleaning,
+)
 from martlet.log.segmented import FlushJob, spans
 from martlet.log.storage import DiskUsage, Segment, Storage
 
@@ -246,6 +253,20 @@ def makes_room(broker: RetentionContext) -> bool:
     Raises OSError.
     """
     return bool(_choose(broker).free)
+
+
+def leave_spent_segment(broker: RetentionContext) -> bool:
+    """Begin another segment if messages are refused and little of the current one is needed: on a
+    small disk all messages may be in it, and once it is closed it can be retired or cleaned.
+
+    Returns whether it did, by the needs that `count_needs` has counted.
+    """
+    log = broker.log
+    if log.full is None or not log.is_spent:
+        return False
+    current = log.segments[-1]
+    needed = needed_bytes(log.segments, needs(broker))[-1]
+    return needed < CLEAN_BELOW * current.capacity and log.leave_segment()
 
 
 def _is_full(log: CommitLog, segment: Segment) -> bool:

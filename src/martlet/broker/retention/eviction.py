@@ -134,6 +134,8 @@ class Eviction(HistoryReclaimer):
         for _ in count_needs(broker):
             pass
         needed_by = needs(broker)
+        if len(log.segments) == 1 and log.is_spent:
+            log.leave_segment()
         closed = log.closed_segments
         unneeded = [s for s in _without(log, needed_by) if s in closed]
         unkept = [s for s in _without(log, with_history(needed_by)) if s in closed]
