@@ -344,12 +344,28 @@ def test_a_flush_that_fails_lets_nothing_go() -> None:
 def test_with_nothing_to_drop_publishing_is_refused() -> None:
     core = SmallCore()
     core.publish("t", b"x")
+    core.storage.allow_spares(-2)
+    assert core.storage.spare_count == 0
     core.storage.capacity_bytes = core.storage.used_bytes
     core.storage.keep_free_bytes = SEGMENT_BYTES
     error = None
     while error is None:
         error = core.publish("t", b"body" * 30).error
     assert "the disk is full" in str(error)
+
+
+def test_the_only_segment_goes_where_another_is_in_reserve() -> None:
+    core = SmallCore()
+    client = core.client("t")
+    core.storage.capacity_bytes = core.storage.used_bytes
+    core.storage.keep_free_bytes = SEGMENT_BYTES
+    for number in range(200):
+        assert core.publish("t", b"%d " % number * 40).error is None
+    assert len(core.evicted) > 3
+    client.ready(1 << 20)
+    assert client.bodies == [b"%d " % n * 40 for n in range(200 - len(client.got), 200)]
+    error = core.publish("t", b"x" * 2 * SEGMENT_BYTES).error
+    assert "the disk is full" in str(error), "it fits into no segment"
 
 
 @pytest.mark.parametrize("ready", [0, 1 << 20])
