@@ -117,6 +117,7 @@ class ReplicaNode:
         store: the metadata store.
         ports: those of clients.
         log: the destination of log lines.
+        is_first: whether no other node has run in this process.
     """
 
     def __init__(
@@ -125,6 +126,8 @@ class ReplicaNode:
         store: MetadataStore,
         ports: ClientPorts,
         log: logging.Logger,
+        *,
+        is_first: bool,
     ) -> None:
         self.options = with_ports(options, ports.listeners)
         self.name = options.replica_name
@@ -155,6 +158,7 @@ class ReplicaNode:
         self._epoch = 0
         """The newest one that it has pledged to."""
         self._ticks_soon = False
+        self._is_first = is_first
         self._is_started = False
         self._is_stopping = False
         self._is_flushing = False
@@ -210,7 +214,9 @@ class ReplicaNode:
     async def _start(self) -> None:
         options = self.options
         path = Path(options.data_path or ".").absolute()
-        await self.membership.until_alone()
+        if self._is_first:
+            # A later node learns from the document whether another process has replaced this one.
+            await self.membership.until_alone()
         broker_id = ""
         if not (path / IDENTITY_NAME).exists():
             broker_id = await self.membership.find_broker_id()

@@ -70,7 +70,7 @@ class ReplicaProcess:
         self.spliced: set[SplicedConnection] = set()
         self.epoch = 0
         self.splicing = asyncio.Semaphore(MAX_SPLICING)
-        self.node = ReplicaNode(options, self._store, self, self.log)
+        self.node = ReplicaNode(options, self._store, self, self.log, is_first=True)
         self._started_at_s = int(time.time())
         self._forwarder: Forwarder | None = None
         # A client that is held, or one that connects again and again, tries every 50 ms.
@@ -98,7 +98,7 @@ class ReplicaProcess:
                                      self.options.replica_name, error)  # fmt: skip
                 # The next node reads its log first, and looks for the primary then.
                 self._keep_primary()
-                self.node = ReplicaNode(self.options, self._store, self, self.log)
+                self.node = ReplicaNode(self.options, self._store, self, self.log, is_first=False)
                 # The broker that is dropped keeps files open, and was excluded from collections.
                 gc.unfreeze()
                 gc.collect()

@@ -23,11 +23,13 @@ from tests.polling import until
 
 from martlet.options import BrokerOptions
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
+from martlet.replica.life import Life
 from martlet.replica.note import ReplicaNote
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.build import build_server
 from martlet.server.http import server as http_server
 from martlet.server.http.access import Operators
+from martlet.server.metadata import sqlite_store
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
 from martlet.server.metadata.store import StoreUnreachable, SwapUnclear
 from martlet.server.replication import splice
@@ -155,6 +157,33 @@ async def test_a_replica_set_of_another_broker_is_not_joined(tmp_path: Path) -> 
     process.stop()
     await running_again
     await store.close()
+
+
+async def test_a_primary_that_was_replaced_says_so_whoever_announced_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It steps down, reads its log again, and then was told to wait until the other one ends."""
+    other = Presence(instance="other", address="127.0.0.1:1")
+    announce = SqliteStore.announce
+
+    async def announce_last(store: SqliteStore, name: str, presence: Presence) -> None:
+        await announce(store, name, other if name == "a" else presence)
+
+    async with running(tmp_path) as node:
+        process = node._ports
+        assert isinstance(process, ReplicaProcess)
+        monkeypatch.setattr(SqliteStore, "announce", announce_last)
+        monkeypatch.setattr(sqlite_store, "PRESENCE_S", 1000)
+        await node.membership.announce(node.replica, node.now_ns(), 0)
+        seen = await node._store.look()
+        assert seen.replica_set is not None
+        assert seen.presences["a"].instance == "other"
+        life = Life(seen.replica_set.last_life + 1, "other", "another folder")
+        claimed = seen.replica_set.claimed("a", life, other.address)
+        assert await node._store.swap(claimed, seen.version)
+        await until(lambda: process.node is not node)
+        await until(lambda: "for good" in process.node.status.report()["problem"])
+        assert process.node.status.report()["role"] == "waiting"
 
 
 async def test_a_broker_without_replicas_refuses_the_folder_of_one(tmp_path: Path) -> None:
