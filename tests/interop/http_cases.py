@@ -281,6 +281,8 @@ def _same(value: Any, key: str = "") -> Any:
         # and has all of its backlog on the disk.
         left_out = {
             "martlet_version",
+            "broker",
+            "run",
             "log",
             "connection_count",
             "kind",

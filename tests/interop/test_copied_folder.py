@@ -7,14 +7,21 @@ import logging
 import shutil
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.admin_page import lookup_daemon, page_of
+from tests.admin_page import until as until_region
 from tests.polling import until
 
-from martlet.client import Producer, PullConsumer, SubscribeRefused
+from martlet.cli.main import main
+from martlet.client import Admin, Consumer, Producer, PullConsumer, SubscribeRefused, sync
+from martlet.pipeline.audit import require_topics as require_audit_topics
+from martlet.pipeline.audit.options import AuditOptions
+from martlet.pipeline.audit.segment_listing import survey_broker
 from martlet.spark.brokers.brokers import QueryBrokers
-from martlet.spark.brokers.endpoint import CopiedFolder
+from martlet.spark.brokers.endpoint import CopiedFolder, Endpoint
 from martlet.spark.read.options import ReadOptions
 from martlet.testing import BrokerProcess
 
@@ -54,6 +61,131 @@ async def members(*addresses: str) -> list[bytes]:
             if len(got) == 2:
                 break
     return got
+
+
+def audit(*addresses: str, data_paths: tuple[str, ...] = ()) -> None:
+    options = AuditOptions(addresses=addresses, data_paths=data_paths, topics=("t",))
+    require_audit_topics(options)
+
+
+def test_an_audit_refuses_the_copies_and_reads_either_alone(copies: list[BrokerProcess]) -> None:
+    first, second = copies
+    addresses = first.http_address, second.http_address
+    for named, folders in (
+        (addresses, ()),
+        (addresses[:1], (str(second.data_path),)),
+        ((), (str(first.data_path), str(second.data_path))),
+    ):
+        with pytest.raises(CopiedFolder, match=WAY_OUT):
+            audit(*named, data_paths=folders)
+    for broker in copies:
+        other = broker.http_address.replace("127.0.0.1", "localhost")
+        audit(broker.http_address, other, data_paths=(f"{broker.data_path}/",))
+
+
+def test_an_audit_reads_no_copy_at_the_same_path_of_another_machine(
+    copies: list[BrokerProcess],
+) -> None:
+    first, second = copies
+    survey = survey_broker(Endpoint(second.http_address, 60_000))
+    for place in survey.segments:
+        with replace(place, data_path=str(first.data_path)).opened() as data:
+            assert b"second" in bytes(data)
+
+
+def shown(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(list(words))
+    return code, capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["nodes", "health"])
+def test_commands_say_it_while_both_run(
+    copies: list[BrokerProcess], command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = copies
+    named = [f"--address={each.http_address}" for each in copies]
+    code, said = shown(capfd, command, *named)
+    assert (code, WAY_OUT in said) == (1, True), said
+    assert first.http_address in said
+    assert second.http_address in said
+    twice = f"--address={first.http_address.replace('127.0.0.1', 'localhost')}"
+    assert shown(capfd, command, named[0], twice) == (0, "")
+    second.stop()
+    code, said = shown(capfd, command, *named)
+    assert (code, WAY_OUT in said) == (1, False), said
+
+
+async def test_a_lookup_daemon_names_the_processes(tmp_path: Path) -> None:
+    async with lookup_daemon() as daemon, Admin(lookup=daemon.http_address) as admin:
+        flags = f"--lookupd-tcp-address={daemon.tcp_address}", "--broadcast-address=127.0.0.1"
+        with BrokerProcess(tmp_path / "first", *flags) as broker:
+            broker.stop()
+            shutil.copytree(tmp_path / "first", tmp_path / "second")
+            broker.start()
+            with BrokerProcess(tmp_path / "second", *flags) as other:
+                await until(lambda: len(daemon.registry.peers) == 2)
+                (url,) = admin.http.daemons
+                nodes: list[dict[str, str]] = (await admin.http.get(url, "/nodes", {}))["producers"]
+                assert len({each["broker"] for each in nodes}) == 1
+                assert len({each["run"] for each in nodes}) == 2
+                (copies,) = await admin.nodes.copies()
+                running = {f"http://{each.http_address}" for each in (broker, other)}
+                assert {*copies.addresses} == running
+
+
+async def test_the_admin_page_shows_it_until_one_is_stopped(copies: list[BrokerProcess]) -> None:
+    async with page_of([each.http_address for each in copies]) as page:
+        for path in ("/", "/nodes"):
+            async with page.events(path) as regions:
+                region = await until_region(regions, WAY_OUT)
+                assert 'class="alarm"' in region
+        async with page.events("/nodes") as regions:
+            await asyncio.to_thread(copies[1].stop)
+            async for region in regions:
+                if WAY_OUT not in region:
+                    break
+
+
+async def test_a_page_of_one_broker_at_two_addresses_shows_nothing(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        addresses = [
+            broker.http_address,
+            broker.http_address.replace("127.0.0.1", "localhost"),
+        ]
+        async with page_of(addresses) as page, page.events("/nodes") as regions:
+            for _ in range(3):
+                region = await anext(regions)
+                assert "localhost" in region
+                assert "both have the id" not in region
+
+
+def test_a_consumer_says_it_and_takes_from_both(
+    copies: list[BrokerProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def consume() -> set[bytes]:
+        got: set[bytes] = set()
+        addresses = [each.tcp_address for each in copies]
+        async with Consumer("t", "c", addresses) as consumer:
+            async for message in consumer:
+                got.add(message.body)
+                message.finish()
+                if {b"first", b"second"} <= got:
+                    break
+            return got
+
+    with caplog.at_level(logging.WARNING, logger="martlet.client"):
+        asyncio.run(consume())
+    assert caplog.text.count("both have the broker id") == 1
+
+
+def test_threads_get_the_refusal_too(copies: list[BrokerProcess]) -> None:
+    addresses = [each.tcp_address for each in copies]
+    with (
+        pytest.raises(SubscribeRefused, match=WAY_OUT),
+        sync.PullConsumer("t", "g", addresses, start="first") as consumer,
+    ):
+        for _ in consumer:
+            pass
 
 
 def test_readers_refuse_the_copies_and_read_either_alone(copies: list[BrokerProcess]) -> None:

@@ -17,6 +17,7 @@ from martlet.client.admin import (
     NodeStats,
     TopicStats,
 )
+from martlet.client.copied_folder import Copies, Process, confirmed
 
 LOST_KEPT_S = 600.0
 """How long a broker is shown that lookup daemons have forgotten."""
@@ -172,6 +173,7 @@ class ClusterView:
         error: why no broker is known at all; empty while one is.
         took_s: how long the answers took.
         asked: what pages asked brokers beyond the counts, so that all tabs share the answers.
+        copies: the brokers that have one id, by this look and the one before.
     """
 
     at_s: float = -math.inf
@@ -180,6 +182,7 @@ class ClusterView:
     error: str = ""
     took_s: float = 0.0
     asked: dict[Hashable, Future[Any]] = field(default_factory=dict)
+    copies: list[Copies] = field(default_factory=list)
 
     @property
     def missing(self) -> list[BrokerView]:
@@ -232,7 +235,16 @@ def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> Clus
         view.brokers[url] = _missing(url, error.why, before, at_s)
     _keep_lost(view, before)
     view.brokers = dict(sorted(view.brokers.items()))
+    view.copies = confirmed(_processes(before), _processes(view))
     return view
+
+
+def _processes(view: ClusterView) -> dict[str, Process]:
+    return {
+        each.address: Process(each.stats.broker, each.stats.run)
+        for each in view.brokers.values()
+        if each.stats is not None and not each.error
+    }
 
 
 def without_answers(error: AdminError, before: ClusterView, at_s: float) -> ClusterView:

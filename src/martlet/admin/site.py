@@ -20,6 +20,7 @@ from martlet.admin.collector import Collector
 from martlet.admin.guard import user_of
 from martlet.admin.undos import Undos
 from martlet.client.admin import Admin
+from martlet.client.copied_folder import WAY_OUT
 from martlet.options.admin import AdminOptions
 from martlet.visible import visible
 
@@ -82,6 +83,7 @@ class Site:
             "visible": visible,
         }
         self.templates.globals |= {"url": self.url, "sparkline": self.sparkline}
+        self.templates.globals["copied_way_out"] = WAY_OUT
 
     def url(self, path: str, *parts: str, **query: object) -> str:
         """Return the URL of a page: of a path, names to append to it, and the query.

@@ -19,6 +19,19 @@ _NO_END = 1 << 64
 """Behind all positions."""
 
 
+def folder_place(folder: Path) -> str:
+    """Return where a folder is: the same of two paths if they lead to one folder, on one machine.
+
+    A path alone may lead to a copy on another machine. Empty where the system does not say.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+    status = folder.stat()
+    return f"{boot}:{status.st_dev}:{status.st_ino}"
+
+
 class NoLog(Exception):
     """The folder holds no Martlet log; the text says what is missing."""
 

@@ -84,6 +84,7 @@ class LookupApi:
                     **peer.describe(),
                     "tombstones": [registry.is_tombstoned(peer, topic) for topic in peer.topics],
                     "topics": list(peer.topics),
+                    **peer.identity,
                 }
                 for peer in registry.nodes()
             ]

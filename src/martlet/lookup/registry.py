@@ -55,6 +55,11 @@ class Peer:
     channels: dict[tuple[str, str], None] = field(default_factory=dict)
     tombstones: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Martlet's own fields of a broker: of two with one id the data folder was copied."""
+        return {"broker": self.broker, "run": self.run} if self.broker else {}
+
     def describe(self) -> dict[str, object]:
         """The fields that HTTP answers have."""
         return {

@@ -284,7 +284,7 @@ def assemble_server(
         connect=partial(_connection, context),
         routes=lambda: _routes(server, replication),
         calls=calls,
-        stats=StatsSource(broker, clients.connections, levels, report_log, replication),
+        stats=StatsSource(broker, clients.connections, levels, report_log, folder, replication),
         lookups=lookups,
         flush_timeouts=flush_timeouts,
         auth_servers=context.auth_servers,

@@ -64,6 +64,11 @@ class DataFolder:
     keys: KeyIndexer
     run: str = ""
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """The fields by which others know the broker, and tell one with a copy of the folder."""
+        return {"broker": self.broker_id, **({"run": self.run} if self.run else {})}
+
     def close(self) -> None:
         """Release the folder."""
         self.keys.close()

@@ -274,7 +274,7 @@ class LookupPeers:
             "topology_zone": options.topology_zone,
             "topology_region": options.topology_region,
             # nsqlookupd ignores it.
-            "martlet": {"broker": folder.broker_id, "run": folder.run},
+            "martlet": folder.identity,
         }
         self._is_replica = bool(options.replica_name)
         if self._is_replica:

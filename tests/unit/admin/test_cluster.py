@@ -46,6 +46,22 @@ def both(**more: Any) -> ClusterView:
     return merge(Answers({B: node(4), A: node(2, **more)}), ClusterView(), 100.0)
 
 
+def test_two_brokers_of_one_id_are_copies_once_two_looks_saw_both() -> None:
+    """One that was started again between two answers may be seen as two processes."""
+
+    def look(before: ClusterView, run_of_b: str) -> ClusterView:
+        nodes = {A: node(1, broker="one", run="x"), B: node(1, broker="one", run=run_of_b)}
+        return merge(Answers(nodes), before, 100.0)
+
+    first = look(ClusterView(), "y")
+    assert not first.copies
+    (copies,) = look(first, "y").copies
+    assert copies == ("one", ("a:4151", "b:4151"))
+    for run in ("z", "x", ""):
+        assert not look(first, run).copies, run
+    assert not merge(Answers({A: node(1)}, {B: AdminError(B, "away")}), first, 101.0).copies
+
+
 def test_counts_of_brokers_are_added() -> None:
     view = both(paused=True, age_ms=1500)
     topic = view.topics["orders"]

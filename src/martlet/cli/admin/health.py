@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from martlet.cli.admin.inventory import Fields, Inventory, InventoryOptions, show_inventory
+from martlet.cli.admin.nodes import copies_of
 
 DESCRIPTION = (
     "Check each broker that is named, or each lookup daemon and all brokers that it knows,"
     " by /ping, and show the answers. The exit code is 0 if all are healthy, and 1 if"
-    " one is not, or does not answer."
+    " one is not, or does not answer, or two brokers have one id, as with a copied data folder."
 )
 
 
@@ -25,8 +26,9 @@ async def health(options: InventoryOptions) -> Inventory:
     """Check each broker, and each named lookup daemon."""
     async with options.admin() as admin:
         answers = await admin.nodes.health()
+        copies = await copies_of(admin)
     servers = [{"server": url} | asdict(each) for url, each in answers.values.items()]
-    return Inventory(servers, [*answers.errors.values()])
+    return Inventory(servers, [*answers.errors.values()], copies)
 
 
 def health_lines(found: Iterable[Fields]) -> list[str]:

@@ -11,6 +11,7 @@ from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.text import json_line
 from martlet.client.admin import AdminError, AdminNotFound, TopicStats
+from martlet.client.copied_folder import Copies, refusal
 from martlet.options.checks import require_name
 from martlet.options.flag import option
 
@@ -41,10 +42,11 @@ OptionsT = TypeVar("OptionsT", bound=InventoryOptions)
 
 @dataclass(frozen=True)
 class Inventory:
-    """Items of servers, such as topics, and why servers did not answer."""
+    """Items of servers, such as topics, why servers did not answer, and brokers of one id."""
 
     items: list[Fields]
     failed: list[AdminError]
+    copies: Sequence[Copies] = ()
 
 
 async def from_topics(
@@ -80,7 +82,9 @@ def show_inventory(
     lines: Callable[[list[Fields]], list[str]],
     argv: Sequence[str],
 ) -> int:
-    """Show items, such as topics; the exit code is 1 if a server did not answer."""
+    """Show items, such as topics; the exit code is 1 if a server did not answer, or two brokers
+    have one id.
+    """
     names = ["topic"] if "topic" in kind.flags() else []
     options = tool.options(
         command, description, kind, argv, "[TOPIC]" if names else "", operands=names
@@ -90,12 +94,14 @@ def show_inventory(
     async def work() -> None:
         nonlocal has_failed
         found = await find(options)
-        has_failed = bool(found.failed) or not all(
+        has_failed = bool(found.failed or found.copies) or not all(
             each.get("is_healthy", True) for each in found.items
         )
         await tool.show(map(json_line, found.items) if options.json else lines(found.items))
         for error in found.failed:
             log.error("%s", error)
+        for each in found.copies:
+            log.error("%s", refusal(each, "readers refuse them both"))
         if not (found.items or found.failed or options.json):
             log.info("there are no %s", nouns)
 

@@ -8,12 +8,14 @@ from dataclasses import asdict
 from martlet.cli import tool
 from martlet.cli.admin.inventory import Fields, Inventory, InventoryOptions, show_inventory
 from martlet.cli.text import laid_out
-from martlet.client.admin import distinct_nodes
+from martlet.client.admin import Admin, AdminError, distinct_nodes
+from martlet.client.copied_folder import Copies
 
 DESCRIPTION = (
     "List the brokers that lookup daemons know: their addresses, their numbers of topics, which"
     " daemons know them, and which of their topics are hidden from lookups. With"
-    " --address, list those brokers as they describe themselves."
+    " --address, list those brokers as they describe themselves. The exit code is 1 if a server"
+    " does not answer, or two brokers have one id, as where a data folder was copied."
 )
 
 
@@ -30,9 +32,18 @@ async def nodes(options: InventoryOptions) -> Inventory:
     """
     async with options.admin() as admin:
         answers = await tool.settled(admin.nodes.list())
+        copies = await copies_of(admin)
     has_daemons = bool(options.lookupd_http_addresses)
     found = distinct_nodes(answers) if has_daemons else answers.joined()
-    return Inventory([*map(asdict, found)], [*answers.errors.values()])
+    return Inventory([*map(asdict, found)], [*answers.errors.values()], copies)
+
+
+async def copies_of(admin: Admin) -> Sequence[Copies]:
+    """Return the brokers that have one id; none where no broker answers."""
+    try:
+        return await admin.nodes.copies()
+    except AdminError:
+        return []  # Lookup daemons may know none, or only such as have ended.
 
 
 def node_lines(found: Iterable[Fields]) -> list[str]:

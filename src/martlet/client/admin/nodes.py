@@ -12,6 +12,7 @@ from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminError
 from martlet.client.admin.noun import Noun, place
 from martlet.client.admin.stats import NodeStats, node_stats
+from martlet.client.copied_folder import Copies, Process, confirmed, copies_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,10 @@ def _node(
             topic for topic, is_hidden in zip(topics, tombstones, strict=False) if is_hidden
         ),
     )
+
+
+def _process(answer: Mapping[str, Any]) -> Process:
+    return Process(str(answer.get("broker", "")), str(answer.get("run", "")))
 
 
 def _known_nodes(answer: Any) -> tuple[Node, ...]:
@@ -101,6 +106,21 @@ class NodeAdmin(Noun):
             return (await http.get(url, "/info", {}, lambda answer: _node(answer, topics)),)
 
         return await http.each(await http.brokers(), describe)
+
+    async def copies(self) -> Sequence[Copies]:
+        """Return the brokers that have one id, since a data folder was copied.
+
+        Of brokers that do not answer nothing is known. Raises AdminError: none answers.
+        """
+        http = self._http
+
+        async def look(urls: Sequence[str]) -> Mapping[str, Process]:
+            answers = await http.each(urls, lambda url: http.get(url, "/info", {}, _process))
+            return answers.values
+
+        before = await look(await http.brokers())
+        urls = [url for each in copies_in(before) for url in each.addresses]
+        return confirmed(before, await look(urls)) if urls else []
 
     async def stats(
         self, *, include_clients: bool = False, time_limit_s: float | None = None

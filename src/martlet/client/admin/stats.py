@@ -232,6 +232,9 @@ class NodeStats(Described):
         started_at_s: when it was started, in seconds since 1970.
         connection_count: clients over TCP; None at an nsqd.
         log: its log and disk; None at an nsqd, and at a standby.
+        broker: its id; empty at an nsqd, and at a standby.
+        run: a random name of its process; empty of a replica. Two brokers with one id have copies
+            of one data folder.
         topics: its topics.
         taken_at_s: about when it was counted, by the clock of this machine, in seconds since 1970:
             in the middle between the request and the answer.
@@ -243,6 +246,8 @@ class NodeStats(Described):
     martlet_version: str = ""
     connection_count: int | None = None
     log: LogStats | None = None
+    broker: str = ""
+    run: str = ""
     started_at_s: int = named("start_time", default=0)
     topics: tuple[TopicStats, ...]
     taken_at_s: float = 0.0

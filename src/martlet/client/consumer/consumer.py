@@ -30,6 +30,7 @@ from martlet.client.consumer.watchdog import Sight, Watchdog
 from martlet.client.errors import ClientError
 from martlet.client.keywords import apply_options, check_at_least
 from martlet.client.settings import ConnectionSettings
+from martlet.client.transport.active import warn_of_copies
 
 if TYPE_CHECKING:
     from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
@@ -359,6 +360,14 @@ class Consumer(ConsumerBase[Subscription]):
         self._buffer.worker_count -= len(workers)
 
     def _on_ready(self, subscription: Subscription) -> None:
+        if subscription.connection is not None:
+            others = ((str(each.address), each.connection) for each in self._brokers.sessions)
+            warn_of_copies(
+                str(subscription.address),
+                subscription.connection,
+                others,
+                "what was published before the copy comes twice",
+            )
         self._auto_touch.connected(subscription.message_timeout_s)
         self._returner.connected(subscription.message_timeout_s)
         self._flow.add(subscription)

@@ -13,6 +13,7 @@ from typing import Any
 from martlet.addresses import Address
 from martlet.client.consumer.broker_session import BrokerSession
 from martlet.client.consumer.instrumented import settling
+from martlet.client.copied_folder import Copies, refusal
 from martlet.client.errors import (
     CallRefused,
     ClientError,
@@ -200,11 +201,10 @@ class PullSession(BrokerSession):
             pass  # An answer all the same.
         raise SubscribeRefused(
             "COPIED_FOLDER",
-            f"the brokers at {other} and {self.address} both have the id"
-            f" {connection.features.broker_id}, since the data folder of one is a copy of the"
-            " other's: the group would leave out the messages of one. Name one of them alone; or"
-            " stop one and delete the broker.json in its folder, and it begins again as a broker of"
-            " its own",
+            refusal(
+                Copies(connection.features.broker_id, (other, str(self.address))),
+                "the group would leave out the messages of one",
+            ),
         )
 
     async def _attend_on(self, connection: Connection) -> None:

@@ -23,7 +23,7 @@ from martlet.client.producer.pending import PendingPublish
 from martlet.client.producer.routing import broker_of_key
 from martlet.client.producer.stats import BrokerStats
 from martlet.client.settings import ConnectionSettings
-from martlet.client.transport.active import ActiveLinks
+from martlet.client.transport.active import ActiveLinks, warn_of_copies
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.discovery import Discovery
 
@@ -272,15 +272,8 @@ class BrokerPool:
     def _recognise(self, link: BrokerLink) -> None:
         """Give a link the queue of the broker that it has reached."""
         assert link.connection is not None
-        for other in self.links:
-            connection = other.connection
-            if connection is not None and link.connection.features.is_copy_of(connection.features):
-                logger.warning(
-                    "%s and %s both have the broker id %s: unless the first one has ended, their"
-                    " data folders are copies; messages go to one of them alone, and consumer"
-                    " groups refuse both",
-                    *(other, link, connection.features.broker_id),
-                )
+        others = ((str(each), each.connection) for each in self.links)
+        warn_of_copies(str(link), link.connection, others, "messages go to one of them alone")
         broker_id, before = link.connection.features.broker_id, link.queue
         if broker_id in ("", before.broker_id):
             return

@@ -157,6 +157,7 @@ class NodeAdmin(_SyncNoun):
     """`martlet.client.admin.NodeAdmin` with methods that block."""
 
     list = _awaited(nodes.NodeAdmin.list)
+    copies = _awaited(nodes.NodeAdmin.copies)
     stats = _awaited(nodes.NodeAdmin.stats)
     health = _awaited(nodes.NodeAdmin.health)
     tombstone = _awaited(nodes.NodeAdmin.tombstone)

@@ -5,11 +5,38 @@ So a primary that was paused, and believes that it is one, is left as soon as th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from martlet.client.errors import ConnectionLost
 from martlet.client.transport.connection import Connection
+
+logger = logging.getLogger("martlet.client")
+
+
+def warn_of_copies(
+    address: str,
+    connection: Connection,
+    others: Iterable[tuple[str, Connection | None]],
+    effect: str,
+) -> None:
+    """Log each other process that has a broker's id, and may be connected.
+
+    Args:
+        address: of the broker.
+        connection: to it, which is new.
+        others: all connections, with their addresses.
+        effect: what follows for this client.
+    """
+    for other, its_connection in others:
+        if its_connection is None or not connection.features.is_copy_of(its_connection.features):
+            continue
+        logger.warning(
+            "%s and %s both have the broker id %s: unless the first one has ended, their data"
+            " folders are copies; %s, and consumer groups refuse both",
+            *(other, address, connection.features.broker_id, effect),
+        )
 
 
 class BrokerAddress(Protocol):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.addresses import lookup_address
+from martlet.client.copied_folder import Copies, refusal
 from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import NoLog
 from martlet.pipeline.audit.coverage import Extent
@@ -32,7 +33,7 @@ from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.plural import counted
 from martlet.spark.brokers.addresses import NO_TOKEN, OperatorToken, SparkTls
 from martlet.spark.brokers.brokers import NoSuchTopicError
-from martlet.spark.brokers.endpoint import Endpoint
+from martlet.spark.brokers.endpoint import CopiedFolder, Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,8 +174,22 @@ def _surveys(options: AuditOptions) -> list[Survey]:
         surveys += [survey_folder(path) for path in options.data_paths]
     except NoLog as error:
         raise JobFailed(f"--data-path: {error}") from error
-    # A broker that was named twice, by its address and its folder, is audited once.
-    return list({survey.broker: survey for survey in reversed(surveys)}.values())[::-1]
+    return _distinct(surveys)
+
+
+def _distinct(surveys: list[Survey]) -> list[Survey]:
+    """Return one survey of each broker, which may be named twice, by its address and its folder, or
+    by several replicas. Raises CopiedFolder.
+    """
+    found: dict[str, Survey] = {}
+    for survey in surveys:
+        first = found.setdefault(survey.broker, survey)
+        if first.is_replica or survey.is_replica or not (first.folder and survey.folder):
+            continue
+        if first.folder != survey.folder:
+            copies = Copies(survey.broker, (first.place, survey.place))
+            raise CopiedFolder(refusal(copies, "the audit would leave out the log of one"))
+    return list(found.values())
 
 
 def _known_by(endpoint: Endpoint) -> list[str]:

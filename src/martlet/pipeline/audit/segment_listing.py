@@ -18,7 +18,7 @@ from pathlib import Path
 
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint
-from martlet.log.folder import Folder, NoLog
+from martlet.log.folder import Folder, NoLog, folder_place
 from martlet.spark.brokers.endpoint import BrokerRefused, Endpoint
 
 _PIECE_BYTES = 16 << 20
@@ -40,6 +40,7 @@ class SegmentPlace:
         last: whether it is the newest segment.
         data_path: the data folder on the broker's machine.
         endpoint: the broker's HTTP endpoint; None for a data folder.
+        folder: where the data folder is, by `folder_place`; empty if unknown.
     """
 
     broker: str
@@ -49,6 +50,7 @@ class SegmentPlace:
     last: bool
     data_path: str
     endpoint: Endpoint | None
+    folder: str = ""
 
     def head(self, max_bytes: int) -> SegmentPlace:
         """Return the place of the segment's first bytes."""
@@ -62,7 +64,7 @@ class SegmentPlace:
             ListedSegmentGone: the broker removed the segment, perhaps while the block was running.
         """
         path = Path(self.data_path) / "log" / f"{self.base:020d}.log"
-        if self.endpoint is None or _is_local(self.data_path, self.broker):
+        if self.endpoint is None or _is_local(self.data_path, self.broker, self.folder):
             with _mapped(path) as data:
                 yield self._written(data)
         else:
@@ -114,12 +116,16 @@ def _mapped(path: Path) -> Iterator[memoryview]:
         raise ListedSegmentGone(f"{path} has gone") from error
 
 
-def _is_local(data_path: str, broker: str) -> bool:
-    """Return whether a data folder on this machine belongs to a broker, by the broker's id."""
+def _is_local(data_path: str, broker: str, place: str) -> bool:
+    """Return whether a data folder on this machine belongs to a broker, by the broker's id and, as
+    another machine may have a copy, by its place.
+    """
     folder = Path(data_path)
     try:
         identity = json.loads((folder / "broker.json").read_bytes())
         readable = os.access(folder / "log", os.R_OK | os.X_OK)
+        if place and folder_place(folder) != place:
+            return False
     except (OSError, ValueError):
         return False
     return readable and isinstance(identity, dict) and identity.get("broker") == broker
@@ -135,6 +141,8 @@ class Survey:
         segments: the segments by base, at least one.
         checkpoint: the checkpoint; None if there is none.
         is_running: whether the broker is running, so that the log may grow.
+        folder: where its data folder is, by `folder_place`; empty if unknown.
+        is_replica: whether other folders may have its id.
         trouble: why an existing checkpoint could not be read.
     """
 
@@ -144,6 +152,8 @@ class Survey:
     checkpoint: Checkpoint | None
     is_running: bool
     trouble: str = ""
+    folder: str = ""
+    is_replica: bool = False
 
     @property
     def bytes(self) -> int:
@@ -188,12 +198,22 @@ def survey_broker(endpoint: Endpoint) -> Survey:
             end=found["position"],
             last=segment is segments[-1],
             data_path=found["data_path"],
+            folder=found.get("folder", ""),
             endpoint=endpoint,
         )
         for segment in segments
     )
     loaded, trouble = _loaded(_Fetched(data))
-    return Survey(found["broker"], endpoint.address, places, loaded, True, trouble)
+    return Survey(
+        found["broker"],
+        endpoint.address,
+        places,
+        loaded,
+        is_running=True,
+        trouble=trouble,
+        folder=found.get("folder", ""),
+        is_replica="run" not in found,
+    )
 
 
 def survey_folder(data_path: str) -> Survey:
@@ -213,6 +233,7 @@ def survey_folder(data_path: str) -> Survey:
     found = [(base, size) for base, size in sizes if size]
     if not found:
         raise NoLog(f"{data_path} holds no log: there is no segment in {folder.path / 'log'}")
+    place = folder_place(folder.path)
     loaded, trouble = _loaded(folder)  # After the list, as in `survey_broker`.
     places = tuple(
         SegmentPlace(
@@ -222,12 +243,13 @@ def survey_folder(data_path: str) -> Survey:
             end=-1,
             last=base == found[-1][0],
             data_path=str(folder.path.resolve()),
+            folder=place,
             endpoint=None,
         )
         for base, size in found
     )
     is_running = folder.in_use
-    return Survey(broker, data_path, places, loaded, is_running, trouble)
+    return Survey(broker, data_path, places, loaded, is_running, trouble, folder=place)
 
 
 def _loaded(files: Folder | _Fetched) -> tuple[Checkpoint | None, str]:

@@ -53,6 +53,7 @@ from aiohttp import web
 from martlet.broker.errors import NotFound
 from martlet.broker.retention.gaps import holes
 from martlet.log import checkpoint_file
+from martlet.log.folder import folder_place
 from martlet.log.index import ENTRY
 from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.names import is_valid_name
@@ -130,9 +131,8 @@ class LogApi:
         names = request.query.get("names")
         some = view.all_topics() if names is None else _named(view, names.split(","))
         return {
-            "broker": self._folder.broker_id,
+            **self._folder.identity,
             "data_path": str(self._folder.path),
-            **({"run": self._folder.run} if self._folder.run else {}),
             "epoch": view.epoch,
             **({"standby": True} if self._is_standby else {}),
             **({"replicas": replicas} if (replicas := self._replicas()) else {}),
@@ -306,8 +306,9 @@ class LogApi:
         """List the segments of the log."""
         view = self._view()
         return {
-            "broker": self._folder.broker_id,
+            **self._folder.identity,
             "data_path": str(self._folder.path),
+            "folder": folder_place(self._folder.path),
             "position": view.visible_position,
             "segments": [
                 {"base": segment.base, "bytes": segment.capacity} for segment in view.log.segments

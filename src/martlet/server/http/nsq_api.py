@@ -140,6 +140,7 @@ class NsqApi:
             "max_deflate_level": options.max_deflate_level,
             **(topology if any(topology.values()) else {}),
             "martlet_version": __version__,
+            **self._stats.identity,
         }
 
     async def stats(self, request: Request) -> object:

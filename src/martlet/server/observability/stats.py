@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
+    from martlet.server.data_folder import DataFolder
     from martlet.server.nsq.connection import ClientConnection
     from martlet.server.observability.replication import Replication
 
@@ -62,6 +63,7 @@ class StatsSource:
         connections: those of the clients.
         levels: the reported percentiles of latency.
         log: reports on the log and its disk.
+        folder: the broker's, which names it.
         replication: of a broker with replicas.
     """
 
@@ -71,12 +73,14 @@ class StatsSource:
         connections: Collection[ClientConnection],
         levels: Sequence[float],
         log: Callable[[], Report],
+        folder: DataFolder,
         replication: Replication | None = None,
     ) -> None:
         self._broker = broker
         self._log = log
         self._connections = connections
         self._levels = levels
+        self.identity = folder.identity
         self._replication = replication
 
     def head(self) -> Report:
@@ -93,6 +97,7 @@ class StatsSource:
             "martlet_version": __version__,
             "connection_count": len(self._connections),
             "log": self._log(),
+            **self.identity,
             **({"replication": of.report()} if (of := self._replication) is not None else {}),
         }
 

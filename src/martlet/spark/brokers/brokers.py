@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from martlet.addresses import lookup_address
+from martlet.client.copied_folder import Copies, refusal
 from martlet.spark.brokers.background_poll import BackgroundPoll
 from martlet.spark.brokers.endpoint import (
     BrokerRefused,
@@ -196,13 +197,9 @@ class QueryBrokers:
             if first.latest.run != run or first.is_silent or second.is_silent:
                 continue
             if second.latest.run != run:
-                raise CopiedFolder(
-                    f"the brokers at {first.endpoint.address} and {second.endpoint.address} both"
-                    f" have the id {first.latest.broker}, since the data folder of one is a copy of"
-                    " the other's: the rows of one would be left out. Read one of them alone; or"
-                    " stop one and delete the broker.json in its folder, and it begins again as a"
-                    " broker of its own"
-                )
+                addresses = first.endpoint.address, second.endpoint.address
+                copies = Copies(first.latest.broker, addresses)
+                raise CopiedFolder(refusal(copies, "the rows of one would be left out"))
 
     def _queues(self, polls: list[BackgroundPoll[Listing]]) -> Seen:
         """The queues of one broker, given the polls of its replicas, the best first."""

@@ -1,0 +1,73 @@
+"""Two brokers with one id, since a data folder was copied: told apart, and said.
+
+Each process of a broker without replicas has a random name, its run. Two runs at the same time are
+two brokers; one run at two addresses is one broker. A run that has ended, as of a broker that was
+started again at another address, is none of them: who may see such a one asks again before it says
+something (`confirmed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+WAY_OUT = (
+    "stop one and delete the broker.json in its folder, and it begins again as a broker of its own"
+)
+
+
+class Process(NamedTuple):
+    """A broker's process.
+
+    Attributes:
+        broker: the broker's id; empty if it does not report it.
+        run: a random name of the process; empty of a replica.
+    """
+
+    broker: str
+    run: str
+
+
+class Copies(NamedTuple):
+    """Brokers that have one id.
+
+    Attributes:
+        broker: the id.
+        addresses: where they are.
+    """
+
+    broker: str
+    addresses: tuple[str, ...]
+
+    def __str__(self) -> str:
+        first, second = ", ".join(self.addresses[:-1]), self.addresses[-1]
+        return (
+            f"the brokers at {first} and {second} both have the id {self.broker}, since the data"
+            " folder of one is a copy of the other's"
+        )
+
+
+def refusal(copies: Copies, loss: str) -> str:
+    """Return the text of who does not go on with copies.
+
+    Args:
+        copies: the brokers.
+        loss: what would be lost otherwise.
+    """
+    return f"{copies}: {loss}. Name one of them alone; or {WAY_OUT}"
+
+
+def copies_in(processes: Mapping[str, Process]) -> list[Copies]:
+    """Return the brokers of several addresses that have one id."""
+    by_id: dict[str, dict[str, str]] = {}
+    for address, process in processes.items():
+        if process.broker and process.run:
+            by_id.setdefault(process.broker, {}).setdefault(process.run, address)
+    return [Copies(broker, tuple(runs.values())) for broker, runs in by_id.items() if len(runs) > 1]
+
+
+def confirmed(before: Mapping[str, Process], now: Mapping[str, Process]) -> list[Copies]:
+    """Return the copies that two looks have seen, which ran at the same time."""
+    return copies_in(
+        {address: each for address, each in now.items() if before.get(address) == each}
+    )
