@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from tests.crash.wire import HttpRefused, Wire, drain, http, mpub, pub
+from tests.polling import until
 
 from martlet.log.storage import DiskSegment
+from martlet.server import flusher
 from martlet.testing import Broker
 
 pytestmark = pytest.mark.crash
@@ -28,6 +30,7 @@ class FailingDisk:
 
     def __init__(self) -> None:
         self.failing = False
+        self.error = OSError(errno.EIO, "Input/output error")
         self.count = 0
         self.failed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -36,7 +39,7 @@ class FailingDisk:
         self.count += 1
         if self.failing:
             self._loop.call_soon_threadsafe(self.failed.set)
-            raise OSError(errno.EIO, "Input/output error")
+            raise self.error
 
 
 @pytest.fixture
@@ -170,3 +173,49 @@ async def test_a_checkpoint_behind_a_flush_that_fails_is_not_made(
         assert not await broker.server.flusher.checkpoint()
         assert (tmp_path / "checkpoint").exists() == before
         assert broker.server.broker.health.startswith(f"NOK - {REASON}")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_messages_are_taken_again_once_a_full_disk_keeps_what_it_took(
+    broker: Broker, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(flusher, "RETRY_S", 0.01)
+    await publish(broker, [b"one", b"two"])
+    disk.failing, disk.error = True, OSError(number, "no space")
+    wire = await Wire.open(broker.tcp_address)
+    wire.send(pub("t", b"in doubt"))
+    await wire.answer()
+    wire.close()
+    log = broker.server.broker.log
+    await until(lambda: log.failed is not None)
+    error = await error_of(broker, pub("t", b"refused"))
+    assert error.startswith("E_PUB_FAILED PUB failed flushing the log failed: ")
+    assert "make room on the disk; it is tried again every second" in error
+    flushes = disk.count
+    await until(lambda: disk.count > flushes + 2)
+    disk.failing = False
+    await until(lambda: log.failed is None)
+    assert await http(broker.http_address, "/ping") == b"OK"
+    assert log.durable_position == log.position
+    await publish(broker, [b"three"])
+    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+    bodies = [message.body for message in got]
+    assert bodies == [b"one", b"two", b"in doubt", b"three"]
+
+
+async def test_a_disk_that_breaks_after_it_was_full_is_final(
+    broker: Broker, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "RETRY_S", 0.01)
+    disk.failing, disk.error = True, OSError(errno.ENOSPC, "no space")
+    wire = await Wire.open(broker.tcp_address)
+    wire.send(pub("t", b"in doubt"))
+    await wire.answer()
+    wire.close()
+    log = broker.server.broker.log
+    await until(lambda: log.may_recover)
+    disk.error = OSError(errno.EIO, "Input/output error")
+    await until(lambda: not log.may_recover)
+    flushes, disk.failing = disk.count, False
+    assert (await error_of(broker, pub("t", b"x"))).startswith(f"E_PUB_FAILED PUB failed {REASON}")
+    assert disk.count == flushes

@@ -30,7 +30,7 @@ from martlet.log.record import (
 )
 from martlet.log.segmented import SegmentedLog
 from martlet.log.single_record import Lone, lone_length
-from martlet.log.storage import Segment, Storage, StorageFull
+from martlet.log.storage import FULL, Segment, Storage, StorageFull
 
 _BATCH = int(RecordKind.BATCH)
 _HEAD_GROWTH_BYTES = 1024
@@ -96,6 +96,10 @@ class CommitLog(SegmentedLog):
         """With replicas: retired segments whose files stay until `remove`, by base position."""
         self.segment_bytes = segment_bytes
         self._rolling = False
+        self._doubtful_end: int | None = None
+        """Where bytes of writes end that a full disk broke off, behind `position`."""
+        self._kept_end = 0
+        """What `_end` is once those bytes are cleared."""
         self._wanted_bytes = 0
         """The length of the last record that needed another segment."""
         self._copied_to = position
@@ -270,12 +274,12 @@ class CommitLog(SegmentedLog):
         """Make the next record begin a segment: `on_roll` then writes into its head the state that
         could not be written before.
         """
-        self._end = self.position
+        self._end = self._kept_end = self.position
 
     def refuse_writes(self, reason: str) -> None:
         """Take no more writes: another replica is to go on from here."""
         self.refusal = reason
-        self._end = self.position  # So that each write asks for room first.
+        self._end = self._kept_end = self.position  # So that each write asks for room first.
 
     def accept_writes(self) -> None:
         """Take writes again, from a new segment on: no other replica goes on."""
@@ -286,6 +290,8 @@ class CommitLog(SegmentedLog):
         reason = self.failed or self.refusal
         if reason is not None:
             raise self._refuse(reason)
+        if self._doubtful_end is not None:
+            self._clear_doubtful(self._doubtful_end)
         while self.position + length > self._end:
             self._roll(length, journal=journal)
         assert self._current.base <= self.position <= self._end - length
@@ -335,7 +341,7 @@ class CommitLog(SegmentedLog):
     @property
     def is_spent(self) -> bool:
         """Whether the current segment has no room for what is refused, and an empty one has."""
-        if self.failed is not None or self.refusal is not None:
+        if self.failed is not None or self.refusal is not None or self._doubtful_end is not None:
             return False
         return self.left_bytes < self._wanted_bytes <= self.segment_bytes - self._head_bytes
 
@@ -355,7 +361,11 @@ class CommitLog(SegmentedLog):
         """Close the current segment and begin another one, with the full journal as its head."""
         # Only now: as long as no segment could be allocated, shorter records may still fit into
         # the old one.
-        self._close_segment()
+        try:
+            self._close_segment()
+        except WritesRefused:
+            self.storage.retire(segment)
+            raise
         self._begin_segment(segment)
         self.full = None
         if not self._rolling:
@@ -363,6 +373,9 @@ class CommitLog(SegmentedLog):
             self._rolling = True
             try:
                 self.on_roll()
+            except WritesRefused:
+                self._heads_from = self._end  # This one is incomplete.
+                raise
             finally:
                 self._rolling = False
             assert base <= self.position <= self._end
@@ -416,13 +429,14 @@ class CommitLog(SegmentedLog):
         self._current = segment
         self._end = segment.base + segment.capacity
         self._head_end = -1
+        self._doubtful_end = None
 
     def _write(self, record: memoryview | bytearray) -> None:
         current = self._current
         try:
             current.write(record, self.position - current.base)
         except OSError as error:
-            raise self._fail(error) from error
+            raise self._fail(error, self.position + len(record)) from error
         self.written(len(record))
 
     def written(self, length: int) -> None:
@@ -436,11 +450,35 @@ class CommitLog(SegmentedLog):
         try:
             self._current.write(record, position - self._current.base)
         except OSError as error:
-            raise self._fail(error) from error
+            raise self._fail(error, position + len(record)) from error
 
-    def _fail(self, error: OSError) -> WritesRefused:
+    def _fail(self, error: OSError, end: int) -> WritesRefused:
+        """Take no more writes after a failed one up to a position; but if only space was missing,
+        try the next one.
+        """
+        if error.errno in FULL:
+            if self._doubtful_end is None:
+                self._kept_end = self._end
+            self._doubtful_end = end
+            self._end = self.position  # So that the next write asks for room first.
+            self.full = (
+                f"the disk is full: writing to the log failed: {error}; it is tried again with"
+                " each message: make room on the disk"
+            )
+            return self._refuse(self.full)
         self.failed = f"writing to the log failed: {error}; no more messages are taken"
         return self._refuse(self.failed)
+
+    def _clear_doubtful(self, end: int) -> None:
+        """Zero the bytes of refused records, of which one may be whole behind the next record's
+        end. Raises WritesRefused.
+        """
+        try:
+            self._current.write(bytes(end - self.position), self.position - self._current.base)
+        except OSError as error:
+            raise self._fail(error, end) from error
+        self._doubtful_end = self.full = None
+        self._end = self._kept_end
 
     @property
     def left_bytes(self) -> int:

@@ -39,7 +39,7 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import RecoveryReport, check_place, scan
 from martlet.log.segmented import SegmentedLog
-from martlet.log.storage import Segment, Storage, key_index_name
+from martlet.log.storage import FULL, Segment, Storage, key_index_name
 
 _PIECE_BYTES = 1 << 20
 
@@ -332,6 +332,12 @@ class CopiedLog(SegmentedLog):
         try:
             segment.write(data, position - segment.base)
         except OSError as error:
+            # A part may be there, behind what is received.
+            self.received_position = max(self.received_position, position + len(data))
+            if error.errno in FULL:
+                raise CopyRefused(
+                    f"writing to the log failed: {error}; it is tried again"
+                ) from error
             self.failed = f"writing to the log failed: {error}; nothing more is copied"
             raise CopyRefused(self.failed) from error
         self._written(segment)

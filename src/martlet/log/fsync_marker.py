@@ -22,6 +22,7 @@ The file ``doubt`` has 20 bytes: the position in decimal digits, or spaces.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from martlet.log.storage import Segment, Storage
@@ -64,7 +65,7 @@ def settle_found(storage: Storage, segments: list[Segment], end: int) -> list[st
     return [f"a flush had failed: what is behind position {doubtful} was written to the disk again"]
 
 
-def settle(segments: list[Segment], start: int, end: int) -> None:
+def settle(segments: Iterable[Segment], start: int, end: int) -> None:
     """Rewrite the log unchanged from one position up to another. Raises OSError."""
     for segment in segments:
         at = max(0, start - segment.base)

@@ -10,18 +10,22 @@
 Positions only rise; each segment holds a range of them. There are gaps where a segment was retired
 because nothing in it was needed. A record never crosses the end of a segment.
 
-A failed flush is not retried: the kernel may have dropped the pages and would report success for
-the second try (https://lwn.net/Articles/752063/). From then on the log refuses all writes.
+A failed flush is not just repeated: the kernel may have dropped the pages and would report success
+for the second try (https://lwn.net/Articles/752063/). From then on the log refuses all writes.
+Where only space was missing, which may pass, the next flush first writes again what is in doubt, if
+its records still verify; when that succeeds, the log takes writes again.
 """
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from martlet.log import fsync_marker
-from martlet.log.storage import Segment, Storage
+from martlet.log.record import HEADER_BYTES, BadRecord, RecordKind, read_record
+from martlet.log.storage import FULL, Segment, Storage
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,14 @@ class FlushJob:
     segments: tuple[Segment, ...]
     cut_count: int = 0
     """How often the log had been cut when the job was made."""
+    doubtful_from: int | None = None
+    """Where what a flush failed to keep begins; it is written again."""
 
     def run(self) -> None:
         """Flush each segment that was written to."""
+        if self.doubtful_from is not None:
+            check_records(self.segments, self.doubtful_from, self.position)
+            fsync_marker.settle(self.segments, self.doubtful_from, self.position)
         for segment in self.segments:
             segment.flush()
 
@@ -51,6 +60,23 @@ def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
         else:
             found.append((base, end))
     return found
+
+
+def check_records(segments: Iterable[Segment], start: int, end: int) -> None:
+    """Check that the records between two positions are what was written. Raises OSError."""
+    for segment in segments:
+        base = segment.base
+        at, stop = max(start, base), min(end, base + segment.capacity)
+        while at + HEADER_BYTES <= stop:
+            try:
+                header, _ = read_record(segment.view, at - base, at)
+            except BadRecord as error:
+                raise OSError(
+                    errno.EIO, f"what was written is not there any more: {error}"
+                ) from error
+            if header.kind == RecordKind.SEGMENT_END:
+                break
+            at = header.next_position
 
 
 class SegmentedLog:
@@ -73,7 +99,11 @@ class SegmentedLog:
         self.position = position
         self.durable_position = durable_position
         self.failed: str | None = None
-        """The reason why the log takes no writes until the next start; None while it takes them."""
+        """The reason why the log takes no writes until the next start, or until a flush succeeds if
+        `may_recover`; None while it takes them.
+        """
+        self.may_recover = False
+        """Whether it failed for a lack of space, which may pass."""
         self.cut_count = 0
         """How often an end was cut off, so that other bytes may be there now."""
         self.has_properties = bool(segments)
@@ -120,7 +150,8 @@ class SegmentedLog:
 
     def flush_job(self) -> FlushJob:
         """Return a job that makes everything written so far durable."""
-        return FlushJob(self.position, tuple(self._dirty), self.cut_count)
+        doubtful_from = self.durable_position if self.may_recover else None
+        return FlushJob(self.position, tuple(self._dirty), self.cut_count, doubtful_from)
 
     def flushed(self, job: FlushJob) -> None:
         """Record that a flush job succeeded. Until then later jobs flush its segments too."""
@@ -137,11 +168,18 @@ class SegmentedLog:
             if segment not in job.segments
             or (written_since and segment.base + segment.capacity > job.position)
         ]
+        if self.may_recover and job.doubtful_from is not None:
+            self.failed, self.may_recover = None, False
+            fsync_marker.prepare(self.storage)
 
     def flush_failed(self, error: OSError) -> None:
         """Record that a flush job failed, so that its data may be lost, and refuse all writes."""
         assert self.durable_position <= self.position
         way_out = "check the disk, then start the broker again"
+        has_failed = self.failed is not None and not self.may_recover
+        self.may_recover = error.errno in FULL and not has_failed
+        if self.may_recover:
+            way_out = "make room on the disk; it is tried again every second"
         try:
             fsync_marker.leave(self.storage, self.durable_position)
         except OSError as worse:
@@ -149,7 +187,7 @@ class SegmentedLog:
                 f"check the disk, then start the machine, and with it the broker, again: the note"
                 f" for the next start that this has happened could not be written ({worse})"
             )
-        if self.failed is None:
+        if not has_failed:
             self.failed = (
                 f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
                 f" cut, and no more messages are taken: {way_out}"

@@ -31,7 +31,8 @@ from typing import NamedTuple, Protocol
 from martlet.durations import readable_size
 from martlet.private_files import make_private_folder, private_opener
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The errors of a lack of space, which may pass."""
 BESIDE_BYTES = 1 << 20
 """While fewer bytes are free, the last spare is reserved for the files beside the log: a checkpoint
 is smaller than this.
@@ -376,7 +377,7 @@ class DiskStorage:
             os.posix_fallocate(fd, 0, capacity)
         except OSError as error:
             path.unlink()
-            if error.errno not in (*_FULL, errno.EFBIG):
+            if error.errno not in (*FULL, errno.EFBIG):
                 raise
             raise StorageFull(
                 error.errno,
@@ -450,7 +451,7 @@ class DiskStorage:
             try:
                 return write()
             except OSError as error:
-                if error.errno not in _FULL or not self._free_spare():
+                if error.errno not in FULL or not self._free_spare():
                     raise
 
     def _free_spare(self) -> bool:

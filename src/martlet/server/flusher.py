@@ -1,7 +1,7 @@
 """The disk side of a broker: flushes and checkpoints, in a thread, one at a time.
 
-All writes made while one flush runs are covered by the next: group commit. A failed flush is final
-(see `martlet.log.commit_log`).
+All writes made while one flush runs are covered by the next: group commit. A failed flush is final,
+unless only space was missing (see `martlet.log.segmented`).
 
 Where recent flushes were short, one that a client waits for runs in the event loop: to wake a
 thread, and the loop after it, costs more than such a flush. One long flush sends the next ones
@@ -31,12 +31,15 @@ from martlet.broker.retention.checkpoint import (
     write_some_indexes,
 )
 from martlet.log.segmented import FlushJob
+from martlet.log.storage import FULL
 from martlet.server.observability.histogram import Histogram
 
 QUICK_S = 0.0005
 """The maximum duration of recent flushes with which the next one may run in the event loop."""
 MAX_QUICK_BYTES = 1 << 18
 """The maximum size of a flush in the event loop."""
+RETRY_S = 1.0
+"""The pause before a flush that a full disk has failed is tried again."""
 _REST = 50
 """The pause before a flush that no client waits for, as a multiple of the last one's duration."""
 
@@ -80,6 +83,7 @@ class Flusher:
         self._confirmed = asyncio.Event()
         self._failure: OSError | None = None
         """The error of the first failed flush."""
+        self._recovery: asyncio.Task[None] | None = None
 
     @property
     def rested(self) -> bool:
@@ -182,6 +186,9 @@ class Flusher:
         """Flush, and measure it. After a failed flush every later one fails too, without trying."""
         if self._failure is not None:
             raise self._failure
+        self._measure(job)
+
+    def _measure(self, job: FlushJob) -> None:
         began_s = self._clock_s()
         try:
             job.run()
@@ -198,6 +205,28 @@ class Flusher:
         log.flush_failed(error)
         if not known:
             self._log.critical("%s", log.failed)
+            if log.may_recover:
+                self._recovery = self._loop.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Flush the log, and write again what is in doubt, until the disk has space for it."""
+        log = self._broker.log
+        while log.may_recover:
+            await asyncio.sleep(RETRY_S)
+            job = log.flush_job()
+            try:
+                await self._loop.run_in_executor(self._thread, self._measure, job)
+            except OSError as error:
+                self._failure = error
+                log.flush_failed(error)
+                if error.errno not in FULL:
+                    self._log.critical("%s", log.failed)
+                    return
+                continue
+            self._failure = None
+            log.flushed(job)
+            self._log.info("LOG: flushing the log succeeds again")
+            self._on_durable()
 
     def confirmed(self) -> None:
         """With replicas: more of the log is confirmed."""
@@ -297,4 +326,6 @@ class Flusher:
 
     def close(self) -> None:
         """Wait for the thread to end."""
+        if self._recovery is not None:
+            self._recovery.cancel()
         self._thread.shutdown()

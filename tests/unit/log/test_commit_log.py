@@ -2,12 +2,16 @@
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
 
+from martlet.log import fsync_marker
 from martlet.log.commit_log import CommitLog, WritesRefused
-from martlet.log.record import Contents, RecordKind, read_record
+from martlet.log.record import Contents, RecordKind, payload, read_record
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.segmented import FlushJob
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 2048
@@ -152,6 +156,115 @@ def test_a_flush_that_fails_is_not_tried_again() -> None:
         job.run()
     log.flush_failed(raised.value)
     assert log.durable_position == 0
+    with pytest.raises(WritesRefused, match="check the disk, then start the broker again"):
+        append(log)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_write_that_a_full_disk_fails_is_tried_again(number: int) -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log)
+    position = log.position
+    storage.write_error = OSError(number, "no space")
+    for _ in range(3):
+        with pytest.raises(WritesRefused, match="the disk is full: writing to the log failed"):
+            append(log)
+    assert (log.failed, log.position) == (None, position)
+    assert str(log.full).startswith("the disk is full")
+    storage.write_error = None
+    assert append(log) == position
+    assert (log.full, log.failed) == (None, None)
+    many(lambda: append(log))
+    assert len(log.segments) > 2
+
+
+def test_of_entries_that_a_full_disk_refused_none_comes_back() -> None:
+    """The disk may have taken some of them whole, and the next record ends where one begins."""
+    for seed in range(50):
+        storage = SimulatedStorage(Random(seed))
+        log = new_log(storage)
+        append(log, b"first")
+        storage.write_error = OSError(errno.ENOSPC, "no space")
+        with pytest.raises(WritesRefused):
+            log.append_entries(RecordKind.CURSOR, [(1, b"refused %d" % n) for n in range(9)], 1)
+        storage.write_error = None
+        append(log, b"stored  0")
+        report = RecoveryReport()
+        records = list(scan(storage.crash().segments(), 0, report))
+        assert [bytes(payload(*record)) for record in records] == [b"first", b"stored  0"]
+        assert report.end_position == log.position
+        assert not report.damaged
+
+
+def test_a_segment_whose_head_a_full_disk_cut_short_releases_no_other() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+
+    def head() -> None:
+        append(log, b"begun")
+        storage.write_error = OSError(errno.ENOSPC, "no space")
+        append(log, b"not written")
+
+    log.on_roll = head
+    with pytest.raises(WritesRefused):
+        many(lambda: append(log))
+    storage.write_error = None
+    jobs: list[FlushJob] = []
+
+    def next_head() -> None:
+        jobs.append(log.flush_job())
+        append(log, b"head")
+
+    log.on_roll = next_head
+    while len(log.segments) < 3:
+        append(log)
+    first, cut_short, last = log.segments
+    jobs[0].run()
+    log.flushed(jobs[0])
+    assert cut_short.base + cut_short.capacity == last.base == log.durable_position
+    assert not log.is_releasable(first)
+    flush(log)
+    assert log.is_releasable(first), "the next head is whole"
+
+
+def test_a_flush_that_a_full_disk_fails_is_tried_again_with_what_is_in_doubt() -> None:
+    for seed in range(20):
+        storage = SimulatedStorage(Random(seed))
+        log = new_log(storage)
+        many(partial(append, log))
+        storage.flush_error = OSError(errno.ENOSPC, "no space")
+        for _ in range(2):
+            with pytest.raises(OSError, match="no space") as raised:
+                log.flush_job().run()
+            log.flush_failed(raised.value)
+        with pytest.raises(WritesRefused, match="make room on the disk; it is tried again"):
+            append(log)
+        storage.flush_error = None
+        flush(log)
+        assert (log.failed, log.durable_position) == (None, log.position)
+        many(partial(append, log))
+        flush(log)
+        assert fsync_marker.found(storage) is None
+        report = RecoveryReport()
+        after = storage.crash(power=True)
+        assert len(list(scan(after.segments(), 0, report))) == 200
+
+
+def test_a_flush_is_not_tried_again_if_what_is_in_doubt_is_gone() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log)
+    storage.flush_error = OSError(errno.ENOSPC, "no space")
+    with pytest.raises(OSError, match="no space") as raised:
+        log.flush_job().run()
+    log.flush_failed(raised.value)
+    storage.flush_error = None
+    storage.segment_bytes_of(0)[100] ^= 1  # The kernel has dropped the page.
+    with pytest.raises(OSError, match="what was written is not there any more") as gone:
+        log.flush_job().run()
+    log.flush_failed(gone.value)
+    assert not log.may_recover
     with pytest.raises(WritesRefused, match="check the disk, then start the broker again"):
         append(log)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -107,6 +108,22 @@ def test_a_copy_whose_disk_has_failed_takes_nothing_more(primary: CommitLog) -> 
     storage.write_error = None
     with pytest.raises(CopyRefused, match="writing to the log failed"):
         copy.write(640, primary.segments[0].view[640:1280])
+
+
+def test_a_copy_goes_on_once_a_full_disk_has_space(primary: CommitLog) -> None:
+    copy = begun(primary, 640)
+    storage = copy.storage
+    assert isinstance(storage, SimulatedStorage)
+    storage.write_error = OSError(errno.ENOSPC, "no space")
+    writes = partial(copy.write, 640, primary.segments[0].view[640:1920])
+    for act in (writes, copy.restart):
+        with pytest.raises(CopyRefused, match=r"writing to the log failed: .*no space; it is"):
+            act()
+    storage.write_error = None
+    copy.restart()
+    assert not any(copy.segments[0].view[640:1920]), "no part of what was refused is left"
+    copy.write(640, primary.segments[0].view[640:1280])
+    assert (copy.failed, copy.position) == (None, 1280)
 
 
 def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: CommitLog) -> None:
