@@ -248,11 +248,14 @@ def history_makes_room(broker: RetentionContext) -> bool:
 
 
 def makes_room(broker: RetentionContext) -> bool:
-    """Whether a checkpoint would retire a segment, by the needs that `count_needs` has counted.
+    """Whether a checkpoint would retire a segment, by the needs that `count_needs` has counted, or
+    let a full log retire one that holds only history.
 
     Raises OSError.
     """
-    return bool(_choose(broker).free)
+    choice = _choose(broker)
+    is_full = broker.log.full is not None
+    return bool(choice.free) or (is_full and not choice.history <= broker.history_bases)
 
 
 def leave_spent_segment(broker: RetentionContext) -> bool:

@@ -10,7 +10,12 @@ from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 
 from martlet.broker.errors import OutOfReach, WritesRefused
 from martlet.broker.policy import TopicPolicy
-from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint, history_makes_room
+from martlet.broker.retention.checkpoint import (
+    begin_checkpoint,
+    end_checkpoint,
+    history_makes_room,
+    makes_room,
+)
 from martlet.broker.retention.history import USUAL_TIME_NS, Retention, Watermarks
 from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.rewind import offset_at, replay
@@ -366,6 +371,23 @@ def test_publishes_are_refused_before_unfinished_messages_are_dropped() -> None:
     assert "the disk is full" in str(receipt.error)
     assert core.start("old") > 0
     assert core.client("t").ready(1 << 20).bodies == bodies
+
+
+def test_after_a_start_a_full_log_lets_history_go_without_waiting_for_the_next_checkpoint() -> None:
+    core = SmallDisk(retention=Retention(HOUR_NS))
+    core.finished("old", 4)
+    core.checkpoint()
+    core.kill()
+    core.channel("t")
+    assert not makes_room(core.broker)
+    while core.publish("t", b"x" * 100).error is None:
+        pass
+    assert core.start("old") == 0
+    assert makes_room(core.broker)
+    core.checkpoint()
+    assert not makes_room(core.broker)
+    assert core.publish("t", b"x" * 100).error is None
+    assert core.start("old") > 0
 
 
 def test_without_history_a_full_disk_waits_for_the_checkpoint_as_ever() -> None:
