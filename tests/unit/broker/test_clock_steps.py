@@ -102,6 +102,24 @@ def defer(core: Core, how: str, at_ns: int) -> None:
         core.broker.delays.publish(core.broker.topic("t"), [b"late"], at_ns)
 
 
+def test_a_deferred_message_that_was_due_stays_due_over_starts_with_a_clock_behind() -> None:
+    """Its date has passed, though the stored times of its broker are years ahead."""
+    core = Core()
+    core.clock = SimulatedClock(core.clock.now_ns + YEARS_NS)
+    core.kill()
+    core.publish("t", b"from the future")
+    core.clock = SimulatedClock(core.clock.now_ns - YEARS_NS)
+    core.kill()
+    core.channel("t")
+    defer(core, "deferred", core.clock.wall() + SECOND_NS)
+    core.wait(2 * SECOND_NS)
+    for _ in range(3):
+        core.broker.write_journal()
+        core.kill()
+    client = core.client("t").ready(9)
+    assert len(client.got) == 2
+
+
 @pytest.mark.parametrize("how", ["deferred", "delayed"])
 def test_what_is_due_at_a_date_follows_the_wall_clock(how: str) -> None:
     core = Core()

@@ -653,12 +653,14 @@ def _resumed(due_ns: int, now: _Now) -> int:
 
 
 def _is_deferred(cursor: Cursor, offset: int, due_ns: int, now: _Now) -> bool:
-    """Whether a message that was never delivered waits for a date; others were given back."""
-    if due_ns <= now.wall_ns or due_ns > now.stored_ns:
+    """Whether a message that was never delivered waits for its date; others were given back, or
+    were due at a start before this one.
+    """
+    if due_ns <= now.wall_ns or now.stored_ns == now.wall_ns:
         return due_ns > now.wall_ns
     index = cursor.queue.index
     row = index.find(offset)
-    return row < index.end_row and index.row(row).deliver_at_ns > 0
+    return row < index.end_row and index.row(row).deliver_at_ns == due_ns
 
 
 def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:
