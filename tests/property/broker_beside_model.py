@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from tests.property.broker_model import (
@@ -33,6 +34,7 @@ from martlet.broker.retention.history import Retention
 from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.latency import quantiles
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.retention import Need
 from martlet.log.segmented import FlushJob
 from martlet.log.storage import Segment
@@ -40,6 +42,7 @@ from martlet.properties.key_hash import KeyHash
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 MILLISECOND_NS = 10**6
+SECOND_NS = 10**9
 MAX_TIMEOUT_NS = 5_000 * MILLISECOND_NS
 SEGMENT_BYTES = 4096
 SMALL_DISK_BYTES = 8 * SEGMENT_BYTES
@@ -78,6 +81,7 @@ class BesideModel(RuleBasedStateMachine):
         super().__init__()
         self.topics: dict[str, ModelTopic] = {}
         self.clock = SimulatedClock()
+        self.stored_ahead_ns = 0
         self.storage = SimulatedStorage(Random(0))
         self.real: dict[ModelConsumer, ChannelConsumer | Subscriber] = {}
         self.sent: list[tuple[ModelConsumer, bytes]] = []
@@ -121,6 +125,7 @@ class BesideModel(RuleBasedStateMachine):
     def restore(self) -> RestoredBroker:
         self.holds = False
         self.seed += 1
+        behind_ns = self.newest_stored_ns() - self.clock.wall()
         self.broker, restored = self.make_broker(
             segment_bytes=SEGMENT_BYTES,
             max_timeout_ns=MAX_TIMEOUT_NS,
@@ -139,6 +144,11 @@ class BesideModel(RuleBasedStateMachine):
         self.sent.clear()
         self.flushes.clear()
         self.checkpoint = None
+        if not self.torn:
+            noted = [note for note in restored.notes if note.startswith("the clock is ")]
+            assert bool(noted) == (behind_ns > SECOND_NS)
+            assert self.broker.last_stored_ns >= self.clock.wall() + behind_ns
+        self.follow_stored_times()
         return restored
 
     def make_broker(self, **options: Any) -> tuple[BrokerCore, RestoredBroker]:
@@ -153,6 +163,61 @@ class BesideModel(RuleBasedStateMachine):
                 channel.expire(self.clock.now_ns)
             next_ns = self.broker.run()
             self.settle()
+
+    # the wall clock; the model knows the running time alone
+
+    def date(self, time_ns: int) -> int:
+        """Return the date at a running time; 0 for 0."""
+        return time_ns + self.clock.wall_ahead_ns if time_ns else 0
+
+    def last_date_ns(self) -> int:
+        """Return the running time at which the last message is due that waits for a date."""
+        dates = [message.deliver_at_ns for topic in self.parts() for message in topic.messages]
+        return max(dates, default=0)
+
+    def shift_dates(self, step_ns: int) -> None:
+        """Set the wall clock, and the model's dates by it."""
+        self.follow_stored_times()
+        self.clock.set_wall(step_ns)
+        self.follow_stored_times()
+        for topic in self.parts():
+            for message in topic.messages:
+                message.deliver_at_ns -= step_ns if message.deliver_at_ns else 0
+            for channel in topic.channels.values():
+                for offset, held in channel.messages.items():
+                    dated = topic.messages[offset].deliver_at_ns
+                    if dated and held.place is Place.DEFERRED and not held.attempts:
+                        held.due_ns = dated
+
+    def follow_stored_times(self) -> None:
+        """Let messages be as old as stored times say: these go ahead with the wall clock, and go on
+        from the newest record where that is ahead.
+        """
+        ahead_ns = self.broker.stored_at_ns() - self.clock.now_ns
+        assert ahead_ns >= self.clock.wall_ahead_ns
+        self.grow_older(ahead_ns - self.stored_ahead_ns)
+        self.stored_ahead_ns = ahead_ns
+
+    def grow_older(self, duration_ns: int) -> None:
+        """Messages are older by that, though no time has passed."""
+        for topic in self.parts():
+            for message in topic.messages:
+                message.stored_at_ns -= duration_ns
+
+    def newest_stored_ns(self) -> int:
+        """Return when the newest record on the disk was stored."""
+        records = scan(self.storage.segments(), 0, RecoveryReport())
+        return max((header.stored_at_ns for header, _ in records), default=0)
+
+    @invariant()
+    def stored_times_never_go_back(self) -> None:
+        if not hasattr(self, "broker"):
+            return
+        for topic in self.parts():
+            index = self.real_topic(topic).queue.index
+            times = index.array(index.first_row, index.end_row)["stored_at_ns"]
+            assert (np.diff(times) >= 0).all()
+            assert not len(times) or times[-1] <= self.broker.last_stored_ns
 
     # delayed messages
 
@@ -279,7 +344,7 @@ class BesideModel(RuleBasedStateMachine):
         while frames:
             size, kind, stored_at_ns, attempts, id = FRAME.unpack_from(frames)
             assert kind == 2
-            assert stored_at_ns <= self.clock.now_ns
+            assert stored_at_ns <= self.clock.now_ns + self.stored_ahead_ns
             body = bytes(frames[FRAME.size : size + 4])
             channel, offset = consumer.at((int(id, 16) - first.id_base) % (1 << 64))
             topic = channel.topic
@@ -437,8 +502,10 @@ class BesideModel(RuleBasedStateMachine):
             wanted_ns = channel.topic.messages[offset].deliver_at_ns
             if wanted_ns > self.clock.now_ns and not attempts and place is not Place.DONE:
                 hidden = offset >= channel.topic.limit
-                assert place is (Place.FRESH if hidden else Place.DEFERRED), where
-                assert hidden or due_ns == wanted_ns
+                # It was due, and then the wall clock was set back.
+                is_due = place is Place.READY and message.place is not Place.DEFERRED
+                assert is_due or place is (Place.FRESH if hidden else Place.DEFERRED), where
+                assert hidden or is_due or due_ns == wanted_ns
             assert undone or attempts <= message.attempts, where
             message.place, message.due_ns, message.owner = place, due_ns, None
             if power:

@@ -31,6 +31,8 @@ class ModelDelayed:
     due_ns: int
     position: int
     """Behind its batch in the log."""
+    was_due: bool = False
+    """It was before the wall clock was set back, so it may have been forwarded."""
     forwarded: Message | None = None
     """The message that it has become."""
     gone_position: int | None = None
@@ -72,7 +74,7 @@ class DelayRules(BesideModel):
             due_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS
             try:
                 bucket, first, receipt = self.broker.delays.publish(
-                    self.real_topic(topic), bodies, due_ns
+                    self.real_topic(topic), bodies, self.date(due_ns)
                 )
             except WritesRefused:
                 assert self.broker.log.failed is not None or self.broker.log.full is not None
@@ -106,6 +108,15 @@ class DelayRules(BesideModel):
                 cancelled.add(id)
                 self.delayed[id].gone_position = self.position
 
+    def last_date_ns(self) -> int:
+        return max(super().last_date_ns(), *self.due_times_ns(), 0)
+
+    def shift_dates(self, step_ns: int) -> None:
+        super().shift_dates(step_ns)
+        for delayed in self.delayed.values():
+            delayed.was_due |= delayed.due_ns <= self.clock.now_ns
+            delayed.due_ns -= step_ns
+
     # what becomes of them
 
     def settle(self) -> None:
@@ -128,9 +139,9 @@ class DelayRules(BesideModel):
                 delayed = self.delayed[id]
                 assert delayed.waits, "what was forwarded, or cancelled, comes again"
                 assert (delayed.topic, delayed.body) == (topic, body)
-                assert delayed.due_ns <= self.clock.now_ns, "before its time"
+                assert delayed.was_due or delayed.due_ns <= self.clock.now_ns, "before its time"
                 position = entry.position + entry.length
-                topic.publish([body], 0, position, entry.stored_at_ns)
+                topic.publish([body], 0, position, entry.stored_at_ns - self.stored_ahead_ns)
                 delayed.forwarded = topic.messages[-1]
 
     def forwarded_in(self, entry: IndexEntry) -> list[tuple[bytes, bytes]]:

@@ -126,9 +126,9 @@ class ReplayRules(ConsumerRules):
             known = one.owner.subscriber if isinstance(one.owner, Share) else one.owner
             assert known is (self.real[owner] if owner else None)
             if owner is not None:
-                assert one.delivered_at_ns == message.delivered_at_ns
+                assert one.delivered_at_ns == self.date(message.delivered_at_ns)
             if message.place in (Place.IN_FLIGHT, Place.DEFERRED):
-                assert one.due_ns == message.due_ns
+                assert one.due_ns == self.date(message.due_ns)
             read = frames.read(one.offset)
             assert read is not None
             assert read[1][FRAME.size :] == channel.topic.messages[one.offset].body

@@ -43,6 +43,8 @@ from martlet.log import retention as retention_module
 
 TOPICS = ["a", "b"]
 CHANNELS = ["x", "y", "z"]
+HOUR_MS = 3600 * 1000
+YEARS_MS = 6 * 365 * 24 * HOUR_MS
 
 names = st.sampled_from(TOPICS)
 bodies = st.one_of(
@@ -52,6 +54,8 @@ bodies = st.one_of(
     st.just([2500]),
 )
 """The sizes of some bodies."""
+steps_ms = st.sampled_from([-YEARS_MS, -HOUR_MS, -5000, -100, 100, 5000, HOUR_MS, YEARS_MS])
+"""Steps of the wall clock."""
 
 
 class BrokerMachine(HistoryRules):
@@ -85,7 +89,7 @@ class BrokerMachine(HistoryRules):
             given: object = some
             if as_matrix and len(set(sizes)) == 1:
                 given = np.frombuffer(b"".join(some), np.uint8).reshape(len(some), sizes[0])
-            receipt = self.real_topic(topic).stage(given, deliver_at_ns)  # type: ignore[arg-type]
+            receipt = self.real_topic(topic).stage(given, self.date(deliver_at_ns))  # type: ignore[arg-type]
             self.staged.append((receipt, topic, some, deliver_at_ns))
         staged = [receipt for receipt, *_ in self.staged]
         self.broker.commit()
@@ -281,6 +285,18 @@ class BrokerMachine(HistoryRules):
                 channel.expire(self.clock.now_ns)
             self.run()
 
+    @rule(step_ms=steps_ms)
+    def set_wall(self, step_ms: int) -> None:
+        """Dates follow the wall clock, and nothing else does."""
+        self.shift_dates(step_ms * MILLISECOND_NS)
+        self.broker.follow_wall()
+        self.run()
+
+    @rule(step_ms=steps_ms)
+    def start_with_another_clock(self, step_ms: int) -> None:
+        self.shift_dates(step_ms * MILLISECOND_NS)
+        self.kill()
+
     # upkeep
 
     @rule()
@@ -436,7 +452,7 @@ class BrokerMachine(HistoryRules):
         self.storage = self.storage.crash()
         restored = self.restore()
         assert restored.checkpoint_position is not None
-        assert not restored.notes
+        assert all(note.startswith("the clock is ") for note in restored.notes)
         if not self.torn:
             assert restored.report.cut is None
             assert not restored.report.damaged
@@ -482,6 +498,8 @@ class BrokerMachine(HistoryRules):
                 id = self.real_topic(topic).channel("last").id
                 for part in topic.parts:
                     part.create_channel("last", id, self.position, self.clock.now_ns)
+        self.shift_dates(max(0, self.last_date_ns() - self.clock.now_ns))
+        self.broker.follow_wall()
         self.wait(4_000_000)
         assert self.broker.delays.pending_count == 0
         for channel in self.channels():

@@ -210,6 +210,22 @@ class ConfirmingMachine(FailoverMachine):
                     if channel.messages[offset].place is Place.DEFERRED:
                         channel.messages[offset].place = Place.READY
 
+    def shift_dates(self, step_ns: int) -> None:
+        super().shift_dates(step_ns)
+        for waiting in self.hidden.values():
+            waiting[:] = [
+                (bodies, at_ns and at_ns - step_ns, stored_at_ns, position)
+                for bodies, at_ns, stored_at_ns, position in waiting
+            ]
+
+    def grow_older(self, duration_ns: int) -> None:
+        super().grow_older(duration_ns)
+        for waiting in self.hidden.values():
+            waiting[:] = [
+                (bodies, at_ns, stored_at_ns - duration_ns, position)
+                for bodies, at_ns, stored_at_ns, position in waiting
+            ]
+
     def hidden_rows(self, topic: ModelTopic) -> list[IndexEntry]:
         queue = self.real_topic(topic).queue
         return queue.index.rows(queue.index.find(queue.visible_end), queue.index.end_row)
