@@ -249,6 +249,7 @@ class CopiedLog(SegmentedLog):
             tail = cut_off(self.storage, self.segments, position, self.received_position, epoch)
         except OSError as error:
             self.flush_failed(error)
+            self.may_recover = False  # The next start ends the cut.
             raise
         finally:
             self._bases = [segment.base for segment in self.segments]

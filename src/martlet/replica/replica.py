@@ -459,11 +459,21 @@ class Replica:
             role.tick(now_ns)
             self._fail_if_stuck(role, now_ns)
         elif role.copy.failed is not None:
-            raise ReplicaFailed(role.copy.failed)
+            self._fail_unless_space_comes(role, now_ns)
         elif isinstance(role, Standby):
             self._lose_silent(role, now_ns)
             self._connect_if_due(role, now_ns)
             self._run_if_due(role, now_ns)
+
+    def _fail_unless_space_comes(self, role: Standby | Candidate, now_ns: int) -> None:
+        """End the process where the disk has failed. A standby whose disk is full ends only its
+        connection: what it has received since is in doubt too, and comes again.
+        """
+        if not (role.copy.may_recover and isinstance(role, Standby)):
+            raise ReplicaFailed(role.copy.failed)
+        if role.link is not None:
+            self._link_problem = role.copy.failed or ""
+            self._close(role.link, now_ns)
 
     def _fail_if_stuck(self, role: Primary, now_ns: int) -> None:
         """End the process where it can write no more, and no other replica can be primary."""

@@ -126,6 +126,21 @@ def test_a_copy_goes_on_once_a_full_disk_has_space(primary: CommitLog) -> None:
     assert (copy.failed, copy.position) == (None, 1280)
 
 
+def test_a_cut_that_a_full_disk_breaks_off_is_left_to_the_next_start(
+    primary: CommitLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = begun(primary, 1280)
+
+    def refuse(name: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(copy.storage, "replace", refuse)
+    with pytest.raises(OSError, match="no space"):
+        copy.cut(640, 2)
+    assert copy.failed is not None
+    assert not copy.may_recover
+
+
 def test_the_end_of_a_segment_is_flushed_though_it_moves_no_position(primary: CommitLog) -> None:
     """A flush under way took the segment for flushed, and a power cut left a hole."""
     for seed in range(20):

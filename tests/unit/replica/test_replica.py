@@ -365,6 +365,26 @@ def test_a_replica_whose_disk_fails_ends() -> None:
         host.wait(1)
 
 
+def test_a_standby_whose_disk_is_full_connects_again_once_it_has_space() -> None:
+    host = FakeHost("b", primary().storage.crash())
+    copy = host.standby.copy
+    host.sees(ALL)
+    host.wait(0)
+    link = FakeLink()
+    host.replica.connected(host.connects[0][0], link, 0)
+    copy.flush_failed(OSError(errno.ENOSPC, "no space"))
+    for _ in range(3):
+        host.wait(1)
+    assert link.is_closed
+    assert len(host.connects) == 1
+    assert "make room on the disk" in host.replica.problem
+    job = copy.flush_job()
+    job.run()
+    copy.flushed(job)
+    host.wait(1)
+    assert len(host.connects) == 2
+
+
 def test_the_full_disk_of_a_standby_is_named_without_the_number_of_the_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -658,7 +658,9 @@ class ReplicaNode:
         if isinstance(role, Primary) or self._is_flushing:
             return
         copy = role.copy
-        if copy.failed is not None or copy.durable_position >= copy.position:
+        if copy.failed is None and copy.durable_position >= copy.position:
+            return
+        if copy.failed is not None and not copy.may_recover:
             return
         self._is_flushing = True
         job = copy.flush_job()
@@ -672,16 +674,15 @@ class ReplicaNode:
         if isinstance(role, Primary) or role.copy is not copy:
             return
         if isinstance(error, OSError):
+            if copy.failed is None:
+                self.log.error("LOG: flushing it failed: %s", error)
             copy.flush_failed(error)
-            self._do(lambda: self._fail(copy))
+            self._do(lambda: self.replica.tick(self.now_ns()))
         elif error is not None:
             raise error
         else:
             copy.flushed(job)
             self._end_turn()
-
-    def _fail(self, copy: CopiedLog) -> None:
-        raise ReplicaFailed(copy.failed)
 
     def _save_standby(self) -> None:
         """Save a checkpoint of a standby's state, where there is one."""
