@@ -34,6 +34,8 @@ from martlet.broker.retention.history import Retention
 from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.latency import quantiles
+from martlet.log import checkpoint_file
+from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.retention import Need
 from martlet.log.segmented import FlushJob
@@ -205,9 +207,11 @@ class BesideModel(RuleBasedStateMachine):
                 message.stored_at_ns -= duration_ns
 
     def newest_stored_ns(self) -> int:
-        """Return when the newest record on the disk was stored."""
+        """Return when the newest on the disk was stored: a record of the log, or the checkpoint."""
+        loaded = checkpoint_file.load(self.storage)
+        newest_ns = loaded.stored_at_ns if isinstance(loaded, Checkpoint) else 0
         records = scan(self.storage.segments(), 0, RecoveryReport())
-        return max((header.stored_at_ns for header, _ in records), default=0)
+        return max([newest_ns, *(header.stored_at_ns for header, _ in records)])
 
     @invariant()
     def stored_times_never_go_back(self) -> None:
