@@ -33,6 +33,10 @@ class Address(NamedTuple):
             ValueError: it is none of these.
         """
         rest = text.removeprefix("tcp://")
+        if "://" in rest:
+            raise ValueError(
+                f"{text!r} is a URL: name a broker's TCP listener, as 127.0.0.1:{DEFAULT_PORT}"
+            )
         host, colon, port = rest.rpartition(":")
         if rest.endswith("]") or not colon:
             host, port = rest, str(DEFAULT_PORT)

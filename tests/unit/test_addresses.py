@@ -91,3 +91,9 @@ def test_an_error_shows_the_beginning_of_a_long_text() -> None:
     with pytest.raises(ValueError, match="is no host") as error:
         lookup_address("x/" * 100_000, 1)
     assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("text", ["http://127.0.0.1:4151", "https://broker", "tcp://http://a:1"])
+def test_a_url_is_no_address_of_a_listener(text: str) -> None:
+    with pytest.raises(ValueError, match="is a URL: name a broker's TCP listener"):
+        Address.parse(text)

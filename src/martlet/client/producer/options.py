@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Iterable, Mapping
@@ -88,12 +89,15 @@ class SendOptions:
         if self.priority is not None:
             self.priority = check_priority(self.priority)
         if self.defer_ms is not None:
-            self.defer_ms = int(self.defer_ms)
+            try:
+                self.defer_ms = int(self.defer_ms)
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"defer_ms={self.defer_ms!r}: a number of milliseconds") from None
             if self.defer_ms < 0:
                 raise ValueError(f"defer_ms={self.defer_ms}: nothing can be delivered in the past")
             if self.deliver_at is not None:
                 raise ValueError("defer_ms and deliver_at both say when to deliver: give one")
-        if self.timeout_s is not None and self.timeout_s < 0:
+        if self.timeout_s is not None and not self.timeout_s >= 0:  # so is NaN
             raise ValueError(f"timeout_s={self.timeout_s} must be above 0")
         if self.keys:
             self.keys = (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
@@ -138,7 +142,7 @@ class SendOptions:
             if at.tzinfo is None:
                 raise ValueError(f"deliver_at={at}: a time needs a time zone, such as {UTC}")
             at = at.timestamp()
-        if not isinstance(at, Real) or at <= 0:
+        if not isinstance(at, Real) or not 0 < float(at) < math.inf:
             raise ValueError(f"deliver_at={at}: seconds since 1970, or a datetime")
         return round(float(at) * 1000)
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -442,3 +443,19 @@ def test_numbers_of_other_kinds_are_plain_integers() -> None:
     assert (type(options.queue), type(options.defer_ms)) == (int, int)
     with pytest.raises(TypeError):
         SendOptions(queue=cast(int, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"timeout_s": math.nan}, "timeout_s=nan must be above 0"),
+        ({"defer_ms": math.nan}, "defer_ms=nan: a number of milliseconds"),
+        ({"defer_ms": math.inf}, "defer_ms=inf: a number of milliseconds"),
+        ({"defer_ms": "soon"}, "defer_ms='soon': a number of milliseconds"),
+        ({"deliver_at": math.nan}, "deliver_at=nan: seconds since 1970, or a datetime"),
+        ({"deliver_at": math.inf}, "deliver_at=inf: seconds since 1970, or a datetime"),
+    ],
+)
+def test_a_time_that_is_no_number_is_refused_by_its_name(options: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        assert SendOptions(**options).deliver_at_ms
