@@ -32,6 +32,7 @@ from martlet.broker.retention.checkpoint import (
 )
 from martlet.log.segmented import FlushJob
 from martlet.log.storage import FULL
+from martlet.outage import Outage
 from martlet.server.observability.histogram import Histogram
 
 QUICK_S = 0.0005
@@ -71,6 +72,12 @@ class Flusher:
         self._flush_again = self._again_is_awaited = False
         self._ended: asyncio.Future[None] | None = None
         self._checkpointing = False
+        self._outage = Outage(
+            "LOG: no checkpoint can be made, and nothing of the log is removed",
+            "LOG: a checkpoint is made",
+            log=log,
+            level=logging.ERROR,
+        )
         self.checkpoint_position = -1
         """The position that the newest checkpoint covers."""
         self.flushes = Histogram()
@@ -264,7 +271,7 @@ class Flusher:
             if makes_room(self._broker) or leave_spent_segment(self._broker):
                 await self.checkpoint()
         except (OSError, WritesRefused) as error:
-            self._log.error("searching for space failed: %s; it is tried again", error)
+            self._outage.failed(str(error))
 
     async def checkpoint(self) -> bool:
         """Save the broker's state and release unneeded segments. False if that failed."""
@@ -279,10 +286,11 @@ class Flusher:
             job = begin_checkpoint(self._broker)
             done = await self._run_checkpoint(job)
             if done:
+                self._outage.over()
                 self.checkpoints.add(self._loop.time() - began)
             return done
         except OSError as error:
-            self._log.error("the checkpoint failed: %s; nothing of the log is removed", error)
+            self._outage.failed(str(error))
             return False
         finally:
             self._checkpointing = False

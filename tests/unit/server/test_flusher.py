@@ -1,6 +1,7 @@
 """The disk's thread and the event loop, where one could overtake the other."""
 
 import asyncio
+import errno
 import itertools
 import logging
 import threading
@@ -50,6 +51,30 @@ async def test_a_flush_begun_while_a_checkpoint_is_saved_has_no_segment_that_it_
     assert await checkpoint
     assert len(broker.log.segments) == 1, "the others were let go"
     begun.run()  # raised OSError for the files that were closed: writes were refused for ever
+    disk.close()
+    storage.close()
+
+
+async def test_checkpoints_that_a_full_disk_fails_are_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = DiskStorage(tmp_path)
+    broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES)
+    disk = Flusher(broker, logging.getLogger("martlet"), lambda: None)
+    broker.topic("t")
+
+    def refuse(name: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "replace", refuse)
+        for _ in range(20):
+            assert not await disk.checkpoint()
+    assert await disk.checkpoint()
+    failed, made = [record.message for record in caplog.records]
+    assert "no checkpoint can be made, and nothing of the log is removed: [Errno 28]" in failed
+    assert "a checkpoint is made after" in made
+    assert "20 failed attempts" in made
     disk.close()
     storage.close()
 
