@@ -287,12 +287,12 @@ def test_lookup_daemons_that_know_no_broker_say_so(tool: Tool) -> None:
         ("topic", "martlet topic: name an action: list, create"),
         ("channel explode", "there is no action 'explode'; name list, create"),
         ("topic lst", "there is no action 'lst'; did you mean 'list'?"),
-        ("topic pause --nsqd-http-address=A", "the topic is missing: add its name"),
-        ("topic pause a/b --nsqd-http-address=A", "--topic=a/b is not valid"),
-        ("channel pause t --nsqd-http-address=A", "the channel is missing"),
+        ("topic pause --nsqd-http-address=A:1", "the topic is missing: add its name"),
+        ("topic pause a/b --nsqd-http-address=A:1", "--topic=a/b is not valid"),
+        ("channel pause t --nsqd-http-address=A:1", "the channel is missing"),
         ("channel delete t c", "say which brokers to ask"),
         ("nodes", "say which brokers to ask"),
-        ("health extra --nsqd-http-address=A", "'extra' belongs to no flag"),
+        ("health extra --nsqd-http-address=A:1", "'extra' belongs to no flag"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_a_reason(tool: Tool, line: str, text: str) -> None:

@@ -515,7 +515,11 @@ def plain_first(address: str) -> str:
 
 
 def _url(address: str, scheme: str) -> str:
-    return address.rstrip("/") if "://" in address else f"{scheme}://{address}"
+    """Return the URL of a server. Raises ValueError: the address is empty."""
+    url = address.rstrip("/") if "://" in address else f"{scheme}://{address.strip()}"
+    if not url.partition("://")[2]:
+        raise ValueError(f"{address!r} is no address: it must be like 127.0.0.1:4151")
+    return url
 
 
 def _converted(url: str, path: str, convert: Callable[[Any], T], answer: Any) -> T:

@@ -45,6 +45,15 @@ def test_a_token_is_not_shown() -> None:
     assert "secret" not in repr(AdminSettings(operator_token="secret"))
 
 
+@pytest.mark.parametrize("address", ["", " ", "http://", "https:///"])
+def test_an_empty_address_is_refused_before_a_request(address: str) -> None:
+    for brokers in (address, [ADDRESS, address]):
+        with pytest.raises(ValueError, match="is no address: it must be like"):
+            Admin(brokers)
+    with pytest.raises(ValueError, match="is no address"):
+        Admin(lookup=[address])
+
+
 async def test_wrong_names_and_selections_are_refused_before_a_request() -> None:
     admin = Admin(ADDRESS)
     which: list[tuple[DeadLetterFilter, str]] = [
