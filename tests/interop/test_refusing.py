@@ -59,7 +59,9 @@ async def test_refusing_is_logged_and_counted_and_ends_once_consumers_have_finis
         limit = f"may take {readable_size(MAX_DISK_BYTES)} (--max-disk-bytes)"
         assert f"{limit}; messages are accepted again" in message
         assert message.endswith(
-            "when consuming what is stored has freed segments, or when the limit is raised"
+            "when consuming what is stored has freed segments, or when the limit is raised. A"
+            " broker that is started again with a smaller --max-bytes-per-file, the size of a"
+            " segment, needs less room"
         )
         assert "free on the disk" not in message, "that is not why"
         async with http.get("/stats?format=json") as response:

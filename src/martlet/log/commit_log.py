@@ -331,11 +331,11 @@ class CommitLog(SegmentedLog):
         """Say why messages are refused, and what makes room for them."""
         is_limit = error.errno == errno.EDQUOT
         way_out = "the limit is raised" if is_limit else "room is made on the disk"
+        free = "" if is_limit else ", or a smaller --min-free-bytes, what it leaves free"
         return (
             f"the disk is full: {error.strerror}; messages are accepted again when consuming what"
             f" is stored has freed segments, or when {way_out}. A broker that is started again with"
-            " a smaller --max-bytes-per-file, the size of a segment, or a smaller --min-free-bytes,"
-            " what it leaves free, needs less room"
+            f" a smaller --max-bytes-per-file, the size of a segment{free}, needs less room"
         )
 
     @property
