@@ -144,9 +144,7 @@ class CallArguments:
         ids = []
         for value in self.sequence(name):
             if not isinstance(value, str) or not _ID.fullmatch(value):
-                raise CallError(
-                    "BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {_shown(value)}"
-                )
+                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {_shown(value)}")
             ids.append(value)
         return ids
 
