@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from typing import IO
 
 import pytest
 from tests.interop.asking import ask, until
+from tests.interop.certificates import Certificates
 
 from martlet.testing import BrokerProcess
 
@@ -39,6 +41,32 @@ def is_served(broker: BrokerProcess) -> bool:
         return bool(ask(broker.http_address, "/ping") == "OK")
     except OSError:
         return False
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_clients_that_begin_no_tls_leave_descriptors_to_the_log(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """Until its handshake ends, a connection has a descriptor and no protocol."""
+    flags = "--https-address=127.0.0.1:0", "--max-bytes-per-file=1048576", *certificates.flags
+    with (
+        LimitedBroker(tmp_path, *flags) as broker,
+        connected(broker.tcp_address) as publisher,
+        ExitStack() as stack,
+    ):
+        publisher.sendall(b"  V2")
+        until(lambda: "HTTPS: listening on" in broker.log())
+        address = re.findall(r"HTTPS: listening on (\S+)", broker.log())[-1]
+        for _ in range(2 * LIMIT):
+            stack.enter_context(connected(address))
+        until(lambda: "too few files are left" in broker.log())
+        for number in range(300):  # three segments
+            publisher.sendall(PUB)
+            assert publisher.recv(100) == OK, number
 
 
 def test_the_log_begins_segments_at_the_limit_of_open_files(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from martlet.addresses import shown_peer
+from martlet.log.open_files import Acceptor
 from martlet.server import listening_socket as listener
-from martlet.server.listening_socket import is_local, listen, port_of, remove, serve, shown
+from martlet.server.listening_socket import is_local, listen, port_of, remove, shown
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0"])
@@ -181,7 +182,7 @@ async def peer_shown(sock: socket.socket, connect: Callable[[], socket.socket]) 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             shown_peers.put_nowait(shown_peer(transport))
 
-    server = await serve(asyncio.get_running_loop(), Guest, sock)
+    server = Acceptor(Guest, sock, shown(sock))
     try:
         with connect() as client:
             peer = await asyncio.wait_for(shown_peers.get(), 50)
@@ -189,7 +190,6 @@ async def peer_shown(sock: socket.socket, connect: Callable[[], socket.socket]) 
             return peer.replace(str(name[1]), "PORT") if isinstance(name, tuple) else peer
     finally:
         server.close()
-        await server.wait_closed()
 
 
 @pytest.mark.skipif(not can_bind_ipv6(), reason="needs IPv6")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 import ssl
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from aiohttp import web
 
+from martlet.addresses import shown_name
 from martlet.admin import forms, lookup_page, overview, static_files
 from martlet.admin.actions import ActionRefused
 from martlet.admin.audit import AuditLog
@@ -24,12 +26,14 @@ from martlet.client import InvalidName, Tls
 from martlet.client.admin import Admin, AdminError, AdminNotFound
 from martlet.client.admin.http import plain_first
 from martlet.http_connection import GONE_STATUS, HttpConnection, body_timer, is_gone
+from martlet.log.open_files import Acceptor
 from martlet.operator_tokens import read_tokens
 from martlet.options.admin import AdminOptions
 
 STATIC = Path(__file__).parent / "static"
 _MAX_FORM_BYTES = 2 << 20
 _STOP_S = 2.0
+_BACKLOG = 128
 _PAGES = {
     "/": overview.overview,
     "/topics": overview.topics,
@@ -92,7 +96,7 @@ class AdminServer:
         stack.push_async_callback(runner.cleanup)
         host, _, port = options.http_address.rpartition(":")
         try:
-            listener = await self._listen(runner, host.strip("[]") or None, int(port))
+            self.address = await self._listen(runner, host.strip("[]") or None, int(port), stack)
         except OSError as error:
             why = error.strerror
             if error.errno == errno.EADDRINUSE:
@@ -101,9 +105,6 @@ class AdminServer:
                     " --http-address"
                 )
             raise OSError(f"listen ({options.http_address}) failed: {why}") from error
-        stack.callback(listener.close)
-        name, port_number, *_ = listener.sockets[0].getsockname()
-        self.address = f"[{name}]:{port_number}" if ":" in name else f"{name}:{port_number}"
         tasks = [asyncio.create_task(collector.run())]
         if options.notification_http_endpoint:
             tasks.append(asyncio.create_task(self._audit.notify()))
@@ -119,8 +120,12 @@ class AdminServer:
             )
 
     @staticmethod
-    async def _listen(runner: web.AppRunner, host: str | None, port: int) -> asyncio.Server:
-        """Listen as `aiohttp.web.TCPSite` does, with connections that have time limits."""
+    async def _listen(
+        runner: web.AppRunner, host: str | None, port: int, stack: AsyncExitStack
+    ) -> str:
+        """Listen as `aiohttp.web.TCPSite` does, with connections that have time limits, and that
+        leave descriptors for the page's own to brokers. Returns where.
+        """
         loop = asyncio.get_running_loop()
         server = runner.server
         assert server is not None
@@ -128,7 +133,15 @@ class AdminServer:
         def connection() -> HttpConnection:
             return HttpConnection(server, loop=loop, **server._kwargs)
 
-        return await loop.create_server(connection, host, port, backlog=128, reuse_address=True)
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses: list[str] = []
+        for family, address in dict.fromkeys((family, each) for family, *_, each in found):
+            sock = socket.create_server(address, family=family, backlog=_BACKLOG)
+            stack.callback(sock.close)
+            sock.setblocking(False)
+            addresses.append(shown_name(sock.getsockname()))
+            stack.callback(Acceptor(connection, sock, f"HTTP {addresses[-1]}").close)
+        return addresses[0]
 
     async def stop(self) -> None:
         """Stop listening, and end all requests."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TypedDict, cast
 
 from martlet.addresses import lookup_address, shown_peer
-from martlet.log.open_files import REFUSAL, is_for_the_log
 from martlet.lookup.registry import Peer, Registry
 from martlet.names import is_valid_name
 from martlet.protocol import lookup as v1
@@ -61,10 +60,7 @@ class LookupConnection(asyncio.Protocol):
         self.remote_address = shown_peer(transport)
         log.info("TCP: new client(%s)", self.remote_address)
         self._connections.add(self)
-        if is_for_the_log(transport):
-            log.warning(REFUSAL, "TCP", self.remote_address)
-            self._transport.abort()
-        elif self._max_connections and len(self._connections) > self._max_connections:
+        if self._max_connections and len(self._connections) > self._max_connections:
             log.error("TCP: client(%s) refused: see --max-connections", self.remote_address)
             self._transport.abort()
         self._limit_time()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from martlet.browsing import own_hosts
 from martlet.durations import SECOND_NS
 from martlet.go_json import go_json
+from martlet.log.open_files import Acceptor
 from martlet.lookup.api import LookupApi
 from martlet.lookup.connection import LookupConnection
 from martlet.lookup.failovers import Failovers
@@ -19,7 +20,7 @@ from martlet.lookup.registry import Registry
 from martlet.options import LookupOptions
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.clock import BEAT_NS, Clock
-from martlet.server.listening_socket import listen, port_of, serve, shown
+from martlet.server.listening_socket import listen, port_of, shown
 
 if TYPE_CHECKING:
     from martlet.server.http.server import HttpServer
@@ -59,7 +60,7 @@ class Lookup:
         self.tcp_port, self.http_port = port_of(tcp), port_of(http)
         self.tcp_address, self.http_address = shown(tcp), shown(http)
         self._beat()
-        self._tcp = await serve(asyncio.get_running_loop(), self._connection, tcp)
+        self._tcp = Acceptor(self._connection, tcp, f"TCP {shown(tcp)}")
         log.info("TCP: listening on %s", self.tcp_address)
         self._http = HttpServer(
             LookupApi(self.registry, self._failovers).routes(),

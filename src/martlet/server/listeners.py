@@ -23,9 +23,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from martlet.browsing import own_hosts
+from martlet.log.open_files import Acceptor
 from martlet.options import BrokerOptions, TlsRequired
 from martlet.server.http.access import Operators
-from martlet.server.listening_socket import listen, port_of, remove, serve, shown
+from martlet.server.listening_socket import listen, port_of, remove, shown
 from martlet.server.observability.loop_lag import LoopLag
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Listeners:
         self._tls = tls
         self._log = log
         self._connection: Callable[[], asyncio.BaseProtocol]
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Acceptor] = []
         self._http_servers: list[HttpServer] = []
         self.on_http_input: Callable[[], object] = lambda: None
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
@@ -111,9 +112,8 @@ class Listeners:
                 )
                 await asyncio.gather(*answers)
             return
-        loop = asyncio.get_running_loop()
         self.lag.start()
-        self._listeners.append(await serve(loop, self._accept, self._tcp))
+        self._listeners.append(Acceptor(self._accept, self._tcp, f"TCP {self.tcp_address}"))
         self._log.info("TCP: listening on %s", self.tcp_address)
         if self._http is None and self._https is None:
             return

@@ -12,15 +12,10 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
 
 from martlet.addresses import shown_host, shown_name
-
-if TYPE_CHECKING:
-    import ssl
 
 _BACKLOG = 4096
 _HIGHEST_PORT = 65535
@@ -116,21 +111,6 @@ def _bind(family: int, address: tuple[str | int | bytes, ...]) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-async def serve(
-    loop: asyncio.AbstractEventLoop,
-    protocol: Callable[[], asyncio.BaseProtocol],
-    sock: socket.socket,
-    tls: ssl.SSLContext | None = None,
-) -> asyncio.Server:
-    """Accept connections on a socket of any family, in TLS if given a context."""
-    limits: dict[str, Any] = {"backlog": _BACKLOG}
-    if tls is not None:
-        limits |= {"ssl": tls, "ssl_handshake_timeout": 5.0, "ssl_shutdown_timeout": 1.0}
-    if sock.family == socket.AF_UNIX:
-        return await loop.create_unix_server(protocol, sock=sock, **limits)
-    return await loop.create_server(protocol, sock=sock, **limits)
 
 
 def shown(sock: socket.socket) -> str:

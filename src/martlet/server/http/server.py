@@ -20,11 +20,10 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from martlet.addresses import shown_peer
 from martlet.browsing import ADMIN_AGENT, SAFE_METHODS
 from martlet.durations import format_duration
 from martlet.http_connection import GONE_STATUS, HttpConnection
-from martlet.log.open_files import REFUSAL, is_for_the_log
+from martlet.log.open_files import Acceptor
 from martlet.server.http import lone_publish
 from martlet.server.http.access import refuse_foreign_change
 from martlet.server.http.paths import V1, route_of
@@ -39,7 +38,7 @@ from martlet.server.http.request import (
     Routes,
 )
 from martlet.server.http.response import ReadyText, refuse, respond
-from martlet.server.listening_socket import serve
+from martlet.server.listening_socket import shown
 from martlet.server.observability.stats import pauses
 
 if TYPE_CHECKING:
@@ -84,9 +83,6 @@ class _Protocol(HttpConnection):
         self.when_gone: set[Callable[[], object]] = set()
         """Called when the client disconnects."""
         super().connection_made(transport)
-        if is_for_the_log(transport):
-            log.warning(REFUSAL, "HTTP", shown_peer(transport))
-            cast(asyncio.Transport, transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Tell requests under way that their client has disconnected."""
@@ -149,7 +145,7 @@ class HttpServer:
         self._on_input = on_input
         self._operators = operators
         self._https_port_instead = https_port_instead
-        self._listener: asyncio.Server | None = None
+        self._listener: Acceptor | None = None
         self._busy: set[web.RequestHandler] = set()
         """The connections with a request under way."""
         self._web = _WebServer(
@@ -165,8 +161,8 @@ class HttpServer:
     async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a listening socket, in TLS if given a context."""
         pauses.watch()
-        loop = asyncio.get_running_loop()
-        self._listener = await serve(loop, self.connection, sock, tls)
+        name = "HTTP" if tls is None else "HTTPS"
+        self._listener = Acceptor(self.connection, sock, f"{name} {shown(sock)}", tls)
 
     def connection(self, is_vouched_for: bool | None = None) -> web.RequestHandler:
         """Return the protocol of a new connection.

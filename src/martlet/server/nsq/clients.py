@@ -6,8 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from martlet.log.open_files import REFUSAL, is_for_the_log
-
 if TYPE_CHECKING:
     from martlet.server.observability.event_log import EventLog
 
@@ -17,11 +15,9 @@ class OpenConnection(Protocol):
 
     Attributes:
         remote_address: as ``address:port``.
-        transport: the socket's.
         greeted: whether the client has named its protocol.
     """
 
-    transport: asyncio.Transport
     remote_address: str
     greeted: bool
 
@@ -59,10 +55,7 @@ class Clients(Generic[ConnectionT]):
     def opened(self, connection: ConnectionT) -> None:
         """Count a new connection, or abort one beyond the limit."""
         self.connections.add(connection)
-        if is_for_the_log(connection.transport):
-            self._log.warning(REFUSAL, "TCP", connection.remote_address)
-            connection.abort()
-        elif self._max_count and len(self.connections) > self._max_count:
+        if self._max_count and len(self.connections) > self._max_count:
             self._log.warning(
                 "TCP: refusing %s: --max-connections is %d",
                 connection.remote_address,

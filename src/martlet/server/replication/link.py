@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from martlet.addresses import Address
-from martlet.log.open_files import is_for_the_log
 from martlet.replica.frames import (
     MAX_BODY_BYTES,
     MAX_GREETING_BYTES,
@@ -114,9 +113,6 @@ class ReplicaLink(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it.
         if self._is_acceptor:
             self._be_stranger()
-            if is_for_the_log(transport):
-                self._refuse(NotTrusted("too few files are left for the log; raise LimitNOFILE"))
-                return
         else:
             self._owner.links.add(self)
         connected = transport.get_extra_info("socket")

@@ -32,6 +32,7 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.cut import CutTail
 from martlet.log.epochs import EpochRange
+from martlet.log.open_files import Acceptor
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
 from martlet.put_status import PUBLISH_AGAIN
@@ -56,7 +57,7 @@ from martlet.server.http.request import Routes
 from martlet.server.http.server import HttpServer
 from martlet.server.http.standby_api import CopiedState, standby_routes
 from martlet.server.listeners import Listeners
-from martlet.server.listening_socket import listen, serve
+from martlet.server.listening_socket import listen, shown
 from martlet.server.metadata.sqlite_store import read_boot_id
 from martlet.server.metadata.store import MetadataStore, SwapUnclear
 from martlet.server.replication.client_addresses import AddressBook
@@ -169,7 +170,7 @@ class ReplicaNode:
         """When the epoch of this primary began, in seconds since 1970."""
         self._shortage = ""
         """Why this primary takes no messages; empty while it does."""
-        self._listener: asyncio.Server | None = None
+        self._listener: Acceptor | None = None
         self._spliced_http: HttpServer | None = None
         """Answers requests that standbys forward, while this replica is primary."""
         self.links: set[ReplicaLink] = set()
@@ -273,7 +274,8 @@ class ReplicaNode:
         """Take connections of other replicas. Raises OSError."""
         address = self.options.replica_address
         sock = listen(address, "replica-address")
-        self._listener = await serve(self._loop, self._link, sock, self._ports.trust.server_tls)
+        tls = self._ports.trust.server_tls
+        self._listener = Acceptor(self._link, sock, f"replicas {shown(sock)}", tls)
         self.log.info("REPLICA: listening on %s", address)
 
     async def _close(self) -> None:

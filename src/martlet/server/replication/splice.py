@@ -18,7 +18,7 @@ import logging
 from typing import Protocol, cast
 
 from martlet.addresses import shown_peer
-from martlet.log.open_files import REFUSAL, is_for_the_log
+from martlet.log.open_files import is_for_the_log
 from martlet.replica.frames import CLIENT_IS_OPERATOR, Frame, FrameKind
 from martlet.server.http.access import Operators
 from martlet.server.listening_socket import is_local
@@ -206,8 +206,6 @@ class SplicedConnection(_Pipe):
         super().connection_made(transport)
         assert self._transport is not None
         self._finder.spliced.add(self)
-        if self._is_refused(self._transport):
-            return
         self._transport.pause_reading()
         self._task = asyncio.get_running_loop().create_task(self._find(self._transport))
 
@@ -244,14 +242,6 @@ class SplicedConnection(_Pipe):
             self._log.exception("TCP: closing %s", transport.get_extra_info("peername"))
         transport.abort()
 
-    def _is_refused(self, transport: asyncio.Transport) -> bool:
-        """Whether a connection has a descriptor of the log's: then it ends."""
-        if not is_for_the_log(transport):
-            return False
-        self._log.warning(REFUSAL, "TCP", shown_peer(self._transport))
-        transport.abort()
-        return True
-
     async def _splice(self, transport: asyncio.Transport) -> bool:
         client = shown_peer(transport)
         # A certificate is seen by the primary, with which the client speaks TLS.
@@ -267,7 +257,9 @@ class SplicedConnection(_Pipe):
             return True
         self._other = link.release(_Pipe(transport))
         self._is_spliced = True
-        if self._is_refused(self._other):
+        if is_for_the_log(self._other.get_extra_info("socket").fileno()):
+            self._log.warning("TCP: closing %s: too few files are left for the log", client)
+            self._other.abort()
             transport.abort()
             return True
         if self._early:
