@@ -216,7 +216,7 @@ async def test_impossible_delays_are_refused_with_the_limit(connection: Connecti
     assert answer["status"] == "BAD_ARGUMENT"
     assert "the longest delay is 3456000 s (--max-delay)" in answer["text"]
     await send(connection, b"x", at_ms=in_ms(60_000))
-    with pytest.raises(CallRefused, match="16 hexadecimal digits, not 'no'"):
+    with pytest.raises(CallRefused, match="16 hexadecimal digits: 'no'"):
         await connection.call("delay.cancel", topic="t", id="no")
     for fields, why in (
         ({"ids": []}, "'ids' is empty"),

@@ -4,9 +4,11 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
+import uvloop
 
 from martlet.addresses import shown_peer
 from martlet.log.open_files import Acceptor
@@ -211,6 +213,40 @@ async def test_a_client_of_a_unix_socket_has_no_address(tmp_path: Path) -> None:
         return client
 
     assert await peer_shown(listen(path, "tcp-address"), connect) == "@"
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_was_accepted_begins_and_ends_though_the_listener_closes(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A server that stops waits for the end of each connection that has begun."""
+
+    class Ending(asyncio.Protocol):
+        """Aborts its connection as it begins."""
+
+        def __init__(self) -> None:
+            self.lost = asyncio.Event()
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert not transport.is_closing()
+            cast(asyncio.Transport, transport).abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.lost.set()
+
+    async def close_at_once() -> None:
+        protocol = Ending()
+        sock = listen("127.0.0.1:0", "tcp-address")
+        acceptor = Acceptor(lambda: protocol, sock, shown(sock))
+        with socket.create_connection(("127.0.0.1", port_of(sock))):
+            acceptor._accept()
+            await asyncio.sleep(0)  # So that it is about to begin.
+            acceptor.close()
+            async with asyncio.timeout(60):
+                await protocol.lost.wait()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(close_at_once())
 
 
 class Peer(asyncio.BaseTransport):

@@ -84,8 +84,9 @@ class Acceptor:
         for timer in (self._pause, self._log_timer):
             if timer is not None:
                 timer.cancel()
-        for task in self._beginning:
-            task.cancel()
+        if self._tls:  # Other connections have begun with the next turns of the loop.
+            for task in self._beginning:
+                task.cancel()
 
     def _begin(self) -> None:
         self._pause = None

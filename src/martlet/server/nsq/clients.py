@@ -53,9 +53,11 @@ class Clients(Generic[ConnectionT]):
         self._empty: asyncio.Event | None = None
 
     def opened(self, connection: ConnectionT) -> None:
-        """Count a new connection, or abort one beyond the limit."""
+        """Count a new connection, or abort one beyond the limit or while the broker stops."""
         self.connections.add(connection)
-        if self._max_count and len(self.connections) > self._max_count:
+        if self.is_stopping:
+            connection.abort()
+        elif self._max_count and len(self.connections) > self._max_count:
             self._log.warning(
                 "TCP: refusing %s: --max-connections is %d",
                 connection.remote_address,

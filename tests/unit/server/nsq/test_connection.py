@@ -9,8 +9,10 @@ import ssl
 import struct
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from tests.crash.wire import Wire, pub
@@ -26,6 +28,7 @@ from martlet.protocol.compression.snappy import Snappy
 from martlet.protocol.nsq import v2
 from martlet.server import time_slice as pace
 from martlet.server.nsq import connection, unread_input
+from martlet.server.nsq.clients import Clients
 from martlet.server.nsq.unread_input import MAX_UNREAD_BYTES
 from martlet.testing import Broker
 
@@ -338,3 +341,20 @@ async def test_a_client_that_has_said_its_protocol_has_no_such_limit() -> None:
         (client,) = broker.server.connections
         assert client._greeting.cancelled()
         wire.close()
+
+
+async def test_a_connection_that_begins_while_the_broker_stops_is_ended() -> None:
+    """The stop would wait for its end."""
+    clients: Clients[Any] = Clients(0, Mock(), Mock())
+    first, late = Mock(), Mock()
+    late.abort = partial(clients.closed, late, None)
+
+    def abort_first() -> None:
+        clients.opened(late)
+        asyncio.get_running_loop().call_soon(clients.closed, first, None)
+
+    first.abort = abort_first
+    clients.opened(first)
+    async with asyncio.timeout(60):
+        await clients.stop()
+    assert not clients.connections
