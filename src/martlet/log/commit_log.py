@@ -374,7 +374,7 @@ class CommitLog(SegmentedLog):
             try:
                 self.on_roll()
             except WritesRefused:
-                self._heads_from = self._end  # This one is incomplete.
+                self._heads_from = segment.base + segment.capacity  # This one is incomplete.
                 raise
             finally:
                 self._rolling = False

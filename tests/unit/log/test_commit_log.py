@@ -197,12 +197,14 @@ def test_of_entries_that_a_full_disk_refused_none_comes_back() -> None:
         assert not report.damaged
 
 
-def test_a_segment_whose_head_a_full_disk_cut_short_releases_no_other() -> None:
+@pytest.mark.parametrize("whole_entries", [0, 1])
+def test_a_segment_whose_head_a_full_disk_cut_short_releases_no_other(whole_entries: int) -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
 
     def head() -> None:
-        append(log, b"begun")
+        for _ in range(whole_entries):
+            append(log, b"begun")
         storage.write_error = OSError(errno.ENOSPC, "no space")
         append(log, b"not written")
 
