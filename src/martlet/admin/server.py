@@ -34,6 +34,7 @@ STATIC = Path(__file__).parent / "static"
 _MAX_FORM_BYTES = 2 << 20
 _STOP_S = 2.0
 _BACKLOG = 128
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _PAGES = {
     "/": overview.overview,
     "/topics": overview.topics,
@@ -135,12 +136,20 @@ class AdminServer:
 
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses: list[str] = []
+        missing: OSError | None = None
         for family, address in dict.fromkeys((family, each) for family, *_, each in found):
-            sock = socket.create_server(address, family=family, backlog=_BACKLOG)
+            try:
+                sock = socket.create_server(address, family=family, backlog=_BACKLOG)
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                missing = error  # Such as [::1], as which localhost is known, without IPv6.
+                continue
             stack.callback(sock.close)
-            sock.setblocking(False)
             addresses.append(shown_name(sock.getsockname()))
             stack.callback(Acceptor(connection, sock, f"HTTP {addresses[-1]}").close)
+        if missing is not None and not addresses:
+            raise missing
         return addresses[0]
 
     async def stop(self) -> None:
