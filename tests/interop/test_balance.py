@@ -75,11 +75,11 @@ async def test_three_brokers_share_one_message_in_flight(brokers: list[BrokerPro
             await publish(brokers[2], "turns", [b"rare %d" % number] * 3)
             await until(lambda: handled[b"rare %d" % number] == 3)  # noqa: B023
         await until(lambda: min(proxy.rises.values()) >= 3)
-        each = [stats.finished for stats in consumer.stats.connections]
+        # A turn has a time: on a busy machine a broker needs more of them for its messages.
+        await until(lambda: min(stats.finished for stats in consumer.stats.connections) >= 12)
         consumer.stop()
         await running
     assert proxy.highest == 1
-    assert min(each) >= 12
 
 
 async def test_brokers_and_consumers_come_and_go_and_all_is_handled(
