@@ -52,13 +52,13 @@ def spark(*addresses: str) -> QueryBrokers:
     return QueryBrokers(ReadOptions.parse(options, "batch"))
 
 
-async def members(*addresses: str) -> list[bytes]:
-    """What a group gets until it has both messages of a broker."""
+async def members(*addresses: str, count: int = 2) -> list[bytes]:
+    """The first messages that a group gets; each broker has 2."""
     got: list[bytes] = []
     async with PullConsumer("t", "g", list(addresses), start="first") as consumer:
         async for message in consumer:
             got.append(message.body)
-            if len(got) == 2:
+            if len(got) == count:
                 break
     return got
 
@@ -197,7 +197,7 @@ def test_readers_refuse_the_copies_and_read_either_alone(copies: list[BrokerProc
     assert second.http_address in str(refusal.value)
     brokers.close()
     with pytest.raises(SubscribeRefused, match=WAY_OUT) as refused:
-        asyncio.run(members(first.tcp_address, second.tcp_address))
+        asyncio.run(members(first.tcp_address, second.tcp_address, count=4))
     assert refused.value.code == "COPIED_FOLDER"
     for broker, body in zip(copies, (b"first", b"second"), strict=True):
         alone = spark(broker.http_address)
