@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
+from tests.interop.asking import ask, until
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
+from tests.interop.lookup_process import LookupProcess
 from tests.spark.publish import post
 from tests.spark.stored import rows_of, values_of
 
@@ -352,6 +355,32 @@ def test_rows_with_keys_need_a_reader_and_the_error_says_so(
         wanted = options(broker, topic="t", authSecret="publisher")
         with pytest.raises(WriteFailed, match="let the auth server allow authSecret to subscribe"):
             task(wanted, "k", None, batch("one", key=pa.array(["a"])))
+
+
+def test_two_brokers_with_the_id_that_lookup_daemons_find_get_no_rows(tmp_path: Path) -> None:
+    with LookupProcess(tmp_path / "lookup") as lookup:
+        flags = f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"
+        with BrokerProcess(tmp_path / "first", *flags) as first:
+            broker_id = ask(first.http_address, "/info")["broker"]
+            given = {"lookup": lookup.http_address, "broker": broker_id, "topic": "t"}
+            writer = StreamWriter(WriteOptions.parse(given, "stream"))
+            staged = task(writer._options, "a", BatchId("q", 0), batch("one"))
+            first.stop()
+            shutil.copytree(tmp_path / "first", tmp_path / "second")
+            first.start()
+            with BrokerProcess(tmp_path / "second", *flags) as second:
+                until(lambda: len(ask(lookup.http_address, "/nodes")["producers"]) == 2)
+                for write in (
+                    lambda: task(writer._options, "b", BatchId("q", 1), batch("two")),
+                    lambda: writer.commit([staged], 0),
+                ):
+                    with pytest.raises(WriteFailed, match=r"delete the broker\.json") as refused:
+                        write()
+                    assert first.http_address in str(refused.value)
+                    assert second.http_address in str(refused.value)
+            # The other one has ended, whether its registration has or not.
+            writer.commit([staged], 0)
+            assert values_of(first.http_address, "t") == ["one"]
 
 
 class _Earlier(StrEnum):

@@ -33,7 +33,7 @@ from martlet.properties.model import NORMAL_PRIORITY
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder, KeyQueues
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import FoundBroker, broker_for, find_broker
+from martlet.spark.write.placement import FoundBroker, broker_for, find_broker, refuse_copies
 
 _DEFAULT_MESSAGE_BYTES = 1 << 20
 _DEFAULT_BODY_BYTES = 5 << 20
@@ -110,6 +110,7 @@ class BrokerTransaction:
     def _find(self) -> FoundBroker:
         options = self._options
         if options.broker:
+            refuse_copies(options.broker, options.lookup_addresses, options.tls)
             return FoundBroker((), options.broker)
         return find_broker(self.address, options.addresses, options.tls, options.timeout_ms)
 

@@ -12,6 +12,9 @@ So the commit at a broker that does not know the previous batch asks the other b
 The address of any replica stands for its broker, whichever is primary.  So the choice does not
 change with a failover: while a chosen address does not answer, the others are asked whether it is
 that of a replica of theirs.
+
+Lookup daemons find a broker by its id. Two processes that have it, since a data folder was copied,
+are refused: a task and the commit, or a batch and its repetition, would not meet the same one.
 """
 
 from __future__ import annotations
@@ -20,13 +23,16 @@ import http.client
 import json
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from martlet import unreachable
+from martlet.addresses import lookup_address
+from martlet.client.copied_folder import Process, confirmed, copies_in, refusal
 from martlet.spark.brokers.addresses import SparkTls
 from martlet.spark.brokers.endpoint import not_http
+from martlet.spark.write.commit_message import WriteFailed
 
 _ANSWER_TIMEOUT_S = 10.0
 _REPLICA_TIMEOUT_S = 5.0
@@ -99,6 +105,43 @@ def find_broker(
             )
         time.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+
+
+def refuse_copies(broker: str, lookups: Sequence[str], tls: SparkTls | None) -> None:
+    """Refuse an id that two processes have which lookup daemons know, and which both run.
+
+    Raises:
+        WriteFailed: the text names them, and says what to do.
+    """
+    known: dict[str, Process] = {}
+    for lookup in lookups:
+        with suppress(OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            _, body = _get(lookup, "/nodes", tls, _OTHERS_TIMEOUT_S)
+            for each in json.loads(body)["producers"] or ():
+                if each.get("broker") == broker:
+                    address = str(lookup_address(each["broadcast_address"], each["http_port"]))
+                    known[address] = Process(broker, str(each["run"]))
+    for copies in copies_in(known):
+        now = {address: _process(address, known[address], tls) for address in copies.addresses}
+        for running in confirmed(known, now):
+            raise WriteFailed(
+                refusal(running, "each row, and each commit, would go to one or the other")
+            )
+
+
+def _process(address: str, registered: Process, tls: SparkTls | None) -> Process:
+    """The process that a broker's HTTP address now leads to; of no broker where it has ended."""
+    try:
+        status, body = _get(address, "/info", tls, _OTHERS_TIMEOUT_S)
+    except (OSError, http.client.HTTPException):
+        return Process("", "")
+    if status == http.HTTPStatus.FORBIDDEN:
+        return registered  # It runs, and speaks TLS alone.
+    try:
+        info = json.loads(body)
+        return Process(str(info.get("broker", "")), str(info.get("run", "")))
+    except (ValueError, AttributeError):
+        return Process("", "")
 
 
 def _ask(address: str, tls: SparkTls | None) -> FoundBroker:
