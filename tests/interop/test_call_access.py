@@ -176,6 +176,22 @@ async def test_a_verified_certificate_is_an_operators_wherever_its_client_is(
         assert await classes_of(client) == expected
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+async def test_by_old_tls_nobody_is_an_operator(version: ssl.TLSVersion, tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    old = ssl.create_default_context(cafile=str(made.authority))
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    old.minimum_version = old.maximum_version = version
+    async with Broker(tls_cert=str(made.certificate), tls_key=str(made.key)) as broker:
+        async with caller(broker.tcp_address, tls=old) as client:
+            assert await classes_of(client) == CLIENTS
+        async with spliced(broker, is_vouched_for=True) as sock, caller(sock, tls=old) as client:
+            assert await classes_of(client) == CLIENTS
+        async with spliced(broker, is_vouched_for=True) as sock, caller(sock) as client:
+            assert await classes_of(client) == ALL
+
+
 async def statuses(broker: Broker, **headers: str) -> dict[str, tuple[int, Any]]:
     found = {}
     async with aiohttp.ClientSession(f"http://{broker.http_address}", headers=headers) as session:

@@ -23,6 +23,7 @@ from martlet.names import is_valid_name
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.negotiation import default_identity
+from martlet.server.http.access import OLD_TLS
 from martlet.server.listening_socket import is_local
 from martlet.server.nsq.authorizer import Authorizer
 from martlet.server.nsq.heartbeat import Heartbeat
@@ -681,12 +682,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Whether the client is an operator: never one that an auth server decides about."""
         if self.guard is not None:
             return False
+        tls_version = "" if self.tls is None else self.tls.version
         if self._is_vouched_for:
-            return True
+            return tls_version not in OLD_TLS  # The client speaks TLS with this replica.
         return self._context.operators.include(
             is_local=not self._is_spliced and is_local(self.transport),
             has_certificate=self.tls is not None and self.tls.has_certificate,
-            tls_version="" if self.tls is None else self.tls.version,
+            tls_version=tls_version,
         )
 
     def may_publish(self, topic: str) -> None:
