@@ -125,6 +125,12 @@ class ReplicaLink(asyncio.BufferedProtocol):
             return
         self._transport.write(self._handshake.begin())
 
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of its socket."""
+        assert self._transport is not None
+        return cast(int, self._transport.get_extra_info("socket").fileno())
+
     def _be_stranger(self) -> None:
         """Wait for the first frame, for a while, beside a limited number of others."""
         strangers = self._owner.strangers

@@ -14,6 +14,7 @@ of earlier ones end: the primary of one may hang, and clients notice that late.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from typing import Protocol, cast
 
@@ -160,7 +161,8 @@ async def open_splice(
 
     Returns the connection, to be released, and the primary's epoch.
 
-    Raises OSError: there is no primary, or it did not answer. It has got no byte of the client.
+    Raises OSError: there is no primary, it did not answer, or a descriptor of the log's would be
+    taken. It has got no byte of the client.
     """
     address = finder.primary_address()
     if address is None:
@@ -171,6 +173,10 @@ async def open_splice(
             address, finder.trust, lambda: ReplicaLink(owner, finder.trust, log, is_acceptor=False)
         )
         try:
+            if is_for_the_log(link.descriptor):
+                raise OSError(
+                    errno.EMFILE, "too few files are left for the log; raise LimitNOFILE"
+                )
             vouched = CLIENT_IS_OPERATOR if is_operator else 0
             link.send(Frame(FrameKind.SPLICE, 0, kind, vouched, client.encode()))
             async with asyncio.timeout(_ANSWER_S):
@@ -250,18 +256,17 @@ class SplicedConnection(_Pipe):
             link, self._epoch = await open_splice(
                 self._finder, self._log, client, is_operator=is_operator
             )
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                return False
+            self._log.warning("TCP: closing %s: %s", client, error.strerror)
+            transport.abort()
+            return True
         if transport.is_closing():
             link.close()
             return True
         self._other = link.release(_Pipe(transport))
         self._is_spliced = True
-        if is_for_the_log(self._other.get_extra_info("socket").fileno()):
-            self._log.warning("TCP: closing %s: too few files are left for the log", client)
-            self._other.abort()
-            transport.abort()
-            return True
         if self._early:
             self._other.write(bytes(self._early))
         transport.resume_reading()

@@ -609,6 +609,29 @@ async def test_an_unforeseen_error_ends_a_client_that_looks_for_the_primary(
     assert [each.exc_info is not None for each in caplog.records if "closing" in each.msg] == [True]
 
 
+async def test_a_standby_carries_no_client_by_a_descriptor_of_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path) as node:
+        standby = Standby(node.options.replica_address)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(splice, "is_for_the_log", lambda descriptor: True)
+            for kind in (0, CLIENT_SPEAKS_HTTP, CLIENT_IS_OPERATOR):
+                with pytest.raises(OSError, match="too few files are left for the log"):
+                    await open_splice(standby, log, "", kind)
+            async with server:
+                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+                async with asyncio.timeout(50):
+                    with suppress(ConnectionResetError):
+                        assert await reader.read() == b""
+                writer.close()
+        assert [each.message for each in caplog.records if "too few files" in each.message]
+        link, _ = await open_splice(standby, log, "")
+        link.close()
+
+
 @pytest.mark.parametrize("address", ["", "127.0.0.1:80", "@"])
 async def test_a_splice_that_vouches_for_nobody_makes_no_operator(
     tmp_path: Path, address: str
