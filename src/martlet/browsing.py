@@ -11,6 +11,7 @@ Programs send neither of those headers, and name a server by its address or its 
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
@@ -22,14 +23,14 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Those that change nothing."""
 ADMIN_AGENT = "martlet-admin"
 """The `User-Agent` of the Admin client, and so of the admin page."""
+_HOST = re.compile(r"(?:\[([^\[\]@/]*)\]|([^\[\]@/:]*))(?::[0-9]*)?")
 _SAME_SITE = frozenset({"same-origin", "none"})
 
 
 def host_of(host: str) -> str:
-    """Return the host of ``host:port``, without brackets, in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    """Return the host of ``host:port``, without brackets, in lower case; all of what is neither."""
+    found = _HOST.fullmatch(host)
+    return (host if found is None else found[1] or found[2] or "").lower()
 
 
 def is_address(host: str) -> bool:
