@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -27,10 +28,10 @@ from martlet.visible import visible
 _EVENT_STREAM = "text/event-stream"
 MAX_STREAMS = 200
 """The maximum of pages that are shown live at the same time. Beyond it the oldest of whoever has
-most is no longer live.
+most is no longer live; those of anonymous users go first.
 """
 MAX_STREAMS_OF_ONE = 20
-"""That of one user at one address."""
+"""That of one user at one place."""
 _UNREAD_S = 30.0
 """A page that reads nothing for so long is no longer live, and makes room for another."""
 
@@ -53,7 +54,7 @@ class Site:
         log: the destination of log lines.
         undos: what was emptied, and can be put back.
         streams: the tasks of the pages that are shown live, oldest first, each with the name and
-            the address of its user.
+            the place of its user.
     """
 
     options: AdminOptions
@@ -156,13 +157,14 @@ class Site:
         context: Context,
     ) -> web.StreamResponse:
         user = user_of(request)
-        self._make_room((user.name, user.address))
+        who = user.name, _place(user.address)
+        self._make_room(who)
         response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM})
         found = self.templates.get_template(template)
         gone = self.templates.get_template("problem.html")
         task = asyncio.current_task()
         assert task is not None
-        self.streams[task] = (user.name, user.address)
+        self.streams[task] = who
         try:
             await response.prepare(request)
             while True:
@@ -192,7 +194,8 @@ class Site:
         if counts[who] < MAX_STREAMS_OF_ONE:
             if len(self.streams) < MAX_STREAMS:
                 return
-            who = max(counts, key=counts.__getitem__)
+            # Whoever needs no name may come from many places.
+            who = max(counts, key=lambda each: (not each[0], counts[each]))
         oldest = next(task for task, each in self.streams.items() if each == who)
         del self.streams[oldest]
         oldest.cancel()
@@ -204,6 +207,21 @@ class Site:
 
 
 SITE: web.AppKey[Site] = web.AppKey("site", Site)
+
+
+def _place(address: str) -> str:
+    """Return where a client is: its address, or its network, where a machine has many addresses.
+
+    These are the /64 of IPv6, and this machine's own.
+    """
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_loopback:
+        return "localhost"
+    return str(ip_network((found, 64), strict=False)) if found.version == 6 else str(found)
 
 
 def _event(html: str) -> bytes:

@@ -231,6 +231,44 @@ async def test_who_has_many_live_pages_takes_none_of_others(
     site.streams.clear()
 
 
+async def test_who_has_many_addresses_takes_none_of_a_user(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_module, "MAX_STREAMS", 4)
+    site = page.server.site
+    waits = [asyncio.create_task(asyncio.Event().wait()) for _ in range(4)]
+    ann = ("ann", "10.0.0.1")
+    strangers = [("", f"10.0.0.{number}") for number in (2, 3)]
+    site.streams |= dict(zip(waits, [ann, ann, *strangers], strict=True))
+    for number in (4, 5):
+        site._make_room(("", f"10.0.0.{number}"))
+        site.streams[asyncio.create_task(asyncio.Event().wait())] = "", f"10.0.0.{number}"
+    assert [each.cancelling() for each in waits] == [0, 0, 1, 1]
+    for each in [*waits, *site.streams]:
+        each.cancel()
+    site.streams.clear()
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("127.0.0.1", "localhost"),
+        ("127.8.9.10", "localhost"),
+        ("::1", "localhost"),
+        ("::ffff:127.0.0.9", "localhost"),
+        ("203.0.113.9", "203.0.113.9"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:2", "2001:db8::/64"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_machine_with_many_addresses_is_at_one_place(address: str, place: str) -> None:
+    assert site_module._place(address) == place
+
+
 async def test_a_live_page_that_is_not_read_makes_room(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

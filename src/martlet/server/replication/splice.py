@@ -174,9 +174,7 @@ async def open_splice(
         )
         try:
             if is_for_the_log(link.descriptor):
-                raise OSError(
-                    errno.EMFILE, "too few files are left for the log; raise LimitNOFILE"
-                )
+                raise OSError(errno.EMFILE, "too few files are left for the log; raise LimitNOFILE")
             vouched = CLIENT_IS_OPERATOR if is_operator else 0
             link.send(Frame(FrameKind.SPLICE, 0, kind, vouched, client.encode()))
             async with asyncio.timeout(_ANSWER_S):
