@@ -15,6 +15,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from martlet.outage import Outage
+
 if TYPE_CHECKING:
     import ssl
 
@@ -69,6 +71,12 @@ class Acceptor:
             }
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[Any]] = set()
+        self._outage = Outage(
+            f"no connection is accepted at {address}",
+            f"connections are accepted at {address}",
+            log=log,
+            level=logging.ERROR,
+        )
         self._refused_count = 0
         self._log_timer: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None
@@ -99,10 +107,11 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # out of descriptors, or of memory
-                log.error("no connection is accepted at %s for now: %s", self._address, error)
+                self._outage.failed(str(error))
                 self._loop.remove_reader(self._sock)
                 self._pause = self._loop.call_later(_PAUSE_S, self._begin)
                 return
+            self._outage.over()
             if is_for_the_log(accepted.fileno()):
                 accepted.close()
                 self._refused()
