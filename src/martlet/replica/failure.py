@@ -2,4 +2,14 @@
 
 
 class ReplicaFailed(Exception):
-    """The replica's disk failed, so that it must not go on; the process ends, and starts anew."""
+    """The replica's disk failed, so that it must not go on: it begins anew on its folder.
+
+    Args:
+        message: says why.
+        may_pass: whether only space was missing, so that the process itself begins anew. Otherwise
+            it ends.
+    """
+
+    def __init__(self, message: str | None, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass

@@ -28,7 +28,7 @@ from martlet.broker.recovery.standby_checkpoint import StandbyCheckpoint
 from martlet.log.commit_log import CommitLog, WritesRefused
 from martlet.log.copy import CopiedLog, CopyRefused
 from martlet.log.epochs import EpochRange
-from martlet.log.storage import Storage
+from martlet.log.storage import FULL, Storage
 from martlet.replica.candidate import Candidate, CandidateState
 from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import Frame, FrameKind, FrameRefused, ReplicaGreeting
@@ -198,7 +198,8 @@ class Replica:
             new.save(self._storage)
         except OSError as error:
             raise ReplicaFailed(
-                f"the replica's note could not be written: {_said(error)}"
+                f"the replica's note could not be written: {_said(error)}",
+                may_pass=_lacks_space(error),
             ) from error
 
     def _note_epochs(self, epochs: Iterable[EpochRange]) -> None:
@@ -210,7 +211,9 @@ class Replica:
         try:
             copy = self.host.open_copy([EpochRange(*each) for each in self.note.epochs])
         except (OSError, CopyRefused) as error:
-            raise ReplicaFailed(f"the log could not be opened: {_said(error)}") from error
+            raise ReplicaFailed(
+                f"the log could not be opened: {_said(error)}", may_pass=_lacks_space(error)
+            ) from error
         known_end = max((end for _, _, end in self.note.epochs), default=0)
         if copy.damaged or copy.end_position < known_end:
             # Written down: a cut may make the end of the log of what is damaged.
@@ -470,7 +473,7 @@ class Replica:
         connection: what it has received since is in doubt too, and comes again.
         """
         if not (role.copy.may_recover and isinstance(role, Standby)):
-            raise ReplicaFailed(role.copy.failed)
+            raise ReplicaFailed(role.copy.failed, may_pass=role.copy.may_recover)
         if role.link is not None:
             self._link_problem = role.copy.failed or ""
             self._close(role.link, now_ns)
@@ -480,7 +483,7 @@ class Replica:
         if role.log.failed is None:
             self._stuck_since_ns = now_ns
         elif now_ns - self._stuck_since_ns > self.settings.election_timeout_ns:
-            raise ReplicaFailed(role.log.failed)
+            raise ReplicaFailed(role.log.failed, may_pass=role.log.may_recover)
 
     def end_turn(self, now_ns: int) -> None:
         """Send what is to be sent: data, or acknowledgements."""
@@ -789,6 +792,13 @@ class Replica:
         if asked is self._claim:
             self._claim = None
         self.look_soon(now_ns)
+
+
+def _lacks_space(error: BaseException | None) -> bool:
+    """Whether the cause of an error is a lack of space, which may pass."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in FULL
 
 
 def _said(error: Exception) -> str:

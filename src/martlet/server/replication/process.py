@@ -19,8 +19,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from martlet.options import BrokerOptions, OptionError
+from martlet.outage import Outage
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP
 from martlet.server.build import allow_many_files
+from martlet.server.flusher import RETRY_S
 from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import host_and_port
 from martlet.server.metadata.address import BadStoreAddress, open_store
@@ -77,25 +80,38 @@ class ReplicaProcess:
         self._splice_log = RepeatedLines.above(self.log)
         self._last_primary = ("", "")
         self._is_stopping = False
+        self._full_disk = Outage(
+            f"REPLICA: {options.replica_name} begins anew in {RETRY_S:g} s",
+            f"REPLICA: {options.replica_name} goes on",
+            log=self.log,
+            level=logging.ERROR,
+        )
 
     async def run(self) -> None:
         """Be a replica until `stop` is called.
 
         Raises:
-            ReplicaFailed: the disk failed; start the process again once it is well.
+            ReplicaFailed: the disk failed, not for a lack of space; start the process again once it
+            is well.
             OSError: an address or the folder cannot be used.
         """
         try:
             await self.answer_as_standby()
             while True:
                 try:
-                    await self.node.run()
+                    await self._run_node()
                     return
                 except SteppedDown as error:
                     if self._is_stopping:
                         return
                     self.log.warning("REPLICA: %s is no primary any more: %s",
                                      self.options.replica_name, error)  # fmt: skip
+                except ReplicaFailed as error:
+                    if error.may_pass:
+                        self._full_disk.failed(str(error))
+                        await asyncio.sleep(RETRY_S)
+                    if self._is_stopping or not error.may_pass:
+                        raise
                 # The next node reads its log first, and looks for the primary then.
                 self._keep_primary()
                 self.node = ReplicaNode(self.options, self._store, self, self.log, is_first=False)
@@ -111,6 +127,19 @@ class ReplicaProcess:
             if self._forwarder is not None:
                 await self._forwarder.close()
             await self._store.close()
+
+    async def _run_node(self) -> None:
+        """Run the node, and say it if it goes on after a lack of space. Raises as `run`."""
+
+        async def goes_on() -> None:
+            await self.node.is_useful.wait()
+            self._full_disk.over()
+
+        watching = asyncio.create_task(goes_on())
+        try:
+            await self.node.run()
+        finally:
+            watching.cancel()
 
     async def useful(self) -> None:
         """Return once the replica serves clients or follows a primary, or after a while."""

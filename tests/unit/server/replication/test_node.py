@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -21,7 +22,9 @@ from tests.interop.calling import Caller, caller
 from tests.interop.certificates import Certificates
 from tests.polling import until
 
+from martlet.log.storage import DiskSegment
 from martlet.options import BrokerOptions
+from martlet.replica.failure import ReplicaFailed
 from martlet.replica.frames import CLIENT_IS_OPERATOR, CLIENT_SPEAKS_HTTP, Frame, FrameKind
 from martlet.replica.life import Life
 from martlet.replica.note import ReplicaNote
@@ -32,6 +35,7 @@ from martlet.server.http.access import Operators
 from martlet.server.metadata import sqlite_store
 from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
 from martlet.server.metadata.store import StoreUnreachable, SwapUnclear
+from martlet.server.replication import process as replica_process
 from martlet.server.replication import splice
 from martlet.server.replication.link import MAX_STRANGERS, ReplicaLink, connect
 from martlet.server.replication.node import ReplicaNode, SteppedDown
@@ -59,8 +63,12 @@ async def running(folder: Path, **others: Any) -> AsyncIterator[ReplicaNode]:
         **({"http_address": ""} | others),
     )
     process = ReplicaProcess(options, log)
+
+    def is_serving() -> bool:  # A later node may be the one.
+        return process.node.is_serving.is_set()
+
     running = asyncio.create_task(process.run())
-    serving = asyncio.create_task(process.node.is_serving.wait())
+    serving = asyncio.create_task(until(is_serving))
     done, _ = await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if running in done:
@@ -93,6 +101,49 @@ async def test_one_replica_alone_serves_clients_and_goes_on_after_a_stop(tmp_pat
         await publish(node, b"two")
         assert node.server is not None
         assert node.server.broker.topics["t"].queue.end_offset == 2
+
+
+async def test_a_replica_whose_disk_is_full_when_it_opens_its_log_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that steps down while a flush fails, and opens its log anew."""
+    monkeypatch.setattr(replica_process, "RETRY_S", 0.01)
+    async with running(tmp_path) as node:
+        await publish(node, b"one")
+    failures = 3
+    flush = DiskSegment.flush
+
+    def fail_at_first(segment: DiskSegment) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(segment)
+
+    monkeypatch.setattr(DiskSegment, "flush", fail_at_first)
+    async with asyncio.timeout(50), running(tmp_path) as node:
+        assert node.server is not None
+        assert node.server.broker.topics["t"].queue.end_offset == 1
+        await publish(node, b"two")
+    assert failures == 0
+    said = [each.message for each in caplog.records if "begins anew" in each.message]
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+
+
+async def test_a_replica_whose_disk_fails_when_it_opens_its_log_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as node:
+        await publish(node, b"one")
+
+    def fail(segment: DiskSegment) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(DiskSegment, "flush", fail)
+    with pytest.raises(ReplicaFailed, match=r"the log could not be opened: .*Input/output error"):
+        async with running(tmp_path):
+            raise AssertionError
 
 
 async def test_a_held_client_is_served_as_soon_as_its_replica_is_primary(
