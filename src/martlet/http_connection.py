@@ -4,13 +4,14 @@
 a client takes      until its connection is closed
 ==================  ================================================================================
 `HEAD_S`            for the head of its first request, from its connecting, or of a further one,
-                    from its first byte
+                    from the first bytes of it that come after the answer to the one before
 `BODY_S`            for a body, and a second more for each `BODY_BYTES_PER_S` that came; only time
                     in which the server waits for the client counts
 ==================  ================================================================================
 
 So no number of connections that never finish a request keeps descriptors for long. They are closed
-without an answer; the log has a line. A connection between two requests may stay idle, as at nsqd.
+without an answer; the log has a line. A connection between two requests may stay idle, as at nsqd,
+also with the beginning of a head that came together with the request before.
 
 A client that sends no HTTP, or goes away before its answer, is no error of the server: its log has
 a line and no traceback.
