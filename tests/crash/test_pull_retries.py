@@ -181,9 +181,10 @@ async def test_failures_outlive_a_broker_that_is_killed(scene: Scene) -> None:
 async def test_clean_stops_charge_nothing_and_delay_nothing(scene: Scene) -> None:
     """Neither of members nor of the broker."""
     await scene.begin(_GOOD[:50], max_attempts=2, retry_delays_ms=[3_600_000])
-    for count in (1, 2, 3):
+    for _ in range(3):
+        before = scene.begun().total()
         process = scene.member(concurrency=4, handling_s=0.05)
-        await scene.until(lambda count=count: len(scene.begun()) >= 4 * count)  # type: ignore[misc]
+        await scene.until(lambda before=before: scene.begun().total() >= before + 4)  # type: ignore[misc]
         await scene.stopped(process)
         assert (await scene.queue())["failures"] == {}
     member = scene.member(concurrency=4, handling_s=0.05)

@@ -110,6 +110,7 @@ def test_one_command_one_ctrl_c(
             assert up_now.ask(name, f"/pub?topic={name}", b"kept") == b"OK"
         with pytest.raises(urllib.error.HTTPError, match="413"):
             up_now.ask("broker-1", "/pub?topic=t", b"x" * 1001)
+        up_now.until("REGISTER category:topic key:broker-0")
         killed = up_now.server("broker-0")
         killed.kill()
         up_now.until("broker-0 is ready again")
