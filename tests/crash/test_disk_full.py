@@ -66,9 +66,14 @@ async def broker(request: pytest.FixtureRequest, small_disk: Path) -> AsyncItera
         "--checkpoint-interval=100ms",
         f"--flush={request.param}",
     ) as process:
-        await http(process.http_address, "/topic/create?topic=t", b"")
-        await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
+        await make_channel(process)
         yield process
+
+
+async def make_channel(broker: BrokerProcess) -> None:
+    """Make channel c of topic t."""
+    await http(broker.http_address, "/topic/create?topic=t", b"")
+    await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
 
 
 class Publisher:
@@ -165,8 +170,7 @@ async def test_finishing_frees_space_without_waiting_for_a_checkpoint(
         f"--min-free-bytes={KEPT_FREE_BYTES}",
         "--checkpoint-interval=1h",
     ) as broker:
-        await http(broker.http_address, "/topic/create?topic=t", b"")
-        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        await make_channel(broker)
         publisher = Publisher(broker)
         await publisher.publish_until_refused()
         got = await drain(broker.tcp_address, broker.http_address, "t", "c")
@@ -215,8 +219,7 @@ async def test_a_disk_of_two_segments_takes_messages_again_once_all_are_consumed
         "--checkpoint-interval=1h",
         *flags,
     ) as broker:
-        await http(broker.http_address, "/topic/create?topic=t", b"")
-        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        await make_channel(broker)
         publisher = Publisher(broker)
         got: set[bytes] = set()
 
@@ -256,8 +259,7 @@ async def test_a_disk_of_two_segments_drops_its_oldest_messages(two_segments_dis
         "--disk-full-policy=drop-oldest",
     ) as broker:
         bodies = [b"%010d" % number * (BODY_BYTES // 10) for number in range(BATCH * 80)]
-        await http(broker.http_address, "/topic/create?topic=t", b"")
-        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        await make_channel(broker)
         wire = await Wire.open(broker.tcp_address)
         for at in range(0, len(bodies), BATCH):
             wire.send(mpub("t", bodies[at : at + BATCH]))

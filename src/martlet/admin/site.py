@@ -194,7 +194,7 @@ class Site:
         if counts[who] < MAX_STREAMS_OF_ONE:
             if len(self.streams) < MAX_STREAMS:
                 return
-            # Whoever needs no name may come from many places.
+            # A stranger, who needs no name, may come from many addresses.
             who = max(counts, key=lambda each: (not each[0], counts[each]))
         oldest = next(task for task, each in self.streams.items() if each == who)
         del self.streams[oldest]
