@@ -9,7 +9,7 @@ something (`confirmed`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WAY_OUT = (
     "stop one and delete the broker.json in its folder, and it begins again as a broker of its own"
@@ -26,6 +26,11 @@ class Process(NamedTuple):
 
     broker: str
     run: str
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Process:
+        """Return the process that an answer of a broker or a lookup daemon names."""
+        return cls(str(answer.get("broker", "")), str(answer.get("run", "")))
 
 
 class Copies(NamedTuple):

@@ -19,13 +19,18 @@ _NO_END = 1 << 64
 """Behind all positions."""
 
 
+def read_boot_id() -> str:
+    """Return what changes with each boot of the machine. Raises OSError."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
 def folder_place(folder: Path) -> str:
     """Return where a folder is: the same of two paths if they lead to one folder, on one machine.
 
     A path alone may lead to a copy on another machine. Empty where the system does not say.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        boot = read_boot_id()
     except OSError:
         return ""
     status = folder.stat()

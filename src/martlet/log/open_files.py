@@ -29,6 +29,8 @@ _LOG_PAUSE_S = 1.0
 """How long refusals are counted before a further line of the log says so."""
 _MAX_ACCEPTED = 64
 """The connections that are accepted in one turn of the loop."""
+_HANDSHAKE_S = 5.0
+_SHUTDOWN_S = 1.0
 _PAUSE_S = 0.1
 """How long no connection is accepted where the system is out of something."""
 
@@ -47,7 +49,6 @@ class Acceptor:
         sock: listens.
         address: of the socket, for the log.
         tls: connections are in TLS by it.
-        handshake_timeout_s, shutdown_timeout_s: time limits of TLS.
     """
 
     def __init__(
@@ -56,8 +57,6 @@ class Acceptor:
         sock: socket.socket,
         address: str,
         tls: ssl.SSLContext | None = None,
-        handshake_timeout_s: float = 5.0,
-        shutdown_timeout_s: float = 1.0,
     ) -> None:
         self._protocol = protocol
         self._sock = sock
@@ -66,8 +65,8 @@ class Acceptor:
         if tls is not None:
             self._tls = {
                 "ssl": tls,
-                "ssl_handshake_timeout": handshake_timeout_s,
-                "ssl_shutdown_timeout": shutdown_timeout_s,
+                "ssl_handshake_timeout": _HANDSHAKE_S,
+                "ssl_shutdown_timeout": _SHUTDOWN_S,
             }
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[Any]] = set()

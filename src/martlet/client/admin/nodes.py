@@ -54,10 +54,6 @@ def _node(
     )
 
 
-def _process(answer: Mapping[str, Any]) -> Process:
-    return Process(str(answer.get("broker", "")), str(answer.get("run", "")))
-
-
 def _known_nodes(answer: Any) -> tuple[Node, ...]:
     return tuple(
         _node(each, each["topics"], each["tombstones"]) for each in answer["producers"] or ()
@@ -115,7 +111,7 @@ class NodeAdmin(Noun):
         http = self._http
 
         async def look(urls: Sequence[str]) -> Mapping[str, Process]:
-            answers = await http.each(urls, lambda url: http.get(url, "/info", {}, _process))
+            answers = await http.each(urls, lambda url: http.get(url, "/info", {}, Process.of))
             return answers.values
 
         before = await look(await http.brokers())

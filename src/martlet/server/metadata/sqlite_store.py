@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from martlet.log.folder import read_boot_id
 from martlet.private_files import make_private_folder, private_opener
 from martlet.replica.replica_set import Presence, ReplicaSet, Seen
 from martlet.server.metadata.store import PRESENCE_S, StoreUnreachable, SwapUnclear, readable
@@ -208,8 +209,3 @@ class SqliteStore:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def read_boot_id() -> str:
-    """Return what changes with each boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -32,6 +32,7 @@ from martlet.log.commit_log import CommitLog
 from martlet.log.copy import CopiedLog, open_copy
 from martlet.log.cut import CutTail
 from martlet.log.epochs import EpochRange
+from martlet.log.folder import read_boot_id
 from martlet.log.open_files import Acceptor
 from martlet.log.segmented import FlushJob
 from martlet.options import BrokerOptions
@@ -58,7 +59,6 @@ from martlet.server.http.server import HttpServer
 from martlet.server.http.standby_api import CopiedState, standby_routes
 from martlet.server.listeners import Listeners
 from martlet.server.listening_socket import listen, shown
-from martlet.server.metadata.sqlite_store import read_boot_id
 from martlet.server.metadata.store import MetadataStore, SwapUnclear
 from martlet.server.replication.client_addresses import AddressBook
 from martlet.server.replication.link import ReplicaLink, connect

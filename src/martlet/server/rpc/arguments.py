@@ -141,12 +141,11 @@ class CallArguments:
 
     def ids(self, name: str) -> list[str]:
         """Return the ids of messages. Raises CallError."""
-        ids = []
-        for value in self.sequence(name):
-            if not isinstance(value, str) or not _ID.fullmatch(value):
-                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {_shown(value)}")
-            ids.append(value)
-        return ids
+        return [_checked_id(value) for value in self.sequence(name)]
+
+    def id(self, name: str) -> str:
+        """Return the id of a message. Raises CallError."""
+        return _checked_id(self.text(name))
 
     def selecting(self, *names: str) -> list[str]:
         """Return which of the fields that select something are given. Raises CallError for an empty
@@ -185,6 +184,13 @@ class CallArguments:
             return broker.find_topic(self.name(name))
         except NotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
+
+
+def _checked_id(value: object) -> str:
+    """Return the id of a message. Raises CallError."""
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {_shown(value)}")
+    return value
 
 
 def _shown(value: object) -> str:

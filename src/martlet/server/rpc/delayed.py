@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from martlet.broker.delayed.delayed_messages import ListingPosition
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import Properties
-from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.delayed.bucket import Delayed
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
 MAX_LISTED = 1000
@@ -65,10 +66,7 @@ class DelayCalls:
         topic = arguments.topic(broker)
         if len(arguments.selecting("id", "ids")) > 1:
             raise CallError("BAD_ARGUMENT", "give 'id' or 'ids', not both")
-        if "ids" in arguments:
-            wanted = arguments.ids("ids")
-        else:
-            wanted = CallArguments({"id": [arguments.text("id")]}).ids("id")
+        wanted = arguments.ids("ids") if "ids" in arguments else [arguments.id("id")]
         cancelled = broker.delays.cancel(
             topic, [message_id.encode() for message_id in dict.fromkeys(wanted)]
         )

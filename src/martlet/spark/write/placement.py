@@ -138,8 +138,7 @@ def _process(address: str, registered: Process, tls: SparkTls | None) -> Process
     if status == http.HTTPStatus.FORBIDDEN:
         return registered  # It runs, and speaks TLS alone.
     try:
-        info = json.loads(body)
-        return Process(str(info.get("broker", "")), str(info.get("run", "")))
+        return Process.of(json.loads(body))
     except (ValueError, AttributeError):
         return Process("", "")
 

@@ -18,9 +18,10 @@ from aiohttp import web
 from tests.answering import answering
 from tests.etcd import running_etcd
 
+from martlet.log.folder import read_boot_id
 from martlet.replica.replica_set import BadReplicaSet, Presence, ReplicaSet
 from martlet.server.metadata.etcd_store import EtcdStore
-from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
+from martlet.server.metadata.sqlite_store import SqliteStore
 from martlet.server.metadata.store import MetadataStore, StoreUnreachable, SwapUnclear
 from martlet.testing.ports import free_port
 

@@ -22,6 +22,7 @@ from tests.interop.calling import Caller, caller
 from tests.interop.certificates import Certificates
 from tests.polling import until
 
+from martlet.log.folder import read_boot_id
 from martlet.log.storage import DiskSegment
 from martlet.options import BrokerOptions
 from martlet.replica.failure import ReplicaFailed
@@ -33,7 +34,7 @@ from martlet.server.build import build_server
 from martlet.server.http import server as http_server
 from martlet.server.http.access import Operators
 from martlet.server.metadata import sqlite_store
-from martlet.server.metadata.sqlite_store import SqliteStore, read_boot_id
+from martlet.server.metadata.sqlite_store import SqliteStore
 from martlet.server.metadata.store import StoreUnreachable, SwapUnclear
 from martlet.server.replication import process as replica_process
 from martlet.server.replication import splice
@@ -642,6 +643,15 @@ async def test_a_standby_says_whether_its_client_of_nsq_is_an_operator(
         await until(lambda: not standby.spliced)
 
 
+async def is_ended(server: asyncio.Server) -> None:
+    """Wait until a server has ended a client, without a byte."""
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    async with asyncio.timeout(50):
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+
+
 async def test_an_unforeseen_error_ends_a_client_that_looks_for_the_primary(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -651,11 +661,7 @@ async def test_an_unforeseen_error_ends_a_client_that_looks_for_the_primary(
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: SplicedConnection(standby, log), "127.0.0.1", 0)
     async with server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        async with asyncio.timeout(50):
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b""
-        writer.close()
+        await is_ended(server)
         await until(lambda: not standby.spliced)
     assert [each.exc_info is not None for each in caplog.records if "closing" in each.msg] == [True]
 
@@ -673,11 +679,7 @@ async def test_a_standby_carries_no_client_by_a_descriptor_of_the_logs(
                 with pytest.raises(OSError, match="too few files are left for the log"):
                     await open_splice(standby, log, "", kind)
             async with server:
-                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-                async with asyncio.timeout(50):
-                    with suppress(ConnectionResetError):
-                        assert await reader.read() == b""
-                writer.close()
+                await is_ended(server)
         assert [each.message for each in caplog.records if "too few files" in each.message]
         link, _ = await open_splice(standby, log, "")
         link.close()
