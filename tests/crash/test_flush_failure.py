@@ -180,13 +180,15 @@ async def test_messages_are_taken_again_once_a_full_disk_keeps_what_it_took(
     broker: Broker, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(flusher, "RETRY_S", 0.01)
+    log = broker.server.broker.log
     await publish(broker, [b"one", b"two"])
+    # Else their own flush may fail first, and the next message is refused before it is written.
+    await until(lambda: log.durable_position == log.position)
     disk.failing, disk.error = True, OSError(number, "no space")
     wire = await Wire.open(broker.tcp_address)
     wire.send(pub("t", b"in doubt"))
     await wire.answer()
     wire.close()
-    log = broker.server.broker.log
     await until(lambda: log.failed is not None)
     error = await error_of(broker, pub("t", b"refused"))
     assert error.startswith("E_PUB_FAILED PUB failed flushing the log failed: ")
