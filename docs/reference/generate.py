@@ -16,20 +16,27 @@ import importlib
 import inspect
 import io
 import itertools
+import json
 import os
+import pkgutil
 import re
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
+from msgspec import NODEFAULT
 
+from martlet import schema
 from martlet.cli.main import COMMANDS, main
+from martlet.client.admin.methods import DeclaredMethod
 from martlet.options import BrokerOptions, Flag, LookupOptions, Options
 from martlet.schema.access_table import CALLS
+from martlet.schema.operation import Operation, OperationAnswer
+from martlet.schema.read import answer_in, fields_of, help_of, must_be
 from martlet.server.http.access import ROUTES
 from martlet.server.nsq import publish
 from martlet.server.replication.status import metrics_of
@@ -218,13 +225,56 @@ def calls() -> str:
     page += " can with `POST /call/METHOD` and the fields as a JSON object. [Over HTTP all are"
     page += " operators' calls](../../operating/calls.md); over the V2 connection those of"
     page += " other classes are for clients, too.\n\n"
-    rows = []
-    for name, _, handler in sorted(_handlers("server", "methods"), key=lambda each: each[0]):
+    operations = declared_operations()
+    rows = {}
+    for name, _, handler in _handlers("server", "methods"):
         fields = dict.fromkeys(_fields_read(handler))
         text = _summary(ast.get_docstring(handler))
-        who = CALLS[name].who
-        rows.append((_code(name), who, ", ".join(map(_code, fields)), text))
-    return page + _table(("Method", "For", "Fields", "What it does"), rows)
+        rows[name] = (_code(name), CALLS[name].who, ", ".join(map(_code, fields)), text)
+    for name, operation in operations.items():
+        listed = ", ".join(map(_code, fields_of(operation.request)))
+        link = f"[`{name}`](#{name.replace('.', '')})"
+        rows[name] = (link, operation.access.who, listed, operation.summary)
+    page += _table(
+        ("Method", "For", "Fields", "What it does"), [rows[name] for name in sorted(rows)]
+    )
+    return page + "".join(described(operations[name]) for name in sorted(operations))
+
+
+def declared_operations() -> dict[str, Operation[..., Any, Any]]:
+    """The operations that modules of `martlet.schema` declare, by name."""
+    modules = [
+        importlib.import_module(f"martlet.schema.{module.name}")
+        for module in pkgutil.iter_modules(schema.__path__)
+    ]
+    things = (thing for module in modules for thing in vars(module).values())
+    return {thing.name: thing for thing in things if isinstance(thing, Operation)}
+
+
+def described(operation: Operation[..., Any, Any]) -> str:
+    """The section of an operation: the fields of its request and its answer."""
+    texts = help_of(operation.request)
+    rows = [
+        (
+            _code(name),
+            must_be(field),
+            "" if field.default in (None, NODEFAULT) else _code(json.dumps(field.default)),
+            texts[name],
+        )
+        for name, field in fields_of(operation.request).items()
+    ]
+    page = f"\n## {operation.name}\n\n{operation.summary} For {operation.access.who}.\n\n"
+    page += _table(("Field", "Value", "Default", "Meaning"), rows)
+    return f"{page}\nThe answer has {_answered(operation.answer)}.\n"
+
+
+def _answered(kind: type[OperationAnswer]) -> str:
+    """The fields of an answer, with those of the answers in it."""
+    texts = []
+    for name, field in fields_of(kind).items():
+        inner = answer_in(field)
+        texts.append(_code(name) + (f" (in each {_answered(inner)})" if inner else ""))
+    return ", ".join(texts)
 
 
 def _fields_read(handler: Function) -> Iterator[str]:
@@ -261,6 +311,7 @@ _CALLS = "Errors of calls"
 _RAISED = {
     "ProtocolError": ("Errors of the V2 protocol", 0),
     "CallError": (_CALLS, 0),
+    "Refusal": (_CALLS, 0),
     "_refuse": (_CALLS, 2),
     "HttpError": ("Errors of HTTP", 1),
     "_denied": ("Errors of HTTP", 1),
@@ -321,8 +372,16 @@ def _coded() -> Iterator[tuple[str, str, str]]:
         if name in _RAISED:
             title, at = _RAISED[name]
             given = [_texts(argument, function) or [""] for argument in node.args[at : at + 2]]
+            if name == "Refusal":  # Servers write a field between quotes.
+                given = [
+                    [re.sub(r"{(\w+)}|{…}", _field, text) for text in texts] for texts in given
+                ]
             for first, *more in itertools.product(*given) if given else ():
                 yield from ((title, *each) for each in _split(path, first, "".join(more)))
+
+
+def _field(match: re.Match[str]) -> str:
+    return f"'{match[1]}'" if match[1] else "…"
 
 
 @cache
@@ -485,7 +544,9 @@ def _exported(face: types.ModuleType) -> list[str]:
 def _entry(name: str, thing: object) -> str:
     if inspect.isclass(thing):
         text = _described(f"## {name}", _signature(name, thing), thing.__doc__)
-        for member, value in sorted(vars(thing).items()):
+        made = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
+        made = {name: value for name, value in made.items() if isinstance(value, DeclaredMethod)}
+        for member, value in sorted({**made, **vars(thing)}.items()):
             if not member.startswith("_"):
                 text += _member(member, value)
         return text
@@ -504,6 +565,8 @@ def _described(heading: str, code: str, doc: str | None) -> str:
 def _member(name: str, value: object) -> str:
     if isinstance(value, property):
         return _described(f"### {name}", "", value.__doc__)
+    if isinstance(value, DeclaredMethod):
+        return _described(f"### {name}()", _signature(name, value), value.__doc__)
     function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     if not isinstance(function, types.FunctionType):
         return ""
@@ -542,7 +605,10 @@ def _signature(name: str, thing: Callable[..., object]) -> str:
 
 
 def _annotation(annotation: object) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if isinstance(annotation, str):
+        return annotation
+    text = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", inspect.formatannotation(annotation))
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
 
 
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")

@@ -14,14 +14,20 @@ from unittest.mock import Mock
 
 import aiohttp
 import pytest
+from docs.reference.generate import declared_operations
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.calling import Caller, caller
 from tests.interop.certificates import Certificates
 from tests.interop.operator_routes import other_address
 
+from martlet.schema import access_table
 from martlet.schema.access import CallerClass
-from martlet.schema.access_table import CALLS
 from martlet.testing import Broker
+
+CALLS = {
+    **access_table.CALLS,
+    **{name: operation.access for name, operation in declared_operations().items()},
+}
 
 TOKEN = "0123456789abcdef0123"
 NAMES = {"topic": "wages", "channel": "c", "group": "c"}

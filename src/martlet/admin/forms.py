@@ -18,7 +18,7 @@ from martlet.admin.asked import Asked, Form
 from martlet.admin.audit import RefusalReason
 from martlet.admin.cluster import ChannelTotals, ClusterView
 from martlet.admin.guard import user_of
-from martlet.admin.operations import Operation
+from martlet.admin.operations import PreviewedChange
 from martlet.admin.operations import perform as perform_operation
 from martlet.admin.pages.changes import OPERATIONS
 from martlet.admin.site import SITE, Site
@@ -87,7 +87,7 @@ def _return(back: str, text: str) -> NoReturn:
 
 
 async def _confirm_operation(
-    request: web.Request, operation: Operation, asked: Asked
+    request: web.Request, operation: PreviewedChange, asked: Asked
 ) -> web.StreamResponse:
     preview = await operation.preview(asked)
     replaced = {*preview.fields, "typed"}
@@ -107,7 +107,7 @@ async def _confirm_operation(
     )
 
 
-async def _operate(request: web.Request, operation: Operation, asked: Asked) -> str:
+async def _operate(request: web.Request, operation: PreviewedChange, asked: Asked) -> str:
     """Do an operation, unless something must be typed first. Raises ActionRefused, AdminError."""
     typed = asked.text("typed")
     wanted = (await operation.preview(asked)).typed

@@ -44,7 +44,7 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class Operation:
+class PreviewedChange:
     """A change.
 
     Attributes:
@@ -56,7 +56,7 @@ class Operation:
     do: Callable[[Asked], Awaitable[str]]
 
 
-async def perform(request: web.Request, name: str, operation: Operation, asked: Asked) -> str:
+async def perform(request: web.Request, name: str, operation: PreviewedChange, asked: Asked) -> str:
     """Do an operation, and keep it in the audit; return a sentence about it.
 
     Raises:

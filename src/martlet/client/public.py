@@ -1,8 +1,9 @@
 """The names that `martlet.client` gives to applications."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from martlet.allocation import GroupMember, TopicQueue
-from martlet.client.admin.admin import Admin
-from martlet.client.admin.errors import AdminError
 from martlet.client.consumer.batch import Batch
 from martlet.client.consumer.consumer import Consumer
 from martlet.client.consumer.handling.backoff import FailureBackoff
@@ -69,6 +70,10 @@ from martlet.client.transport.identity import Identity
 from martlet.client.transport.tls import Tls
 from martlet.properties.model import Properties
 from martlet.put_status import PutStatus
+
+if TYPE_CHECKING:
+    from martlet.client.admin.admin import Admin
+    from martlet.client.admin.errors import AdminError
 
 __all__ = [
     "Admin",
@@ -156,3 +161,10 @@ __all__ = [
     "TransactionUnclear",
     "WrongBroker",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of `martlet.client.admin`, which producers and consumers need not import."""
+    if name not in ("Admin", "AdminError"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("martlet.client.admin"), name)

@@ -1,5 +1,9 @@
-"""What operations are, declared once for all who offer, ask or describe them.
+"""Operations, each declared once: its request, its answer, who may call it, and what it does.
 
-A ground package: it imports nothing of the broker, servers or clients. `access` has the classes of
-callers, `access_table` the class of each call.
+Servers, clients, commands, pages and the reference derive from a declaration. A ground package: of
+Martlet it imports names alone. Start with `operation`, and `dead_letters` for an example. `access`
+has the classes of callers, `access_table` the class of each call that is not declared yet.
+
+A broker listens, and `martlet.client` is imported, before msgspec is: import a module of operations
+where one of them is used.
 """

@@ -1,4 +1,4 @@
-"""The class of each call."""
+"""The class of each call that is not declared as an operation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from martlet.schema.access import (
 CALLS: Mapping[str, CallAccess] = {
     **dict.fromkeys(
         (
-            *("dead_letters.list", "dead_letters.show"),
-            *("dead_letters.redrive", "dead_letters.purge"),
             *("delay.list", "delay.cancel"),
             *("topic.find", "topic.create", "topic.configure"),
             *("channel.configure", "channel.restore"),

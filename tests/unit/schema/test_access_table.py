@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+from docs.reference.generate import declared_operations
+
 from martlet.schema.access import OPERATORS, CallerClass
 from martlet.schema.access_table import CALLS, access_to_call
 from martlet.testing import Broker
 
+OPERATIONS = declared_operations()
+
 
 async def test_every_call_is_declared_and_no_other() -> None:
     async with Broker() as broker:
-        assert set(broker.server.calls.methods) == set(CALLS)
+        assert set(broker.server.calls.methods) == {*CALLS, *OPERATIONS}
 
 
 def test_a_call_that_is_not_declared_is_for_operators() -> None:
@@ -21,7 +25,8 @@ def test_a_call_that_is_not_declared_is_for_operators() -> None:
 
 def test_few_calls_are_for_others_than_operators() -> None:
     """A change here opens or closes a call: it is a decision."""
-    assert Counter(each.callers for each in CALLS.values()) == {
+    classes = [*CALLS.values(), *(operation.access for operation in OPERATIONS.values())]
+    assert Counter(access.callers for access in classes) == {
         CallerClass.OPERATORS: 17,
         CallerClass.READERS: 3,
         CallerClass.CONSUMERS: 13,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from martlet.admin.operations import Operation
+from martlet.admin.operations import PreviewedChange
 from martlet.admin.pages import (
     dead_letters,
     delayed,
@@ -13,7 +13,7 @@ from martlet.admin.pages import (
     transactions,
 )
 
-OPERATIONS: Mapping[str, Operation] = {
+OPERATIONS: Mapping[str, PreviewedChange] = {
     **message.OPERATIONS,
     **restoring.OPERATIONS,
     **dead_letters.OPERATIONS,

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked, continued
 from martlet.admin.guard import user_of
-from martlet.admin.operations import TYPED_FROM, Operation, Preview, silent, with_failures
+from martlet.admin.operations import TYPED_FROM, Preview, PreviewedChange, silent, with_failures
 from martlet.admin.pages.bodies import LISTED_BYTES, body_text
 from martlet.admin.pages.export import check_may_download, send_lines
 from martlet.admin.site import SITE
@@ -31,6 +31,7 @@ from martlet.client.admin import (
     Moved,
 )
 from martlet.plural import counted
+from martlet.schema.dead_letters import Reason
 
 _MAX_TOPICS = 100
 _MAX_GROUPED = 1000
@@ -259,7 +260,7 @@ def _which(asked: Asked) -> DeadLetterFilter:
     """Return the fields that select some of them."""
     which: DeadLetterFilter = {}
     if reason := asked.text("reason"):
-        which["reason"] = reason
+        which["reason"] = cast("Reason", reason)
     if error := asked.fields.get("error", ""):
         which["error"] = error
     if asked.text("since"):
@@ -359,6 +360,6 @@ async def _do(asked: Asked, how: str) -> str:
 
 
 OPERATIONS = {
-    f"{how}_dead_letters": Operation(partial(_preview, how=how), partial(_do, how=how))
+    f"{how}_dead_letters": PreviewedChange(partial(_preview, how=how), partial(_do, how=how))
     for how in ("redrive", "purge")
 }

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from aiohttp import web
 
 from martlet.admin.asked import Asked, continued
-from martlet.admin.operations import TYPED_FROM, Operation, Preview, with_failures
+from martlet.admin.operations import TYPED_FROM, Preview, PreviewedChange, with_failures
 from martlet.admin.site import SITE
 from martlet.client.admin import Admin, AdminError, AdminNotFound, AnswerPage, DelayedMessage
 from martlet.plural import counted
@@ -168,4 +168,4 @@ async def _cancel(asked: Asked) -> str:
     return with_failures(text, answers)
 
 
-OPERATIONS = {"cancel_delayed": Operation(_preview, _cancel)}
+OPERATIONS = {"cancel_delayed": PreviewedChange(_preview, _cancel)}

@@ -10,7 +10,7 @@ from aiohttp import web
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
 from martlet.admin.listing import Column, listing
-from martlet.admin.operations import Operation, Preview, silent, with_failures
+from martlet.admin.operations import Preview, PreviewedChange, silent, with_failures
 from martlet.admin.site import SITE
 from martlet.client.admin import Answers, GroupReset, GroupSummary, ResetPosition
 from martlet.plural import counted
@@ -177,4 +177,4 @@ async def _do(asked: Asked) -> str:
     return with_failures(text, answers)
 
 
-OPERATIONS = {"reset_group": Operation(_preview, _do)}
+OPERATIONS = {"reset_group": PreviewedChange(_preview, _do)}

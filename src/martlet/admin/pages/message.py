@@ -12,7 +12,7 @@ from aiohttp import web
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
 from martlet.admin.guard import user_of
-from martlet.admin.operations import Operation, Preview, with_failures
+from martlet.admin.operations import Preview, PreviewedChange, with_failures
 from martlet.admin.pages.bodies import FORMS, SHOWN_BYTES, body_text
 from martlet.admin.pages.export import check_may_download, send_body
 from martlet.admin.site import SITE, PageNotFound
@@ -240,4 +240,4 @@ async def _send_again(asked: Asked) -> str:
     )
 
 
-OPERATIONS = {"send_again": Operation(_preview, _send_again)}
+OPERATIONS = {"send_again": PreviewedChange(_preview, _send_again)}

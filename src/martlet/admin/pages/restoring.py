@@ -7,7 +7,7 @@ import time
 from martlet.admin import shown
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
-from martlet.admin.operations import Operation, Preview, with_failures
+from martlet.admin.operations import Preview, PreviewedChange, with_failures
 from martlet.admin.undos import Undo
 from martlet.plural import counted
 
@@ -56,4 +56,4 @@ async def _restore(asked: Asked) -> str:
     )
 
 
-OPERATIONS = {"restore_channel": Operation(_preview, _restore)}
+OPERATIONS = {"restore_channel": PreviewedChange(_preview, _restore)}

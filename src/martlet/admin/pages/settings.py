@@ -10,7 +10,7 @@ from aiohttp import web
 
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
-from martlet.admin.operations import Operation, Preview, silent, with_failures
+from martlet.admin.operations import Preview, PreviewedChange, silent, with_failures
 from martlet.admin.site import SITE
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
 from martlet.broker.policy_words import read, written
@@ -304,7 +304,7 @@ async def _replay(asked: Asked) -> str:
 
 
 OPERATIONS = {
-    "configure": Operation(_preview_configure, _configure),
-    "add_queues": Operation(_preview_queues, _add_queues),
-    "replay_channel": Operation(_preview_replay, _replay),
+    "configure": PreviewedChange(_preview_configure, _configure),
+    "add_queues": PreviewedChange(_preview_queues, _add_queues),
+    "replay_channel": PreviewedChange(_preview_replay, _replay),
 }

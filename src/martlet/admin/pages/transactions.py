@@ -9,7 +9,7 @@ from aiohttp import web
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked
 from martlet.admin.guard import user_of
-from martlet.admin.operations import Operation, Preview, with_failures
+from martlet.admin.operations import Preview, PreviewedChange, with_failures
 from martlet.admin.pages.bodies import LISTED_BYTES, body_text
 from martlet.admin.site import SITE
 from martlet.client.admin import AdminNotFound, TransactionDescription
@@ -130,6 +130,6 @@ async def _do(asked: Asked, how: str) -> str:
 
 
 OPERATIONS = {
-    f"{how}_transaction": Operation(partial(_preview, how=how), partial(_do, how=how))
+    f"{how}_transaction": PreviewedChange(partial(_preview, how=how), partial(_do, how=how))
     for how in ("commit", "rollback")
 }

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpOptions
@@ -22,6 +22,7 @@ from martlet.durations import MILLISECOND_NS
 from martlet.options.checks import parse_time, require_action, require_ids, require_name
 from martlet.options.flag import OptionError, Size, option
 from martlet.plural import counted
+from martlet.schema.dead_letters import Reason
 
 Fields = Mapping[str, Any]
 ACTIONS = ("list", "show", "redrive", "purge")
@@ -125,7 +126,7 @@ class DeadLetterOptions(BrokerHttpOptions):
         """Return the fields of a call that select some of them."""
         fields: DeadLetterFilter = {}
         if self.reason:
-            fields["reason"] = self.reason
+            fields["reason"] = cast("Reason", self.reason)
         if self.error:
             fields["error"] = self.error
         if self.ids:

@@ -28,14 +28,7 @@ from martlet.client.admin.channels import (
     ReplayResult,
     ShownBody,
 )
-from martlet.client.admin.dead_letters import (
-    DeadLetterAdmin,
-    DeadLetterChannelCounts,
-    DeadLetterFilter,
-    DeadLetterMessage,
-    DeadLetterTopicCounts,
-    Moved,
-)
+from martlet.client.admin.dead_letters import DeadLetterAdmin, DeadLetterFilter
 from martlet.client.admin.decode import Described
 from martlet.client.admin.delayed import Cancelled, DelayedAdmin, DelayedMessage
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable
@@ -90,6 +83,12 @@ from martlet.client.admin.transactions import (
     TransactionMessage,
     TransactionOutcome,
     TransactionSummary,
+)
+from martlet.schema.dead_letters import (
+    DeadLetterChannelCounts,
+    DeadLetterMessage,
+    DeadLetterTopicCounts,
+    Moved,
 )
 
 __all__ = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from typing import Any, TypeVar
 
 from martlet.client.admin.http import AdminHttp
 from martlet.client.names import check_name
 
+T = TypeVar("T")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -21,6 +23,20 @@ class Noun:
 
     def __init__(self, http: AdminHttp) -> None:
         self._http = http
+
+
+class BlockingNoun(ABC):
+    """The same, with methods that block."""
+
+    _http: AdminHttp
+
+    @abstractmethod
+    def _waited(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a coroutine of the asyncio client, which `ask` makes."""
+
+    @abstractmethod
+    def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        """Iterate over items of the asyncio client."""
 
 
 def place(topic: str, channel: str | None = None) -> dict[str, str]:

@@ -23,13 +23,17 @@ It may import the rest of the client. Start reading with `martlet.client.sync.pr
 all of it uses, then `martlet.client.sync.producer`.
 """
 
-from martlet.client.sync.admin import Admin
+from typing import TYPE_CHECKING, Any
+
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.consumer import Consumer
 from martlet.client.sync.group import BroadcastConsumer, PullConsumer
 from martlet.client.sync.group_batch import PulledBatch
 from martlet.client.sync.producer import Producer
 from martlet.client.sync.transaction import Transaction
+
+if TYPE_CHECKING:
+    from martlet.client.sync.admin import Admin
 
 __all__ = [
     "Admin",
@@ -41,3 +45,12 @@ __all__ = [
     "PulledBatch",
     "Transaction",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Admin` with its first use: producers and consumers do not need it."""
+    if name != "Admin":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from martlet.client.sync.admin import Admin
+
+    return Admin

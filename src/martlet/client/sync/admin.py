@@ -19,7 +19,8 @@ from martlet.client.admin import (
     trace,
     transactions,
 )
-from martlet.client.admin.noun import Noun
+from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.noun import BlockingNoun, Noun
 from martlet.client.sync.base import next_of
 from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
@@ -41,6 +42,25 @@ class _SyncNoun:
         self._noun = noun
 
 
+class _DeclaredNoun(BlockingNoun):
+    """Methods of `Admin` made of operations, which block.
+
+    Args:
+        admin: has entered its block.
+        http: queries the brokers.
+    """
+
+    def __init__(self, admin: Admin, http: AdminHttp) -> None:
+        self._admin = admin
+        self._http = http
+
+    def _waited(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._admin._entered().call(ask())
+
+    def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        return self._admin._iterated(items)
+
+
 def _awaited(
     model: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_SyncNoun, P], T]:
@@ -60,13 +80,7 @@ def _iterated(
 
     @wraps(model)
     def method(noun: _SyncNoun, /, *arguments: P.args, **named: P.kwargs) -> Iterator[T]:
-        thread = noun._admin._entered()
-        items = model(noun._noun, *arguments, **named)
-        try:
-            while (item := thread.call(next_of(items))) is not None:
-                yield item
-        finally:
-            thread.call(items.aclose())
+        return noun._admin._iterated(model(noun._noun, *arguments, **named))
 
     return method
 
@@ -119,14 +133,8 @@ class GroupAdmin(_SyncNoun):
     reset = _awaited(groups.GroupAdmin.reset)
 
 
-class DeadLetterAdmin(_SyncNoun):
+class DeadLetterAdmin(_DeclaredNoun, dead_letters.DeadLetterMethods):
     """`martlet.client.admin.DeadLetterAdmin` with methods that block."""
-
-    list = _awaited(dead_letters.DeadLetterAdmin.list)
-    show = _awaited(dead_letters.DeadLetterAdmin.show)
-    pages = _iterated(dead_letters.DeadLetterAdmin.pages)
-    redrive = _awaited(dead_letters.DeadLetterAdmin.redrive)
-    purge = _awaited(dead_letters.DeadLetterAdmin.purge)
 
 
 class DelayedAdmin(_SyncNoun):
@@ -196,13 +204,21 @@ class Admin(SyncProxy):
         self.channels = ChannelAdmin(self, admin.channels)
         self.messages = MessageAdmin(self, admin.messages)
         self.groups = GroupAdmin(self, admin.groups)
-        self.dead_letters = DeadLetterAdmin(self, admin.dead_letters)
+        self.dead_letters = DeadLetterAdmin(self, admin.http)
         self.delayed = DelayedAdmin(self, admin.delayed)
         self.transactions = TransactionAdmin(self, admin.transactions)
         self.trace = TraceAdmin(self, admin.trace)
         self.nodes = NodeAdmin(self, admin.nodes)
         self.lookup = LookupAdmin(self, admin.lookup)
         self.replicas = ReplicaAdmin(self, admin.replicas)
+
+    def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        thread = self._entered()
+        try:
+            while (item := thread.call(next_of(items))) is not None:
+                yield item
+        finally:
+            thread.call(items.aclose())
 
     def __enter__(self) -> Self:
         self._enter(self._asynchronous.__aenter__())

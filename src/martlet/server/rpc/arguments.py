@@ -34,30 +34,30 @@ class CallError(Exception):
 class CallArguments:
     """The fields of one call. A missing field, or one of the wrong type, is an error when read.
 
-    Args:
+    Attributes:
         fields: as received.
     """
 
     def __init__(self, fields: Mapping[str, object]) -> None:
-        self._fields = fields
+        self.fields = fields
 
     def __contains__(self, name: str) -> bool:
-        return self._fields.get(name) is not None
+        return self.fields.get(name) is not None
 
     def only(self, *names: str) -> None:
         """Refuse other fields: a misspelt one would silently have no effect. Raises CallError."""
-        unknown = [name for name in self._fields if name not in names]
+        unknown = [name for name in self.fields if name not in names]
         if unknown:
             known = ", ".join(sorted(names)) or "none"
             raise CallError("BAD_ARGUMENT", f"unknown argument {min(unknown)!r}; there are {known}")
 
     def without(self, *names: str) -> CallArguments:
         """The others."""
-        return CallArguments({name: v for name, v in self._fields.items() if name not in names})
+        return CallArguments({name: v for name, v in self.fields.items() if name not in names})
 
     def renamed(self, names: Mapping[str, str]) -> CallArguments:
         """Return the arguments with present names in place of former ones. Raises CallError."""
-        fields = dict(self._fields)
+        fields = dict(self.fields)
         for former, name in names.items():
             if former in fields:
                 if name in fields:
@@ -66,7 +66,7 @@ class CallArguments:
         return CallArguments(fields)
 
     def _wanted(self, name: str) -> object:
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if value is None:
             raise CallError("MISSING_ARGUMENT", f"the argument {name!r} is missing")
         return value
@@ -89,7 +89,7 @@ class CallArguments:
         """Return a text to show; empty for none. An invalid character, as in a file's name, becomes
         a question mark. Raises CallError.
         """
-        value = self._fields.get(name)
+        value = self.fields.get(name)
         if isinstance(value, str):
             return CallArguments({name: _characters(value)}).text(name, max_value=max_value)
         return self.text(name, "")
@@ -152,7 +152,7 @@ class CallArguments:
         one: nothing selected never means all.
         """
         for name in names:
-            if name in self._fields and self._fields[name] in (None, "", [], {}):
+            if name in self.fields and self.fields[name] in (None, "", [], {}):
                 raise CallError(
                     "BAD_ARGUMENT", f"{name!r} is empty: leave it out, or say what it selects"
                 )

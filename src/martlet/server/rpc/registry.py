@@ -32,7 +32,7 @@ from martlet.broker.errors import (
     WritesRefused,
 )
 from martlet.operator_tokens import FLAG
-from martlet.schema.access import OPERATORS, CallerClass
+from martlet.schema.access import OPERATORS, CallAccess, CallerClass
 from martlet.schema.access_table import access_to_call
 from martlet.server.rpc.arguments import CallArguments, CallError
 
@@ -159,6 +159,11 @@ class CallRegistry:
         """Return whether a method may have to wait."""
         return inspect.iscoroutinefunction(self.methods.get(method))
 
+    def access(self, method: str) -> CallAccess:
+        """Return who may make a call; one that is not declared is for operators."""
+        declared = getattr(self.methods.get(method), "access", None)
+        return declared if isinstance(declared, CallAccess) else access_to_call(method)
+
     def begin(
         self, caller: Caller, method: str, fields: Mapping[str, object]
     ) -> Answer | Awaitable[Answer]:
@@ -170,7 +175,7 @@ class CallRegistry:
         if found is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
         arguments = CallArguments(fields)
-        _require(caller, method, arguments)
+        _require(caller, method, self.access(method), arguments)
         with _refusals():
             answer = found(caller, arguments)
         if method in AT_ONCE or (not inspect.isawaitable(answer) and self._commits.has_settled):
@@ -197,9 +202,8 @@ class CallRegistry:
         return reply_of(begun)
 
 
-def _require(caller: Caller, method: str, arguments: CallArguments) -> None:
+def _require(caller: Caller, method: str, access: CallAccess, arguments: CallArguments) -> None:
     """Check that a caller may make a call. Raises CallError."""
-    access = access_to_call(method)
     if access is OPERATORS and not caller.is_operator:
         raise CallError(
             "FORBIDDEN",

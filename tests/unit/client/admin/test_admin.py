@@ -59,7 +59,8 @@ async def test_wrong_names_and_selections_are_refused_before_a_request() -> None
     which: list[tuple[DeadLetterFilter, str]] = [
         ({"ids": []}, "ids is empty"),
         ({"ids": iter(())}, "ids is empty"),  # type: ignore[typeddict-item]
-        ({"reason": ""}, "reason is empty"),
+        ({"reason": ""}, "reason is empty"),  # type: ignore[typeddict-item]
+        ({"reason": "no"}, "reason 'no': it is one of"),  # type: ignore[typeddict-item]
         ({"error": "", "ids": ["0" * 16]}, "error is empty"),
         ({"ids": ["xyz"]}, "16 hexadecimal"),
         ({}, "selection is"),
@@ -71,12 +72,16 @@ async def test_wrong_names_and_selections_are_refused_before_a_request() -> None
                 await change("t", "c", **each)
         with blocking, pytest.raises(ValueError, match=why):
             blocking.dead_letters.purge("t", "c", **each)
-    with pytest.raises(InvalidName, match="'' is no name of a channel"):
+    with pytest.raises(InvalidName, match="channel is empty"):
         await admin.dead_letters.purge(dead_letter_topic="d", channel="", all=True)
     with pytest.raises(ValueError, match="ids is empty"):
         await admin.delayed.cancel("t", [])
     with pytest.raises(ValueError, match="topic and channel go together"):
         await admin.dead_letters.list("t")
+    with pytest.raises(InvalidName, match="topic 'a b' is not valid: 1 to 64 of the characters"):
+        await admin.dead_letters.list("a b", "c")
+    with pytest.raises(InvalidName, match="to_topic 'a b' is not valid"):
+        await admin.dead_letters.redrive("t", "c", all=True, to_topic="a b")
     with pytest.raises(InvalidName, match="'a b' is no name of a topic"):
         await admin.topics.delete("a b")
     with pytest.raises(InvalidName, match="'' is no name of a channel"):

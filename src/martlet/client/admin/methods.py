@@ -1,0 +1,289 @@
+"""Methods made of operations: the parameters are those of the request, the result is the answer.
+
+One attribute serves both clients: of a `Noun` it is a coroutine function or an async generator
+function, of a `BlockingNoun` a function that blocks or a generator function. A client that has
+other parameters, such as where a list continues or another default, declares them in a subclass of
+the request.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
+
+from msgspec.structs import replace
+
+from martlet.client.admin.answers import AnswerPage, Answers, Position
+from martlet.client.admin.errors import AdminNotFound
+from martlet.client.admin.noun import BlockingNoun, Noun
+from martlet.client.errors import InvalidName
+from martlet.schema.operation import Operation, OperationPage, OperationRequest
+from martlet.schema.read import Refusal, checked, help_of, read_answer
+
+if TYPE_CHECKING:
+    from martlet.client.admin.decode import Fields
+    from martlet.client.admin.http import AdminHttp
+
+P = ParamSpec("P")
+T = TypeVar("T")
+AnswerT = TypeVar("AnswerT")
+AwaitedT = TypeVar("AwaitedT")
+BlockingT = TypeVar("BlockingT")
+SumT = TypeVar("SumT", bound="Addend")
+PAGE_ITEMS = 1000
+
+
+class Addend(Protocol):
+    """A part of an answer that several calls make up."""
+
+    @property
+    def following(self) -> Mapping[str, object] | None:
+        """The fields of the request for the next part; None at the end."""
+
+    def added(self: T, later: T, /) -> T:
+        """Return the sum with the next part."""
+
+
+class DeclaredMethod(Generic[P, AwaitedT, BlockingT]):
+    """A method made of an operation; called as a function it wants a noun, as any method does.
+
+    Args:
+        operation: the call.
+        make: makes the request of the parameters: its class, or a subclass.
+        returns: the type of the result of the asyncio client, as text.
+    """
+
+    def __init__(
+        self, operation: Operation[..., Any, Any], make: Callable[P, OperationRequest], returns: str
+    ) -> None:
+        self._operation = operation
+        self._make = make
+        self.__doc__ = f"{operation.summary}\n\nArgs:\n" + "\n".join(
+            f"    {name}: {text}"
+            for name, text in help_of(cast("type[OperationRequest]", make)).items()
+        )
+        self.__signature__ = _signature(make, returns)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, noun: Noun | BlockingNoun, /, *arguments: P.args, **named: P.kwargs) -> Any:
+        """Call it as a method of a noun."""
+        return self._of(noun)(*arguments, **named)
+
+    @overload
+    def __get__(self, noun: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, noun: Noun, owner: type) -> Callable[P, AwaitedT]: ...
+
+    @overload
+    def __get__(self, noun: BlockingNoun, owner: type) -> Callable[P, BlockingT]: ...
+
+    def __get__(self, noun: Noun | BlockingNoun | None, owner: type) -> Any:
+        if noun is None:
+            return self
+        function = self._of(noun)
+        function.__name__, function.__doc__ = self.__name__, self.__doc__
+        function.__signature__ = self.__signature__
+        return function
+
+    def _of(self, noun: Noun | BlockingNoun) -> Any:
+        raise NotImplementedError
+
+
+class Method(DeclaredMethod[P, Coroutine[Any, Any, T], T], Generic[P, T]):
+    """A method that is awaited, or blocks.
+
+    Attributes:
+        run: queries with a request, for callers that have one.
+    """
+
+    def __init__(
+        self,
+        operation: Operation[..., Any, Any],
+        make: Callable[P, OperationRequest],
+        returns: str,
+        run: Callable[[AdminHttp, OperationRequest], Coroutine[Any, Any, T]],
+    ) -> None:
+        super().__init__(operation, make, returns)
+        self.run = run
+
+    def _of(self, noun: Noun | BlockingNoun) -> Any:
+        async def ask(*arguments: P.args, **named: P.kwargs) -> T:
+            with _refused():
+                return await self.run(noun._http, self._make(*arguments, **named))
+
+        if isinstance(noun, Noun):
+            return ask
+        waited = noun._waited
+        return lambda *arguments, **named: waited(lambda: ask(*arguments, **named))
+
+
+class PagesMethod(
+    DeclaredMethod[P, AsyncGenerator[AnswerPage[T]], Iterator[AnswerPage[T]]], Generic[P, T]
+):
+    """A method that yields the pages of one broker after the other."""
+
+    def __init__(
+        self, operation: Operation[..., Any, OperationPage[T]], make: Callable[P, OperationRequest]
+    ) -> None:
+        super().__init__(operation, make, f"AsyncGenerator[AnswerPage[{_item(operation)}]]")
+
+    def _of(self, noun: Noun | BlockingNoun) -> Any:
+        async def pages(*arguments: P.args, **named: P.kwargs) -> AsyncGenerator[AnswerPage[T]]:
+            with _refused():
+                request = self._make(*arguments, **named)
+                start: Position | None = getattr(request, "start", None)
+                async for page in self.run(noun._http, request, start):
+                    yield page
+
+        if isinstance(noun, Noun):
+            return pages
+        iterated = noun._iterated
+        return lambda *arguments, **named: iterated(pages(*arguments, **named))
+
+    async def run(
+        self, http: AdminHttp, request: OperationRequest, start: Position | None = None
+    ) -> AsyncGenerator[AnswerPage[T]]:
+        """Yield the pages of a request, from the start or an earlier `AnswerPage.next` on."""
+
+        def at(url: str, place: Fields) -> AsyncGenerator[AnswerPage[T]]:
+            return _pages(http, url, self._operation, request, place)
+
+        async for page in http.pages(getattr(request, "topic", None) or "", at, start):
+            yield page
+
+
+def _signature(make: Callable[..., OperationRequest], returns: str) -> inspect.Signature:
+    """Return the parameters of a request, with their types but without limits."""
+    signature = inspect.signature(make)
+    types = get_type_hints(make)
+    parameters = [
+        parameter.replace(annotation=types[name])
+        for name, parameter in signature.parameters.items()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=returns)
+
+
+def _item(operation: Operation[..., Any, OperationPage[Any]]) -> str:
+    """Return the name of the class of a list's items."""
+    items: Any = operation.answer.items
+    name: str = get_args(get_type_hints(items.fget)["return"])[0].__name__
+    return name
+
+
+def at_each(
+    operation: Operation[P, Any, AnswerT], convert: Callable[[AnswerT], T]
+) -> Method[P, Answers[T]]:
+    """Make a method that queries each broker, and converts the answers."""
+
+    async def run(http: AdminHttp, request: OperationRequest) -> Answers[T]:
+        return await http.call_each(
+            operation.name,
+            checked(operation.request, request),
+            lambda answer: convert(read_answer(operation.answer, answer)),
+        )
+
+    return Method(operation, operation.make, "Answers", run)
+
+
+def summed(operation: Operation[P, Any, SumT]) -> Method[P, Answers[SumT]]:
+    """Make a method that calls each broker until all is done, and adds up the answers."""
+
+    async def run(http: AdminHttp, request: OperationRequest) -> Answers[SumT]:
+        fields = checked(operation.request, request)
+
+        async def all_at(url: str) -> SumT:
+            total = part = await _call(http, url, operation, fields)
+            while part.following is not None:
+                later = await _continued(http, url, operation, {**fields, **part.following})
+                if later is None:
+                    break
+                total, part = total.added(later), later
+            return total
+
+        return await http.each(await http.brokers(fields.get("topic", "")), all_at)
+
+    return Method(operation, operation.make, f"Answers[{operation.answer.__name__}]", run)
+
+
+def listed(
+    operation: Operation[..., Any, OperationPage[T]], make: Callable[P, OperationRequest]
+) -> Method[P, Answers[tuple[T, ...]]]:
+    """Make a method that lists the items of each broker, up to the request's limit."""
+
+    async def run(http: AdminHttp, request: OperationRequest) -> Answers[tuple[T, ...]]:
+        return await http.collected(
+            getattr(request, "topic", None) or "",
+            lambda url, place: _pages(http, url, operation, request, place),
+        )
+
+    return Method(operation, make, f"Answers[tuple[{_item(operation)}, ...]]", run)
+
+
+async def _pages(
+    http: AdminHttp,
+    url: str,
+    operation: Operation[..., Any, OperationPage[T]],
+    request: Any,
+    place: Fields,
+) -> AsyncGenerator[AnswerPage[T]]:
+    """Yield the pages of one broker, up to the request's limit; None for no limit."""
+    left: int | None = request.limit
+    fields = checked(operation.request, replace(request, limit=None))
+    following: Mapping[str, Any] | None = place
+    while following is not None and left != 0:
+        count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
+        page_fields = {**fields, "limit": count, **following}
+        call = _continued if following else _call
+        page = await call(http, url, operation, page_fields)
+        if page is None:
+            return
+        if left is not None:
+            left -= len(page.items)
+        following = page.following
+        at = Position(url, following) if following else None
+        yield AnswerPage(broker=url, items=page.items, next=at)
+
+
+async def _call(
+    http: AdminHttp, url: str, operation: Operation[..., Any, AnswerT], fields: Fields
+) -> AnswerT:
+    return await http.call(
+        url, operation.name, fields, lambda answer: read_answer(operation.answer, answer)
+    )
+
+
+async def _continued(
+    http: AdminHttp, url: str, operation: Operation[..., Any, AnswerT], fields: Fields
+) -> AnswerT | None:
+    """Call a broker for what begins where an answer ended; None if that is gone meanwhile."""
+    try:
+        return await _call(http, url, operation, fields)
+    except AdminNotFound:
+        return None
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Raise the refusal of a request as a client's error."""
+    try:
+        yield
+    except Refusal as refusal:
+        kind = InvalidName if refusal.code == "BAD_NAME" else ValueError
+        raise kind(str(refusal)) from None

@@ -1,0 +1,37 @@
+"""The kinds of values in requests: each with its limit, and the rule that a refusal tells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from martlet.names import MAX_NAME_LENGTH, NAME_RULE
+
+_NAME = r"^[.a-zA-Z0-9_-]+(#ephemeral)?$(?!\n)"  # In Python $ matches before a last newline.
+_IS_NAME = {"code": "BAD_NAME", "rule": f" is not valid: {NAME_RULE}"}
+MAX_NUMBER = (1 << 63) - 1
+
+TopicName = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME_LENGTH, extra=_IS_NAME)]
+ChannelName = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME_LENGTH, extra=_IS_NAME)]
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+Limit = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+"""A maximum of items; a broker answers as many as it will in one call, and where the next are."""
+Size = Annotated[int, Meta(ge=0, le=8 << 20, extra={"kind": "size"})]
+"""A number of bytes; commands take ``4MiB``."""
+TimeMs = Annotated[int, Meta(ge=0, le=MAX_NUMBER, extra={"kind": "time"})]
+"""A time in milliseconds since 1970; commands and pages take a date, or how long ago it was."""
+if TYPE_CHECKING:
+    MessageId = str | bytes
+    """The id of a message; those of the client's messages are bytes."""
+else:
+    MessageId = Annotated[
+        str,
+        Meta(pattern=r"^[0-9a-f]{16}$(?!\n)", extra={"rule": ": an id has 16 hexadecimal digits"}),
+    ]
+MessageIds = Annotated[
+    Collection[MessageId], Meta(min_length=1, max_length=10_000, extra={"flag": "id"})
+]
+Position = Annotated[int, Meta(ge=0, le=MAX_NUMBER, extra={"flag": ""})]
+"""A queue or an offset where a list continues; commands have no flag for it."""

@@ -1,0 +1,108 @@
+"""Methods that are made of operations: their types for type checkers, and their signatures."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import assert_type
+
+import pytest
+
+from martlet.client import Admin, InvalidName, sync
+from martlet.client.admin import (
+    AnswerPage,
+    Answers,
+    DeadLetterMessage,
+    DeadLetterTopicCounts,
+    Moved,
+    Position,
+)
+
+ADDRESS = "127.0.0.1:4151"
+
+
+async def asynchronous_types(admin: Admin, position: Position) -> None:
+    """mypy checks it; nothing calls it."""
+    letters = admin.dead_letters
+    assert_type(await letters.list("t", "c"), Answers[tuple[DeadLetterTopicCounts, ...]])
+    shown = await letters.show("t", "c", limit=3, reason="timeout", ids=["0" * 16, b"0" * 16])
+    assert_type(shown, Answers[tuple[DeadLetterMessage, ...]])
+    assert_type(await letters.redrive("t", "c", all=True, to_topic="x"), Answers[Moved])
+    assert_type(await letters.purge(dead_letter_topic="d", since_ms=5), Answers[Moved])
+    pages = letters.pages("t", "c", start=position, limit=None)
+    assert_type(pages, AsyncGenerator[AnswerPage[DeadLetterMessage]])
+
+
+def blocking_types(admin: sync.Admin, position: Position) -> None:
+    """mypy checks it; nothing calls it."""
+    letters = admin.dead_letters
+    assert_type(letters.list("t", "c"), Answers[tuple[DeadLetterTopicCounts, ...]])
+    shown = letters.show("t", "c", limit=None, error="x", max_body_bytes=0)
+    assert_type(shown, Answers[tuple[DeadLetterMessage, ...]])
+    assert_type(letters.redrive("t", "c", dry_run=True, all=True), Answers[Moved])
+    assert_type(letters.purge("t", "c", until_ms=5).total(lambda moved: moved.count), int)
+    assert_type(letters.pages("t", start=position), Iterator[AnswerPage[DeadLetterMessage]])
+
+
+WRONG = """
+from martlet.client import Admin, sync
+
+async def asynchronous(admin: Admin) -> None:
+    await admin.dead_letters.redrive("t", "c", al=True)
+    await admin.dead_letters.redrive("t", "c", reason="nope")
+    await admin.dead_letters.list("t", "c", "d")
+    await admin.dead_letters.list(start=None)
+
+def blocking(admin: sync.Admin) -> None:
+    admin.dead_letters.purge("t", "c", to_topic="x")
+    admin.dead_letters.show("t", "c", limit="3")
+    for page in admin.dead_letters.pages("t", "c", start=1):
+        page.items[0].colour
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_wrong_argument_is_an_error_of_mypy(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(WRONG)
+    root = Path(__file__).parents[4]
+    # The cache is the checkout's: a change since the last check is read again.
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if "error:" in line}
+    wrong = [n for n, line in enumerate(WRONG.splitlines(), 1) if "admin.dead" in line]
+    assert sorted(lines) == [*wrong, len(WRONG.splitlines())], done.stdout + done.stderr
+    assert 'Unexpected keyword argument "al"' in lines[wrong[0]]
+
+
+def test_a_method_has_the_signature_and_the_help_of_its_operation() -> None:
+    letters, blocking = Admin(ADDRESS).dead_letters, sync.Admin(ADDRESS).dead_letters
+    for noun in (letters, blocking, type(letters), type(blocking)):
+        assert str(inspect.signature(noun.list)) == (
+            "(topic: Optional[str] = None, channel: Optional[str] = None,"
+            " *, dead_letter_topic: Optional[str] = None) -> 'Answers'"
+        )
+        assert "start" in inspect.signature(noun.pages).parameters
+        assert "start" not in inspect.signature(noun.show).parameters
+        assert inspect.signature(noun.show).parameters["limit"].default == 20
+        assert noun.purge.__name__ == "purge"
+        assert str(noun.purge.__doc__).startswith("Delete dead letters.\n\nArgs:\n    topic: the")
+    assert inspect.iscoroutinefunction(letters.redrive)
+    assert inspect.isasyncgenfunction(letters.pages)
+
+
+def test_a_wrong_argument_is_an_error_where_it_is_awaited() -> None:
+    admin = Admin(ADDRESS)
+    with pytest.raises(TypeError, match="al"):
+        asyncio.run(admin.dead_letters.redrive("t", "c", al=True))  # type: ignore[call-arg]
+    with pytest.raises(InvalidName, match="topic 'a b' is not valid"):
+        asyncio.run(anext(admin.dead_letters.pages("a b", "c")))

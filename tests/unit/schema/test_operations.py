@@ -1,0 +1,99 @@
+"""Every declared operation: its fields have limits and help, and it is a call of the broker."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from docs.reference.generate import declared_operations
+from msgspec import inspect
+
+from martlet.broker.retry import DeadLetterReason
+from martlet.schema.access_table import CALLS
+from martlet.schema.dead_letters import REASONS
+from martlet.schema.kinds import MessageIds, Text, TopicName
+from martlet.schema.operation import Operation, OperationRequest
+from martlet.schema.read import fields_of, help_of
+from martlet.testing import Broker
+
+OPERATIONS = declared_operations()
+
+
+def is_limited(kind: inspect.Type) -> bool:
+    """Whether a value of a type has a size that its declaration limits."""
+    match kind:
+        case inspect.Metadata():
+            return is_limited(kind.type)
+        case inspect.UnionType():
+            return all(map(is_limited, kind.types))
+        case inspect.BoolType() | inspect.NoneType() | inspect.LiteralType():
+            return True
+        case inspect.IntType():
+            return None not in (kind.ge, kind.le)
+        case inspect.StrType():
+            return kind.max_length is not None or (kind.pattern or "").startswith("^[0-9a-f]{")
+        case inspect.CollectionType():
+            return kind.max_length is not None and is_limited(kind.item_type)
+        case _:
+            return False
+
+
+def faults(request: type[OperationRequest]) -> list[str]:
+    """Return the fields of a request without limits or help."""
+    texts = help_of(request)
+    return [
+        name
+        for name, field in fields_of(request).items()
+        if not is_limited(inspect.type_info(field.type)) or not texts.get(name)
+    ]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_each_field_of_a_request_has_a_limit_and_help(operation: Operation[..., Any, Any]) -> None:
+    assert faults(operation.request) == []
+    assert operation.summary.endswith(".")
+
+
+def test_the_check_finds_bare_fields_and_those_without_help() -> None:
+    class Bare(OperationRequest):
+        """Which ones.
+
+        text: a text
+        number: a number
+        words: some words
+        name: a name
+        ids: some
+        word: one of two
+        """
+
+        text: str = ""
+        number: int | None = None
+        words: tuple[Text, ...] = ()
+        name: TopicName | None = None
+        ids: MessageIds | None = None
+        word: Literal["a", "b"] | None = None
+        silent: Text | None = None
+
+    assert faults(Bare) == ["text", "number", "words", "silent"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_a_field_of_a_request_may_be_left_out_by_older_clients(
+    operation: Operation[..., Any, Any],
+) -> None:
+    assert [
+        field.name for field in msgspec.structs.fields(operation.request) if field.required
+    ] == []
+
+
+async def test_each_operation_is_a_call_with_its_access_and_of_no_other_table() -> None:
+    async with Broker() as broker:
+        calls = broker.server.calls
+        assert set(OPERATIONS) == set(calls.methods) - set(CALLS)
+        for name, operation in OPERATIONS.items():
+            assert calls.access(name) is operation.access
+
+
+def test_the_reasons_of_dead_letters_are_the_brokers() -> None:
+    assert tuple(DeadLetterReason) == REASONS
