@@ -102,6 +102,8 @@ def check_fields(kind: type[OperationRequest], values: Mapping[str, Any]) -> Non
             try:
                 msgspec.convert(values[name], field.type)
             except ValidationError:
+                if name in kind.selecting and values[name] in ("", []):
+                    raise _empty(name, field) from None
                 raise _refusal(name, field, values[name]) from None
 
 

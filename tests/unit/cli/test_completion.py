@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,14 @@ def test_words_are_completed(typed: list[str], expected: list[str]) -> None:
 def test_the_actions_are_those_that_the_command_has(name: str) -> None:
     command = COMMANDS[name]
     module = importlib.import_module(command.module)
-    known = {"pipeline": "JOBS", "completion": "_SCRIPTS", "replicas": "_COUNTS"}.get(
-        name, "ACTIONS"
-    )
+    table = {
+        "pipeline": "JOBS",
+        "completion": "_SCRIPTS",
+        "replicas": "_COUNTS",
+        "dead-letters": "DeadLetterOptions.operations",
+    }.get(name, "ACTIONS")
     if name != "log":  # argparse has its actions
-        assert sorted(getattr(module, known)) == sorted(command.actions)
+        assert sorted(attrgetter(table)(module)) == sorted(command.actions)
 
 
 def test_the_script_of_bash_completes(capsys: pytest.CaptureFixture[str]) -> None:

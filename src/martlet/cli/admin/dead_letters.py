@@ -1,7 +1,6 @@
 """``martlet dead-letters``: list, show, redrive or purge dead letters.
 
-The command calls each broker, page by page (see `martlet.server.rpc.dead_letters`). New dead
-letters are left alone: one that fails again at once would be redriven for ever.
+The command calls each broker, page by page (see `martlet.schema.dead_letters`).
 """
 
 from __future__ import annotations
@@ -9,229 +8,94 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+
+from msgspec.structs import replace
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import age, body_text, json_line, laid_out, local_time, printable
-from martlet.client.admin import Answers, DeadLetterFilter, Moved
+from martlet.client.admin import DeadLetterAdmin, DeadLetterMessage, DeadLetterTopicCounts
 from martlet.durations import MILLISECOND_NS
-from martlet.options.checks import parse_time, require_action, require_ids, require_name
-from martlet.options.flag import OptionError, Size, option
+from martlet.options.flag import option
 from martlet.plural import counted
-from martlet.schema.dead_letters import Reason
-
-Fields = Mapping[str, Any]
-ACTIONS = ("list", "show", "redrive", "purge")
-REASONS = ("max_attempts", "timeout", "disconnected", "rejected", "given_up")
+from martlet.schema import dead_letters as schema
 
 
-class Whose(TypedDict):
-    """The names of the dead letters' channel."""
-
-    topic: str | None
-    channel: str | None
-    dead_letter_topic: str | None
-
-
+@with_flags_of(list=schema.LIST, show=schema.SHOW, redrive=schema.REDRIVE, purge=schema.PURGE)
 @dataclass(frozen=True, kw_only=True)
-class DeadLetterOptions(BrokerHttpOptions):
+class DeadLetterOptions(OperationOptions):
     """The options of ``martlet dead-letters``."""
 
-    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
-    all: bool = option(False, "redrive or purge all of the channel's")
-    to_topic: str | None = option(
-        None,
-        "redrive to this topic, to all its channels (default: to the channel that they come from,"
-        " and to no other)",
-    )
-    dry_run: bool = option(False, "only show the effect")
-    topic: str | None = option(None, "the topic that they come from", section="whose dead letters")
-    channel: str | None = option(None, "the channel that they come from")
-    dead_letter_topic: str | None = option(None, "the dead-letter topic (default: the channel's)")
-    ids: tuple[str, ...] = option(
-        (), "only this one; may be given several times", name="id", section="which of them"
-    )
-    reason: str | None = option(None, f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}")
-    error: str | None = option(None, "only those whose errors contain this")
-    since: str | None = option(
-        None,
-        "only those dead-lettered at or after this time: 2026-01-31T12:00:00 in local time, seconds"
-        " since 1970, or how long ago, as 90m",
-    )
-    until: str | None = option(None, "only those dead-lettered until this time")
     limit: int = option(
         20,
         "maximum dead letters to show of each broker; 0: no limit",
         limits=(0, None),
         section="output",
     )
-    max_body_bytes: Size = option(1024, "maximum bytes of a body to show", limits=(0, 8 << 20))
     json: bool = option(False, "lines of JSON")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_action(self.action, ACTIONS)
-        names = ("topic", "channel", "dead-letter-topic", "to-topic")
-        for flag in (*names, "reason", "error", "since", "until"):
-            value = getattr(self, flag.replace("-", "_"))
-            if value == "":
-                raise OptionError(f"--{flag} is empty: leave it out, or say what it selects")
-            if value and flag in names:
-                require_name(flag, value)
-        for flag in ("since", "until"):
-            if text := getattr(self, flag):
-                parse_time(flag, text, 0)
-        if self.reason and self.reason not in REASONS:
-            raise OptionError(f"--reason={self.reason}: it is one of {', '.join(REASONS)}")
-        require_ids(self.ids)
-        if self.action == "list":
-            if bool(self.topic) != bool(self.channel):
-                raise OptionError("--topic and --channel go together; without them all are listed")
-            return
-        if not self.dead_letter_topic and not (self.topic and self.channel):
-            raise OptionError(
-                "the channel is missing: add --topic and --channel, or --dead-letter-topic"
-            )
-        if self.action != "show" and not self.is_filtered and not self.all:
-            raise OptionError(
-                "the selection is missing: add --all, or any of --id, --reason, --error, --since"
-                " and --until"
-            )
 
-    @property
-    def is_filtered(self) -> bool:
-        """Whether only some of them are meant."""
-        return bool(self.ids or self.reason or self.error or self.since or self.until)
-
-    def whose(self) -> Whose:
-        """Return the names of the dead letters' channel."""
-        return {
-            "topic": self.topic,
-            "channel": self.channel,
-            "dead_letter_topic": self.dead_letter_topic,
-        }
-
-    def none_there(self) -> str:
-        """Return the text for no dead letters."""
-        place = f"topic {self.dead_letter_topic}"
-        if self.channel:
-            place = f"channel {self.channel} of topic {self.topic}"
-        return f"{place} has no{' such' if self.is_filtered else ''} dead letters"
-
-    def which(self, now_ns: int) -> DeadLetterFilter:
-        """Return the fields of a call that select some of them."""
-        fields: DeadLetterFilter = {}
-        if self.reason:
-            fields["reason"] = cast("Reason", self.reason)
-        if self.error:
-            fields["error"] = self.error
-        if self.ids:
-            fields["ids"] = self.ids
-        if self.since:
-            fields["since_ms"] = parse_time("since", self.since, now_ns) // MILLISECOND_NS
-        if self.until:
-            fields["until_ms"] = parse_time("until", self.until, now_ns) // MILLISECOND_NS
-        return fields
+def none_there(request: schema.SelectedDeadLetters) -> str:
+    """Return the text for no dead letters."""
+    place = f"topic {request.dead_letter_topic}"
+    if request.channel:
+        place = f"channel {request.channel} of topic {request.topic}"
+    return f"{place} has no{' such' if request.is_filtered else ''} dead letters"
 
 
-async def counts(options: DeadLetterOptions) -> list[Fields]:
-    """List the dead-letter topics of all brokers, with ``broker`` in each. Raises AdminError."""
-    async with options.admin() as admin:
-        answers = await admin.dead_letters.list(**options.whose())
-    found = answers.check().values.items()
-    return [{"broker": url, **each.fields} for url, topics in found for each in topics]
-
-
-async def pages(options: DeadLetterOptions) -> AsyncIterator[list[Fields]]:
-    """Yield the dead letters of each broker, the oldest first. Raises AdminError."""
-    async with options.admin() as admin:
-        async for page in admin.dead_letters.pages(
-            **options.whose(),
-            limit=options.limit or None,
-            max_body_bytes=options.max_body_bytes,
-            **options.which(time.time_ns()),
-        ):
-            yield [{"broker": page.broker, **each.fields} for each in page.items]
-
-
-async def act(options: DeadLetterOptions) -> Answers[Moved]:
-    """Redrive or purge. Raises AdminError."""
-    which = options.which(time.time_ns())
-    everything, is_dry = options.all, options.dry_run
-    async with options.admin() as admin:
-        if options.action == "purge":
-            return await admin.dead_letters.purge(
-                **options.whose(), all=everything, dry_run=is_dry, **which
-            )
-        return await admin.dead_letters.redrive(
-            **options.whose(),
-            to_topic=options.to_topic,
-            all=everything,
-            dry_run=is_dry,
-            **which,
-        )
-
-
-def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
+def count_lines(topics: Iterable[DeadLetterTopicCounts], now_ms: int) -> list[str]:
     """Format dead-letter topics as text: a line for each channel that has some."""
     rows = [("TOPIC", "CHANNEL", "COUNT", "OLDEST", "REASONS", "DEAD-LETTER TOPIC")]
-    for each in topics:
-        if not each["count"]:
+    for topic in topics:
+        if not topic.count:
             continue
-        seen = sum(group["count"] for group in each["channels"])
-        place = each["dead_letter_topic"]
-        for group in each["channels"]:
-            reasons = ", ".join(f"{name} {n}" for name, n in sorted(group["reasons"].items()))
-            age = _age(now_ms, group["oldest_ms"])
-            count = str(group["count"])
-            origin = group["topic"] or "(unknown)", group["channel"] or "(unknown)"
-            rows.append((*origin, count, age, reasons, place))
-        if each["count"] > seen:
-            rows.append(("", "", f"{each['count'] - seen}", "", "more, not examined", place))
+        place = topic.dead_letter_topic
+        for group in topic.channels:
+            reasons = ", ".join(f"{name} {n}" for name, n in sorted(group.reasons.items()))
+            origin = group.topic or "(unknown)", group.channel or "(unknown)"
+            rows.append((*origin, str(group.count), _age(now_ms, group.oldest_ms), reasons, place))
+        others = topic.count - sum(group.count for group in topic.channels)
+        if others > 0:
+            rows.append(("", "", str(others), "", "more, not examined", place))
     return laid_out(rows, (2, 3))
 
 
-def letter_lines(letter: Fields, now_ms: int) -> list[str]:
+def letter_lines(letter: DeadLetterMessage, now_ms: int) -> list[str]:
     """Format a dead letter as text."""
-    origin = f"{letter.get('topic', '?')}/{letter.get('channel', '?')}"
-    counts = [
-        counted(int(letter[name]), name.removesuffix("s"))
-        for name in ("failures", "attempts")
-        if name in letter
-    ]
-    died = f"{letter.get('reason', 'unknown')} after {', '.join(counts) or '? attempts'}"
-    held = ", with a consumer" if letter["state"] == "in_flight" else ""
-    lines = [f"{letter['id']}  {origin}  {died}, {_age(now_ms, letter['at_ms'])} ago{held}"]
-    first, last = letter.get("first_error", ""), letter.get("last_error", "")
+    numbers = {"failure": letter.failures, "attempt": letter.attempts}
+    counts = ", ".join(counted(n, name) for name, n in numbers.items() if n is not None)
+    died = f"{letter.reason} after {counts or '? attempts'}, {_age(now_ms, letter.at_ms)} ago"
+    held = ", with a consumer" if letter.state == "in_flight" else ""
+    lines = [f"{letter.id}  {letter.topic or '?'}/{letter.channel or '?'}  {died}{held}"]
+    first, last = letter.first_error, letter.last_error
     if first and first != last:
         lines.append(f"  first error: {printable(first)}")
     if last:
         lines.append(f"  last error:  {printable(last)}")
-    if letter.get("instead_of"):
-        before = letter.get("before", "").replace(" ", ", ")
+    if letter.instead_of:
+        before = letter.before.replace(" ", ", ")
         lines.append(
-            f"  kept here instead of topic {printable(letter['instead_of'])}: it has failed in"
+            f"  kept here instead of topic {printable(letter.instead_of)}: it has failed in"
             f" {printable(before)} before, and would go round without end"
         )
-    if letter["message_id"]:
-        stored_ms = letter.get("stored_ms", "")
-        when = f", published {local_time(int(stored_ms))}" if stored_ms.isdecimal() else ""
-        lines.append(f"  was message {letter['message_id']}{when}")
-    if letter.get("redrives"):
-        lines.append(f"  brought back {counted(int(letter['redrives']), 'time')} before")
-    if letter["tag"]:
-        lines.append(f"  tag: {printable(letter['tag'])}")
-    if letter["order_key"]:
-        lines.append(f"  order key: {printable(letter['order_key'])}")
-    if letter["keys"]:
-        lines.append(f"  keys: {printable(', '.join(letter['keys']))}")
-    for name, value in letter["headers"].items():
+    if letter.message_id:
+        ms = letter.stored_ms
+        when = f", published {local_time(int(ms))}" if ms.isdecimal() else ""
+        lines.append(f"  was message {letter.message_id}{when}")
+    if letter.redrives:
+        lines.append(f"  brought back {counted(letter.redrives, 'time')} before")
+    if letter.tag:
+        lines.append(f"  tag: {printable(letter.tag)}")
+    if letter.order_key:
+        lines.append(f"  order key: {printable(letter.order_key)}")
+    if letter.keys:
+        lines.append(f"  keys: {printable(', '.join(letter.keys))}")
+    for name, value in letter.headers.items():
         lines.append(f"  header {printable(name)}: {printable(value)}")
-    lines.append(f"  body, {counted(letter['body_bytes'], 'byte')}: {body_text(letter)}")
+    lines.append(f"  body, {counted(letter.body_bytes, 'byte')}: {body_text(letter.fields)}")
     return lines
 
 
@@ -259,40 +123,58 @@ def main(argv: Sequence[str]) -> int:
     unknown: dict[str, None] = {}
 
     async def show(output: StandardOutput) -> None:
+        request = replace(options.request(schema.ShowDeadLetters), limit=options.limit or None)
         is_empty = True
-        async for page in pages(options):
-            lines: list[str] = []
-            for letter in page:
-                lines += [json_line(letter)] if options.json else letter_lines(letter, _now_ms())
-            is_empty = is_empty and not lines
-            await output.print(lines)
+        async with options.admin() as admin:
+            async for page in DeadLetterAdmin.pages.run(admin.http, request):
+                lines: list[str] = []
+                for letter in page.items:
+                    fields = {"broker": page.broker, **letter.fields}
+                    lines += (
+                        [json_line(fields)] if options.json else letter_lines(letter, _now_ms())
+                    )
+                is_empty = is_empty and not lines
+                await output.print(lines)
         if is_empty and not options.json:
-            log.info("%s", options.none_there())
+            log.info("%s", none_there(request))
 
     async def count(output: StandardOutput) -> None:
-        topics = await counts(options)
-        lines = list(map(json_line, topics)) if options.json else count_lines(topics, _now_ms())
+        request = options.request(schema.ListDeadLetters)
+        async with options.admin() as admin:
+            answers = (await DeadLetterAdmin.list.run(admin.http, request)).check()
+        topics = [(url, topic) for url, some in answers.values.items() for topic in some]
+        if options.json:
+            lines = [json_line({"broker": url, **topic.fields}) for url, topic in topics]
+        else:
+            lines = count_lines((topic for _, topic in topics), _now_ms())
         await output.print(lines)
         if not (lines or options.json):
             log.info("there are no dead letters")
 
     async def move(output: StandardOutput) -> None:
-        done = "redriven" if options.action == "redrive" else "purged"
-        answers = await act(options)
-        unknown.update(dict.fromkeys(options.ids))
+        request: schema.PurgeDeadLetters
+        async with options.admin() as admin:
+            if options.action == "redrive":
+                done, request = "redriven", options.request(schema.RedriveDeadLetters)
+                answers = await DeadLetterAdmin.redrive.run(admin.http, request)
+            else:
+                done, request = "purged", options.request(schema.PurgeDeadLetters)
+                answers = await DeadLetterAdmin.purge.run(admin.http, request)
+        ids = list(map(str, request.ids or ()))
+        unknown.update(dict.fromkeys(ids))
         for url, moved in answers.values.items():
             kept.update({(url, why): many for why, many in moved.kept.items()})
-            for each in options.ids if moved.found is None else moved.found:
-                unknown.pop(each, None)
-        would_be = "would be " if options.dry_run else ""
+            for one in ids if moved.found is None else moved.found:
+                unknown.pop(one, None)
+        would_be = "would be " if request.dry_run else ""
         await output.print(
             f"{url}: {counted(moved.count, 'dead letter')} {would_be}{done}"
             for url, moved in answers.values.items()
         )
         for (url, why), many in kept.items():
             log.error("%s: %d stay where they are: %s", url, many, why)
-        for each in unknown:
-            log.error("no selected dead letter has the id %s, or had it before", each)
+        for one in unknown:
+            log.error("no selected dead letter has the id %s, or had it before", one)
         answers.check()
 
     async def run() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.broker.retry import DeadLetterReason
-from martlet.cli.admin.dead_letters import REASONS, DeadLetterOptions
+from martlet.cli.admin.dead_letters import DeadLetterOptions
 from martlet.cli.admin.delayed import DelayedOptions
 from martlet.options.flag import OptionError
 
@@ -55,7 +54,3 @@ def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why:
             action="purge",
             **{"topic": "t", "channel": "c", **given},  # type: ignore[arg-type]
         )
-
-
-def test_all_reasons_of_dead_letters_can_be_asked_for() -> None:
-    assert tuple(DeadLetterReason) == REASONS
