@@ -11,15 +11,20 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from msgspec import inspect
+from msgspec.structs import FieldInfo
 from multidict import MultiMapping
 
 from martlet.admin.actions import ActionRefused
 from martlet.admin.cluster import ClusterView
 from martlet.admin.site import Site
 from martlet.client.admin import Admin, Position
+from martlet.durations import MILLISECOND_NS
 from martlet.names import NAME_RULE, is_valid_name
 from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError
+from martlet.schema.operation import RequestT
+from martlet.schema.read import Refusal, fields_of, read_request, type_of
 
 Form = MultiMapping[str]
 MAX_CHOSEN = 500
@@ -107,6 +112,41 @@ class Asked:
             raise ActionRefused("nothing was chosen: go back and choose some, or all of them")
         return None
 
+    def request(self, kind: type[RequestT], **fixed: object) -> RequestT:
+        """Return the request that the fields make.
+
+        Args:
+            kind: its class.
+            fixed: fields that are not those of the form.
+        """
+        values = {
+            name: fixed[name] if name in fixed else self._value(name, field)
+            for name, field in fields_of(kind).items()
+        }
+        try:
+            return read_request(kind, {name: v for name, v in values.items() if v is not None})
+        except Refusal as refusal:
+            raise ActionRefused(refusal.spelled(_spell)) from None
+
+    def _value(self, name: str, field: FieldInfo) -> object:
+        """Return the value of a request's field; None where the form leaves it empty."""
+        kind, extra = type_of(field)
+        if extra.get("flag") == "":
+            return None  # Where a list continues: the form says that by `start`.
+        if isinstance(kind, inspect.CollectionType):
+            return self.ids(name) if self.text("chosen") else None
+        if isinstance(kind, inspect.BoolType):
+            return bool(self.text(name)) or None
+        if isinstance(kind, inspect.IntType):
+            if self.text(name):
+                return self.number(name)
+            time_name = name.removesuffix("_ms")
+            is_time = extra.get("kind") == "time" and self.text(time_name)
+            return self.time_ns(time_name) // MILLISECOND_NS if is_time else None
+        # Spaces belong to a text that is looked for, but to no name.
+        is_name = extra.get("code") == "BAD_NAME"
+        return (self.text(name) if is_name else self.fields.get(name)) or None
+
     @cached_property
     def broker(self) -> str:
         """The URL of the only broker; empty for all.
@@ -136,6 +176,10 @@ class Asked:
         if not self.broker or not isinstance(place, dict):
             raise ActionRefused("the list does not continue there: begin again without 'on'")
         return Position(self.broker, place)
+
+
+def _spell(name: str, value: str | None) -> str:
+    return name if value is None else f"{name}: {value!r}"
 
 
 def continued(position: Position | None) -> Mapping[str, Any]:

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from martlet.admin.actions import ActionRefused
 from martlet.admin.asked import Asked, continued
@@ -26,12 +27,19 @@ from martlet.client.admin import (
     AdminNotFound,
     AnswerPage,
     Answers,
-    DeadLetterFilter,
+    DeadLetterAdmin,
     DeadLetterMessage,
     Moved,
 )
+from martlet.durations import MILLISECOND_NS
 from martlet.plural import counted
-from martlet.schema.dead_letters import Reason
+from martlet.schema.dead_letters import (
+    REASONS,
+    PurgeDeadLetters,
+    RedriveDeadLetters,
+    SelectedDeadLetters,
+    ShowDeadLetters,
+)
 
 _MAX_TOPICS = 100
 _MAX_GROUPED = 1000
@@ -41,6 +49,7 @@ _ROWS = 50
 _MAX_EXPORTED = 10_000
 _MAX_EXPORTED_BODY = 1 << 20
 _ERROR_LENGTH = 200
+SelectedT = TypeVar("SelectedT", bound=SelectedDeadLetters)
 _FILTER = ("topic", "channel", "dead_letter_topic", "reason", "error", "since", "until")
 
 
@@ -78,8 +87,9 @@ class LetterGroup:
 
     @property
     def selection(self) -> dict[str, str]:
-        """The fields that select them."""
-        fields = {"reason": self.reason, "error": self.error}
+        """The fields that select them; letters that no broker has put there have no reason."""
+        reason = self.reason if self.reason in REASONS else ""
+        fields = {"reason": reason, "error": self.error}
         if self.topic and self.channel:
             return {"topic": self.topic, "channel": self.channel, **fields}
         return {"dead_letter_topic": self.dead_letter_topic, **fields}
@@ -163,20 +173,21 @@ async def letters(request: web.Request) -> web.StreamResponse:
     """``/dead/letters``: some of them, one by one."""
     site = request.app[SITE]
     asked = Asked(site, await site.collector.fresh(), request.query)
-    whose, which = _whose(asked), _which(asked)
-    if "error" in which and not user_of(request).sees_texts:
+    size = LISTED_BYTES if user_of(request).sees_bodies else 0
+    shown = _selected(asked, ShowDeadLetters, limit=_ROWS, max_body_bytes=size)
+    if shown.error and not user_of(request).sees_texts:
         # Else a search would tell what is in an error.
         raise web.HTTPForbidden(text="this user does not see errors, and so searches none")
-    size = LISTED_BYTES if user_of(request).sees_bodies else 0
-    pages, errors = await _first_pages(asked, whose, which, size)
+    pages, errors = await _first_pages(asked, shown)
     rows = [(page.broker, letter) for page in pages for letter in page.items]
     rows.sort(key=lambda row: row[1].at_ms)
     return site.page(
         request,
         "dead_letters.html",
         {
-            "whose": whose,
-            "of": _of(whose),
+            "whose": _whose(shown),
+            "of": _of(shown),
+            "reasons": REASONS,
             "filter": {name: asked.text(name) for name in _FILTER},
             "rows": [
                 (broker, letter, body_text(letter.body, letter.body_bytes, max_bytes=size))
@@ -190,14 +201,13 @@ async def letters(request: web.Request) -> web.StreamResponse:
 
 
 async def _first_pages(
-    asked: Asked, whose: Mapping[str, Any], which: DeadLetterFilter, body_bytes: int
+    asked: Asked, shown: ShowDeadLetters
 ) -> tuple[list[AnswerPage[DeadLetterMessage]], list[str]]:
     """Return a page of each broker, or the next one of one broker; and what went wrong."""
 
     async def first(url: str) -> AnswerPage[DeadLetterMessage] | AdminError:
-        pages = asked.site.admin.at(url).dead_letters.pages(
-            **whose, limit=_ROWS, max_body_bytes=body_bytes, start=asked.start, **which
-        )
+        http = asked.site.admin.at(url).http
+        pages = DeadLetterAdmin.pages.run(http, shown, asked.start)
         items: tuple[DeadLetterMessage, ...] = ()
         try:
             async with aclosing(pages):
@@ -216,7 +226,7 @@ async def _first_pages(
     errors = [each for each in found if isinstance(each, AdminError)]
     serious = [each for each in errors if not isinstance(each, AdminNotFound)]
     # A channel without dead letters is well, and its page says so; not so a topic of none.
-    if errors and not pages and (serious or "dead_letter_topic" in whose):
+    if errors and not pages and (serious or shown.dead_letter_topic):
         raise (serious or errors)[0]
     return pages, [str(each) for each in serious]
 
@@ -226,16 +236,14 @@ async def export(request: web.Request) -> web.StreamResponse:
     check_may_download(request)
     site = request.app[SITE]
     asked = Asked(site, await site.collector.fresh(), request.query)
-    whose, which = _whose(asked), _which(asked)
-    where = {"topic": whose.get("topic", ""), "channel": whose.get("channel", "")}
-    return await send_lines(request, "dead-letters", _lines(asked, whose, which), **where)
+    shown = _selected(asked, ShowDeadLetters, limit=None, max_body_bytes=_MAX_EXPORTED_BODY)
+    where = {"topic": shown.topic or "", "channel": shown.channel or ""}
+    return await send_lines(request, "dead-letters", _lines(asked, shown), **where)
 
 
-async def _lines(
-    asked: Asked, whose: Mapping[str, Any], which: DeadLetterFilter
-) -> AsyncIterator[Mapping[str, Any]]:
+async def _lines(asked: Asked, shown: ShowDeadLetters) -> AsyncIterator[Mapping[str, Any]]:
     count = 0
-    pages = asked.admin.dead_letters.pages(**whose, max_body_bytes=_MAX_EXPORTED_BODY, **which)
+    pages = DeadLetterAdmin.pages.run(asked.admin.http, shown)
     async with aclosing(pages):
         async for page in pages:
             for letter in page.items:
@@ -249,83 +257,73 @@ async def _lines(
 # what is chosen
 
 
-def _whose(asked: Asked) -> dict[str, Any]:
-    """Return the fields that name the dead letters' channel."""
-    if kept := asked.name("dead_letter_topic", optional=True):
-        return {"dead_letter_topic": kept}
-    return {"topic": asked.name("topic"), "channel": asked.name("channel")}
+def _selected(asked: Asked, kind: type[SelectedT], **fixed: object) -> SelectedT:
+    """Return the request of a form or an address; a dead-letter topic is enough to name a place."""
+    if asked.text("dead_letter_topic"):
+        fixed |= {"topic": None, "channel": None}
+    return asked.request(kind, **fixed)
 
 
-def _which(asked: Asked) -> DeadLetterFilter:
-    """Return the fields that select some of them."""
-    which: DeadLetterFilter = {}
-    if reason := asked.text("reason"):
-        which["reason"] = cast("Reason", reason)
-    if error := asked.fields.get("error", ""):
-        which["error"] = error
-    if asked.text("since"):
-        which["since_ms"] = asked.time_ns("since") // 1_000_000
-    if asked.text("until"):
-        which["until_ms"] = asked.time_ns("until") // 1_000_000
-    return which
+def _to_change(asked: Asked, how: str, *, is_dry: bool) -> PurgeDeadLetters:
+    """Return the request of a form: of the chosen letters, or of all that the filter leaves."""
+    asked.chosen("reason", "error", "since", "until")
+    kind = PurgeDeadLetters if how == "purge" else RedriveDeadLetters
+    request = _selected(asked, kind, all=True, dry_run=is_dry)
+    if isinstance(request, RedriveDeadLetters):
+        to_topic = request.to_topic
+        if to_topic and to_topic == request.dead_letter_topic:
+            raise ActionRefused(f"they are in topic {to_topic} already")
+    return request
 
 
-def _chosen(asked: Asked) -> DeadLetterFilter:
-    """Return the selection of a form: the chosen ones, or all that the filter leaves."""
-    which = _which(asked)
-    ids = asked.chosen("reason", "error", "since", "until")
-    if ids is not None:
-        which["ids"] = ids
-    if asked.text("until_ms"):
-        which["until_ms"] = asked.number("until_ms")
-    return which
-
-
-def _selected(which: DeadLetterFilter) -> list[str]:
-    """Return a line that says how letters were selected."""
+def _described(request: SelectedDeadLetters) -> list[str]:
+    """Return a line that says how letters are selected."""
     words = []
-    if "ids" in which:
+    if request.ids:
         words.append("those chosen")
-    if "reason" in which:
-        words.append(f"with the reason {which['reason']}")
-    if "error" in which:
-        words.append(f"with an error that contains “{which['error']}”")
-    if "since_ms" in which:
+    if request.reason:
+        words.append(f"with the reason {request.reason}")
+    if request.error:
+        words.append(f"with an error that contains “{request.error}”")
+    if request.since_ms:
         words.append("since the time given")
     return [f"Only {', '.join(words)}."] if words else []
 
 
-async def _move(asked: Asked, which: DeadLetterFilter, how: str, *, is_dry: bool) -> Answers[Moved]:
-    admin, whose = asked.admin.dead_letters, _whose(asked)
-    if how == "purge":
-        return await admin.purge(**whose, all=True, dry_run=is_dry, **which)
-    to_topic = asked.name("to_topic", optional=True)
-    if to_topic and to_topic in whose.values() and "dead_letter_topic" in whose:
-        raise ActionRefused(f"they are in topic {to_topic} already")
-    to = to_topic or None
-    return await admin.redrive(**whose, to_topic=to, all=True, dry_run=is_dry, **which)
+async def _move(asked: Asked, request: PurgeDeadLetters) -> Answers[Moved]:
+    is_redrive = isinstance(request, RedriveDeadLetters)
+    method = DeadLetterAdmin.redrive if is_redrive else DeadLetterAdmin.purge
+    return await method.run(asked.admin.http, request)
 
 
-def _of(whose: Mapping[str, Any]) -> str:
-    if "channel" in whose:
-        return f"channel {whose['channel']} of {whose['topic']}"
-    return f"topic {whose['dead_letter_topic']}"
+def _whose(request: SelectedDeadLetters) -> dict[str, str]:
+    """Return the fields that name the dead letters' channel."""
+    if request.dead_letter_topic:
+        return {"dead_letter_topic": request.dead_letter_topic}
+    return {"topic": request.topic or "", "channel": request.channel or ""}
+
+
+def _of(request: SelectedDeadLetters) -> str:
+    if request.dead_letter_topic:
+        return f"topic {request.dead_letter_topic}"
+    return f"channel {request.channel} of {request.topic}"
 
 
 async def _preview(asked: Asked, how: str) -> Preview:
-    whose, which = _whose(asked), _chosen(asked)
-    until_ms = which.setdefault("until_ms", time.time_ns() // 1_000_000)
-    fields = {"until_ms": str(until_ms), "until": ""}
-    if "since_ms" in which:
+    request = _to_change(asked, how, is_dry=True)
+    if request.until_ms is None:
+        request = replace(request, until_ms=time.time_ns() // MILLISECOND_NS)
+    fields = {"until_ms": str(request.until_ms), "until": ""}
+    if request.since_ms is not None:
         # A time such as 90m would be another one when the button is pressed.
-        fields["since"] = f"{which['since_ms'] / 1000:.3f}"
-    answers = await _move(asked, which, how, is_dry=True)
+        fields["since"] = f"{request.since_ms / 1000:.3f}"
+    answers = await _move(asked, request)
     count = answers.total(lambda each: each.count)
     some = counted(count, "dead letter", form=",")
     to = f" to topic {asked.text('to_topic')}" if asked.text("to_topic") else ""
     where = counted(sum(bool(each.count) for each in answers.values.values()), "broker")
     verb = "Purge" if how == "purge" else "Redrive"
-    lines = _selected(which)
+    lines = _described(request)
     if how == "purge":
         lines.append("They are deleted: no redrive brings them back.")
     elif to:
@@ -338,23 +336,24 @@ async def _preview(asked: Asked, how: str) -> Preview:
     lines += [f"{number:,} stay: {why}." for why, number in kept.items()]
     lines.append("Those that die from now on are left alone.")
     return Preview(
-        title=f"{verb} dead letters of {_of(whose)}{to}",
+        title=f"{verb} dead letters of {_of(request)}{to}",
         button=f"{verb} {some} on {where}{to}",
         lines=[*lines, *silent(answers)],
         fields=fields,
-        typed=_of(whose) if how == "purge" and count > TYPED_FROM else "",
+        typed=_of(request) if how == "purge" and count > TYPED_FROM else "",
         is_possible=count > 0,
     )
 
 
 async def _do(asked: Asked, how: str) -> str:
-    answers = await _move(asked, _chosen(asked), how, is_dry=False)
+    request = _to_change(asked, how, is_dry=False)
+    answers = await _move(asked, request)
     count = answers.total(lambda each: each.count)
     to = f" to topic {asked.text('to_topic')}" if asked.text("to_topic") else ""
     done = "purged" if how == "purge" else f"redriven{to}"
     verb = "was" if count == 1 else "were"
     some = counted(count, "dead letter", form=",")
-    text = f"{some} of {_of(_whose(asked))} {verb} {done}"
+    text = f"{some} of {_of(request)} {verb} {done}"
     kept = sum(sum(each.kept.values()) for each in answers.values.values())
     return with_failures(f"{text}; {kept:,} stayed" if kept else text, answers)
 

@@ -111,8 +111,13 @@ async def test_chosen_letters_go_to_another_topic(page: Page, brokers: list[Brok
         ({**WHOSE, "ids": ids[:1]}, "nothing was chosen"),
         ({**WHOSE, "ids": ids[:1], "all": "yes"}, "nothing was chosen"),
         ({**WHOSE, "chosen": "yes", "ids": ["x"]}, "no message&#39;s id"),
-        ({**WHOSE, "to_topic": "a b", "all": "yes"}, "is no name"),
-        ({"topic": "orders", "all": "yes"}, "channel: &#39;&#39; is no name"),
+        ({**WHOSE, "to_topic": "a b", "all": "yes"}, "to_topic: &#39;a b&#39; is not valid: 1 to"),
+        ({"topic": "orders", "all": "yes"}, "the channel is missing: add topic and channel"),
+        (
+            {**WHOSE, "reason": "no", "all": "yes"},
+            "reason: &#39;no&#39;: it is one of max_attempts",
+        ),
+        ({**WHOSE, "since": "soon", "all": "yes"}, "since: &#39;soon&#39; is no time"),
         ({**WHOSE, "broker": "http://evil.example", "all": "yes"}, "there is no broker"),
     ]:
         assert why in await page.act("redrive_dead_letters", 400, **fields)
@@ -177,6 +182,17 @@ async def test_roles(brokers: list[Broker]) -> None:
     async with page_of(addresses, export=False) as page:
         assert "alert(1)" in await page.get(letters)
         assert "see --export" in await page.get(EXPORT, 403)
+
+
+async def test_letters_of_no_known_reason_are_linked_without_one(
+    page: Page, brokers: list[Broker]
+) -> None:
+    async with Producer(brokers[0].tcp_address) as producer:
+        await producer.publish("orders.work.dead", b"by hand")
+    html = await page.get("/dead")
+    link = re.search(r'href="(/dead/letters[?]dead_letter_topic=orders[.]work[.]dead[^"]*)"', html)
+    assert link is not None
+    assert "by hand" in await page.get(link[1].replace("&amp;", "&"))
 
 
 async def test_a_channel_without_dead_letters_is_no_error(page: Page) -> None:
