@@ -296,6 +296,7 @@ class BrokerPool:
         link = self._active_links.choose(broker, links)
         if link is not None:
             link.activate()
+            self._has_changed()
 
     def _on_down(self, link: BrokerLink) -> None:
         broker = link.queue
@@ -323,7 +324,7 @@ class BrokerPool:
             self._has_changed()
 
     async def changed(self) -> None:
-        """Wait until a broker is connected or found, or none accepts this client."""
+        """Wait until a broker has a connection or is found, or none accepts this client."""
         if self._change is None:
             self._change = self._loop.create_future()
         await asyncio.shield(self._change)

@@ -12,7 +12,9 @@ from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker
 from martlet.addresses import Address
 from martlet.client import Backoff, Health, Producer, PublishTimeout, sync
 from martlet.client.producer import accumulator
+from martlet.client.transactions.session import PinnedSession
 from martlet.client.transport import discovery
+from martlet.client.transport.connection import Connection
 from martlet.client.transport.discovery import Discovery
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
@@ -368,3 +370,28 @@ async def test_lookup_daemons_are_polled_again_soon_after_a_lost_connection(
     looking.look_again()
     await until(lambda: polls >= 4)
     watch.cancel()
+
+
+async def test_a_transaction_goes_on_at_once_where_a_spare_connection_becomes_active() -> None:
+    scripts = [Replica(Log()), Replica(Log())]
+
+    async def ask(connection: Connection) -> str:
+        if str(connection.address) == one.address:
+            await connection.ask(b"SEND t\n\x00\x00\x00\x06\x00\x00\x00\x02{}")
+        return str(connection.address)
+
+    async with (
+        asyncio.timeout(50),
+        away(replica(scripts[1])) as two,
+        replica(scripts[0]) as one,
+        Producer([one.address, two.address], backoff=SLOW) as producer,
+    ):
+        await all_up(producer, 1)
+        await two.listen()
+        producer._pool.links[1].hasten()
+        await all_up(producer, 2)
+        session = PinnedSession(producer._pool, 40, "")
+        asked = asyncio.create_task(session._until_answered("tx", ask))
+        await asyncio.sleep(0)
+        await one.go_away()
+        assert await asked == two.address
