@@ -161,7 +161,7 @@ def _flag_of(
     if is_time and not any(other.is_time for other in others.values()):
         text += _TIME_FORMS
     limits: tuple[int | None, int | None] = (None, None)
-    type_name, default = "str | None", field.default
+    type_name, default = "str | None", None if field.required else field.default
     if isinstance(kind, inspect.BoolType):
         type_name = "bool"
     elif isinstance(kind, inspect.CollectionType):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -25,13 +25,15 @@ TimeMs = Annotated[int, Meta(ge=0, le=MAX_NUMBER, extra={"kind": "time"})]
 if TYPE_CHECKING:
     MessageId = str | bytes
     """The id of a message; those of the client's messages are bytes."""
+    MessageIds = MessageId | Iterable[MessageId]
+    """The ids of messages; clients take one, too."""
 else:
     MessageId = Annotated[
         str,
         Meta(pattern=r"^[0-9a-f]{16}$(?!\n)", extra={"rule": ": an id has 16 hexadecimal digits"}),
     ]
-MessageIds = Annotated[
-    Collection[MessageId], Meta(min_length=1, max_length=10_000, extra={"flag": "id"})
-]
+    MessageIds = Annotated[
+        Collection[MessageId], Meta(min_length=1, max_length=10_000, extra={"flag": "id"})
+    ]
 Position = Annotated[int, Meta(ge=0, le=MAX_NUMBER, extra={"flag": ""})]
 """A queue or an offset where a list continues; commands have no flag for it."""

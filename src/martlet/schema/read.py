@@ -156,14 +156,15 @@ def checked(kind: type[OperationRequest], request: OperationRequest) -> dict[str
             continue
         if isinstance(type_of(field)[0], inspect.CollectionType):
             items = [value] if isinstance(value, str | bytes) else value
-            # msgspec would write bytes in base64.
-            value = [
-                item.decode("ascii", "replace") if isinstance(item, bytes) else item
-                for item in items
-            ]
-        fields[name] = value
+            value = [_as_text(item) for item in items]
+        fields[name] = _as_text(value)
     read_request(kind, fields)
     return fields
+
+
+def _as_text(value: object) -> object:
+    """Return bytes as text: msgspec would write them in base64."""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 
 def type_of(field: FieldInfo) -> tuple[inspect.Type, Mapping[str, Any]]:
@@ -211,7 +212,8 @@ def _unknown(names: Collection[str], declared: Collection[str]) -> str:
 
 def _empty(name: str, field: FieldInfo) -> Refusal:
     code = type_of(field)[1].get("code", "BAD_ARGUMENT")
-    return Refusal(code, f"{{{name}}} is empty: leave it out, or say what it selects")
+    advice = "" if field.required else ": leave it out, or say what it selects"
+    return Refusal(code, f"{{{name}}} is empty{advice}")
 
 
 def _check_text(name: str, value: object) -> None:

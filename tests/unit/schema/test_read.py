@@ -15,6 +15,7 @@ from martlet.schema.dead_letters import (
     RedriveDeadLetters,
     ShowDeadLetters,
 )
+from martlet.schema.kinds import MessageId, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest
 from martlet.schema.read import Refusal, checked, read_answer, read_request
 
@@ -113,16 +114,25 @@ def test_a_rule_between_fields_names_them_as_each_face_does(
     assert re.sub(r"{(\w+)}", r"\1", text) in str(refusal.value)
 
 
-def test_a_missing_field_is_named() -> None:
-    class Named(OperationRequest):
-        """It has a field without a default.
+class Named(OperationRequest):
+    """It has a field without a default.
 
-        topic: its topic
-        """
+    topic: its topic
+    """
 
-        topic: str
+    topic: TopicName
+    id: MessageId | None = None
 
-    assert refused(Named, {}) == ("MISSING_ARGUMENT", "the argument 'topic' is missing")
+
+def test_a_field_without_a_default_must_be_there() -> None:
+    for fields in ({}, {"topic": None}):
+        assert refused(Named, fields) == ("MISSING_ARGUMENT", "the argument 'topic' is missing")
+    assert refused(Named, {"topic": ""}) == ("BAD_NAME", "'topic' is empty")
+
+
+@pytest.mark.parametrize("id", [ID, ID.encode()])
+def test_a_client_sends_an_id_as_text(id: str | bytes) -> None:
+    assert checked(Named, Named("t", id)) == {"topic": "t", "id": ID}
 
 
 @pytest.mark.parametrize("ids", [[ID], (ID,), ID, ID.encode(), [ID.encode()], iter([ID])])

@@ -32,7 +32,7 @@ from martlet.client.admin.errors import AdminNotFound
 from martlet.client.admin.noun import BlockingNoun, Noun
 from martlet.client.errors import InvalidName
 from martlet.schema.operation import Operation, OperationPage, OperationRequest
-from martlet.schema.read import Refusal, checked, help_of, read_answer
+from martlet.schema.read import Refusal, checked, fields_of, help_of, read_answer
 
 if TYPE_CHECKING:
     from martlet.client.admin.decode import Fields
@@ -72,9 +72,10 @@ class DeclaredMethod(Generic[P, AwaitedT, BlockingT]):
     ) -> None:
         self._operation = operation
         self._make = make
+        kind = cast("type[OperationRequest]", make)
+        texts = help_of(kind)
         self.__doc__ = f"{operation.summary}\n\nArgs:\n" + "\n".join(
-            f"    {name}: {text}"
-            for name, text in help_of(cast("type[OperationRequest]", make)).items()
+            f"    {field.name}: {texts[name]}" for name, field in fields_of(kind).items()
         )
         self.__signature__ = _signature(make, returns)
 
@@ -187,19 +188,30 @@ def _item(operation: Operation[..., Any, OperationPage[Any]]) -> str:
     return name
 
 
+@overload
+def at_each(operation: Operation[P, Any, AnswerT]) -> Method[P, Answers[AnswerT]]: ...
+
+
+@overload
 def at_each(
     operation: Operation[P, Any, AnswerT], convert: Callable[[AnswerT], T]
-) -> Method[P, Answers[T]]:
+) -> Method[P, Answers[T]]: ...
+
+
+def at_each(
+    operation: Operation[P, Any, Any], convert: Callable[[Any], Any] | None = None
+) -> Method[P, Answers[Any]]:
     """Make a method that queries each broker, and converts the answers."""
 
-    async def run(http: AdminHttp, request: OperationRequest) -> Answers[T]:
-        return await http.call_each(
-            operation.name,
-            checked(operation.request, request),
-            lambda answer: convert(read_answer(operation.answer, answer)),
+    async def run(http: AdminHttp, request: OperationRequest) -> Answers[Any]:
+        fields = checked(operation.request, request)
+        answers = await http.call_each(
+            operation.name, fields, lambda answer: read_answer(operation.answer, answer)
         )
+        return answers if convert is None else answers.map(convert)
 
-    return Method(operation, operation.make, "Answers", run)
+    returns = "Answers" if convert else f"Answers[{operation.answer.__name__}]"
+    return Method(operation, operation.make, returns, run)
 
 
 def summed(operation: Operation[P, Any, SumT]) -> Method[P, Answers[SumT]]:
@@ -228,10 +240,12 @@ def listed(
     """Make a method that lists the items of each broker, up to the request's limit."""
 
     async def run(http: AdminHttp, request: OperationRequest) -> Answers[tuple[T, ...]]:
-        return await http.collected(
+        answers = await http.collected(
             getattr(request, "topic", None) or "",
             lambda url, place: _pages(http, url, operation, request, place),
         )
+        limit: int | None = getattr(request, "limit", None)
+        return answers.map(lambda items: items[:limit])
 
     return Method(operation, make, f"Answers[tuple[{_item(operation)}, ...]]", run)
 
@@ -243,7 +257,9 @@ async def _pages(
     request: Any,
     place: Fields,
 ) -> AsyncGenerator[AnswerPage[T]]:
-    """Yield the pages of one broker, up to the request's limit; None for no limit."""
+    """Yield the pages of one broker, up to the request's limit; None for no limit. The last may be
+    longer, where the broker keeps items together.
+    """
     left: int | None = request.limit
     fields = checked(operation.request, replace(request, limit=None))
     following: Mapping[str, Any] | None = place
@@ -255,10 +271,11 @@ async def _pages(
         if page is None:
             return
         if left is not None:
-            left -= len(page.items)
+            left = max(0, left - len(page.items))
         following = page.following
         at = Position(url, following) if following else None
-        yield AnswerPage(broker=url, items=page.items, next=at)
+        total: int | None = getattr(page, "count", None)
+        yield AnswerPage(broker=url, items=page.items, next=at, count=total)
 
 
 async def _call(

@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import pytest
+from msgspec import field
 
 from martlet.client import Admin, InvalidName, sync
 from martlet.client.admin import (
@@ -20,9 +21,75 @@ from martlet.client.admin import (
     DeadLetterTopicCounts,
     Moved,
     Position,
+    methods,
 )
+from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.methods import PagesMethod, at_each, listed
+from martlet.client.admin.noun import Noun
+from martlet.client.admin.settings import AdminSettings
+from martlet.schema.access import OPERATORS
+from martlet.schema.kinds import Limit, Text
+from martlet.schema.operation import OperationAnswer, OperationRequest, operation
 
 ADDRESS = "127.0.0.1:4151"
+
+
+class ListNumbers(OperationRequest):
+    """Which numbers to list.
+
+    limit: maximum numbers
+    from: begin behind this one
+    """
+
+    limit: Limit | None = None
+    behind: Text | None = field(name="from", default=None)
+
+
+class Numbers(OperationAnswer):
+    """Some of them; they go on behind the last, which is a text."""
+
+    numbers: tuple[int, ...]
+    count: int
+    next: str
+
+    @property
+    def items(self) -> tuple[int, ...]:
+        """The numbers."""
+        return self.numbers
+
+    @property
+    def following(self) -> Mapping[str, object] | None:
+        """The fields of the request for the next page."""
+        return {"from": self.next} if self.next else None
+
+
+NUMBERS = operation("numbers.list", ListNumbers, Numbers, OPERATORS, "List numbers.")
+
+
+class NumberAdmin(Noun):
+    """The methods."""
+
+    list = listed(NUMBERS, ListNumbers)
+    pages = PagesMethod(NUMBERS, ListNumbers)
+    each = at_each(NUMBERS)
+
+
+class OneBroker(AdminHttp):
+    """It answers numbers in pairs that stay together."""
+
+    def __init__(self) -> None:
+        super().__init__([ADDRESS], [], AdminSettings())
+        self.requests: list[Mapping[str, Any]] = []
+
+    async def call(
+        self, url: str, name: str, fields: Mapping[str, Any], convert: Any = None, **_: Any
+    ) -> Any:
+        """Answer."""
+        self.requests.append(fields)
+        first = int(fields.get("from", -1)) + 1
+        numbers = list(range(7))[first : first + fields["limit"] + fields["limit"] % 2]
+        following = str(numbers[-1]) if numbers[-1] < 6 else ""
+        return convert({"numbers": numbers, "count": 7, "next": following})
 
 
 async def asynchronous_types(admin: Admin, position: Position) -> None:
@@ -82,6 +149,32 @@ def test_a_wrong_argument_is_an_error_of_mypy(tmp_path: Path) -> None:
     wrong = [n for n, line in enumerate(WRONG.splitlines(), 1) if "admin.dead" in line]
     assert sorted(lines) == [*wrong, len(WRONG.splitlines())], done.stdout + done.stderr
     assert 'Unexpected keyword argument "al"' in lines[wrong[0]]
+
+
+async def test_a_list_goes_on_by_what_the_answer_says_and_ends_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods, "PAGE_ITEMS", 2)
+    http = OneBroker()
+    assert (await NumberAdmin(http).list(limit=3)).joined() == [0, 1, 2]
+    assert http.requests == [{"limit": 2}, {"limit": 1, "from": "1"}]
+    pages = [page async for page in NumberAdmin(http).pages(limit=3)]
+    assert [(page.items, page.count) for page in pages] == [((0, 1), 7), ((2, 3), 7)]
+    assert pages[1].next is not None
+    assert pages[1].next.place == {"from": "3"}
+    pages = [page async for page in NumberAdmin.pages.run(http, ListNumbers(), pages[1].next)]
+    assert [page.items for page in pages] == [(4, 5), (6,)]
+    (answer,) = (await NumberAdmin(http).each(limit=2, behind="4")).values.values()
+    assert (answer.numbers, answer.fields["count"]) == ((5, 6), 7)
+
+
+def test_the_help_of_a_method_has_the_names_of_its_parameters() -> None:
+    assert str(NumberAdmin.each.__doc__).endswith(
+        "Args:\n    limit: maximum numbers\n    behind: begin behind this one"
+    )
+    assert str(inspect.signature(NumberAdmin.each)) == (
+        "(limit: Optional[int] = None, behind: Optional[str] = None) -> 'Answers[Numbers]'"
+    )
 
 
 def test_a_method_has_the_signature_and_the_help_of_its_operation() -> None:
