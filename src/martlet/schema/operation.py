@@ -25,6 +25,10 @@ class OperationRequest(Struct, omit_defaults=True):
     """The title above its own fields in the help of a command."""
     selecting: ClassVar[tuple[str, ...]] = ()
     """The fields that say what is meant: null is refused there, since it never means all."""
+    former: ClassVar[Mapping[str, str]] = {}
+    """The names of fields by their former ones. Brokers take both; clients send the former, since
+    older brokers know no others.
+    """
 
 
 class OperationAnswer(Struct, omit_defaults=True, dict=True):

@@ -74,6 +74,7 @@ def help_of(kind: type[OperationRequest]) -> Mapping[str, str]:
 def read_request(kind: type[RequestT], fields: Mapping[str, Any]) -> RequestT:
     """Read a request. A field that is null is one that is left out. Raises Refusal."""
     declared = fields_of(kind)
+    fields = _with_present_names(kind, fields)
     if not declared.keys() >= fields.keys():
         raise Refusal("BAD_ARGUMENT", _unknown(fields.keys() - declared.keys(), declared))
     for name in kind.selecting:
@@ -92,6 +93,18 @@ def read_request(kind: type[RequestT], fields: Mapping[str, Any]) -> RequestT:
             if field.required and name not in values:
                 raise Refusal("MISSING_ARGUMENT", f"the argument {{{name}}} is missing") from None
         raise
+
+
+def _with_present_names(
+    kind: type[OperationRequest], fields: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    for former, name in kind.former.items():
+        if former in fields:
+            if name in fields:
+                raise Refusal("BAD_ARGUMENT", f"{former!r} is {{{name}}} now: give one of them")
+            fields = {**fields, name: fields[former]}
+            del fields[former]
+    return fields
 
 
 def check_fields(kind: type[OperationRequest], values: Mapping[str, Any]) -> None:
@@ -158,6 +171,9 @@ def checked(kind: type[OperationRequest], request: OperationRequest) -> dict[str
             items = [value] if isinstance(value, str | bytes) else value
             value = [_as_text(item) for item in items]
         fields[name] = _as_text(value)
+    for former, name in kind.former.items():
+        if name in fields:
+            fields[former] = fields.pop(name)
     read_request(kind, fields)
     return fields
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +16,7 @@ from martlet.schema.dead_letters import (
     RedriveDeadLetters,
     ShowDeadLetters,
 )
-from martlet.schema.kinds import MessageId, TopicName
+from martlet.schema.kinds import Limit, MessageId, TopicName
 from martlet.schema.operation import OperationAnswer, OperationRequest
 from martlet.schema.read import Refusal, checked, read_answer, read_request
 
@@ -128,6 +129,29 @@ def test_a_field_without_a_default_must_be_there() -> None:
     for fields in ({}, {"topic": None}):
         assert refused(Named, fields) == ("MISSING_ARGUMENT", "the argument 'topic' is missing")
     assert refused(Named, {"topic": ""}) == ("BAD_NAME", "'topic' is empty")
+
+
+class Renamed(OperationRequest):
+    """It has a field that had another name.
+
+    limit: a number
+    """
+
+    former: ClassVar[Mapping[str, str]] = {"most": "limit"}
+    limit: Limit | None = None
+
+
+def test_a_field_has_its_former_name_too() -> None:
+    for name in ("most", "limit"):
+        assert read_request(Renamed, {name: 3}) == Renamed(3)
+        assert refused(Renamed, {name: 0})[1].startswith("'limit' must be a whole number from 1")
+    assert refused(Renamed, {"most": 3, "limit": 3}) == (
+        "BAD_ARGUMENT",
+        "'most' is 'limit' now: give one of them",
+    )
+    # Older brokers know no other.
+    assert checked(Renamed, Renamed(3)) == {"most": 3}
+    assert checked(Renamed, Renamed()) == {}
 
 
 @pytest.mark.parametrize("id", [ID, ID.encode()])
