@@ -17,13 +17,13 @@ import aiohttp
 import pytest
 
 from martlet.addresses import Address
-from martlet.cli.admin.delayed import DelayedOptions, cancel, lines, pages
-from martlet.client import CallRefused, Consumer, Identity, Properties
+from martlet.client import Admin, CallRefused, Consumer, Identity, Properties
 from martlet.client.transport.connection import Connection
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 from martlet.testing.broker_process import BrokerProcess
+from martlet.testing.ports import free_port
 
 
 @pytest.fixture
@@ -216,18 +216,18 @@ async def test_impossible_delays_are_refused_with_the_limit(connection: Connecti
     assert answer["status"] == "BAD_ARGUMENT"
     assert "the longest delay is 3456000 s (--max-delay)" in answer["text"]
     await send(connection, b"x", at_ms=in_ms(60_000))
-    with pytest.raises(CallRefused, match="16 hexadecimal digits: 'no'"):
+    with pytest.raises(CallRefused, match="id 'no': an id has 16 hexadecimal digits"):
         await connection.call("delay.cancel", topic="t", id="no")
     for fields, why in (
         ({"ids": []}, "'ids' is empty"),
         ({"ids": None}, "'ids' is empty"),
         ({"id": ""}, "'id' is empty"),
         ({"id": "0" * 16, "ids": ["0" * 16]}, "not both"),
-        ({}, "'id' is missing"),
+        ({}, "the messages are missing: add 'ids'"),
     ):
         with pytest.raises(CallRefused, match=why):
             await connection.call("delay.cancel", topic="t", **fields)
-    with pytest.raises(CallRefused, match="'from' must be what 'next' was"):
+    with pytest.raises(CallRefused, match="from 'x': it must be what 'next' was"):
         await connection.call("delay.list", **{"topic": "t", "from": "x"})
     with pytest.raises(CallRefused, match="there is no topic"):
         await connection.call("delay.list", topic="nowhere")
@@ -273,37 +273,71 @@ async def test_delayed_messages_wait_on_over_a_kill(tmp_path: Path) -> None:
         await connection.wait_lost()
 
 
-def flags(broker: Broker, action: str, **more: Any) -> DelayedOptions:
-    address = (broker.http_address,)
-    return DelayedOptions(action=action, topic="t", nsqd_http_addresses=address, **more)
+async def ran(broker: Broker, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "martlet", "delayed", *words]
+    return await asyncio.to_thread(
+        subprocess.run,
+        [*command, f"--nsqd-http-address={broker.http_address}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 async def test_the_command_lists_and_cancels(broker: Broker, connection: Connection) -> None:
     far, near = in_ms(7_200_000), in_ms(600_000)
     far_id = (await send(connection, b"far", at_ms=far))["id"]
     near_id = (await send(connection, b"near!", at_ms=near, tag="blue"))["id"]
-    listed = [page async for page in pages(flags(broker, "list"))]
-    ((url, count, messages),) = listed
-    assert (url, count) == (f"http://{broker.http_address}", 2)
-    assert [(m["id"], m["deliver_at_ms"]) for m in messages] == [(near_id, near), (far_id, far)]
-    first = lines(messages)[0]
+    url = f"http://{broker.http_address}"
+    first, second, waiting = (await ran(broker, "list", "t")).stdout.splitlines()
     assert first.startswith(f"{near_id}  due ")
     assert first.endswith("  5 bytes  tag blue")
-    assert [len(page) async for _, _, page in pages(flags(broker, "list", limit=1))] == [1]
+    assert second.startswith(f"{far_id}  due ")
+    assert waiting == f"{url}: 2 messages waiting, 2 listed"
+    done = await ran(broker, "list", "t", "--json", "--limit=1")
+    (message,) = map(json.loads, done.stdout.splitlines())
+    assert (message["broker"], message["id"], message["deliver_at_ms"]) == (url, near_id, near)
+    assert "2 messages waiting, 1 listed" in done.stderr
     unknown = "0123456789abcdef"
-    address_flag = f"--nsqd-http-address={broker.http_address}"
-    command = [sys.executable, "-m", "martlet", "delayed", "cancel", "t", near_id]
-    ran = await asyncio.to_thread(
-        subprocess.run,
-        [*command, unknown, address_flag],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 1
-    assert "1 message cancelled" in ran.stdout
-    assert f"{unknown} is not waiting" in ran.stderr
-    cancelled = [ids async for _, ids in cancel(flags(broker, "cancel", all=True))]
-    assert cancelled == [[far_id]]
+    done = await ran(broker, "cancel", "t", near_id, unknown)
+    assert done.returncode == 1
+    assert "1 message cancelled" in done.stdout
+    assert f"{unknown} is not waiting" in done.stderr
+    done = await ran(broker, "cancel", "t", "--all")
+    assert (done.returncode, done.stdout) == (0, f"{url}: 1 message cancelled\n")
     assert (await connection.call("delay.list", topic="t")).fields["pending_count"] == 0
+
+
+async def test_the_command_tells_what_is_cancelled_where_one_broker_is_down(
+    broker: Broker, connection: Connection
+) -> None:
+    id = (await send(connection, b"x", at_ms=in_ms(3_600_000)))["id"]
+    down = f"127.0.0.1:{free_port()}"
+    for which, count in ((id, 1), ("--all", 0)):
+        done = await ran(broker, "cancel", "t", which, f"--nsqd-http-address={down}")
+        noun = "message" if count == 1 else "messages"
+        assert done.stdout == f"http://{broker.http_address}: {count} {noun} cancelled\n"
+        assert f"cannot connect to http://{down}" in done.stderr
+        assert "is not waiting" not in done.stderr
+        assert done.returncode == 1
+
+
+async def test_a_batch_is_listed_as_one_and_cancelled_in_parts(
+    broker: Broker, connection: Connection
+) -> None:
+    """One that is larger than a request for the messages' cancelling may be."""
+    count, at_ms = 10_001, in_ms(3_600_000)
+    await send(connection, *[b"x"] * count, at_ms=at_ms)
+    last = (await send(connection, b"last", at_ms=at_ms + 1))["id"]
+    async with Admin(broker.http_address) as admin:
+        assert len((await admin.delayed.list("t", limit=3)).joined()) == 3
+        (page,) = [page async for page in admin.delayed.pages("t", limit=3)]
+        assert (len(page.items), page.count) == (count, count + 1)
+        (rest,) = [page async for page in admin.delayed.pages("t", start=page.next)]
+        assert ([message.id for message in rest.items], rest.next) == ([last], None)
+        listed = await ran(broker, "list", "t", "--limit=3")
+        assert listed.stdout.count("  due ") == 3
+        assert f"{count + 1} messages waiting, 3 listed" in listed.stdout
+        (done,) = (await admin.delayed.cancel_all("t")).values.values()
+        assert len(set(done.cancelled)) == count + 1

@@ -12,7 +12,6 @@ from martlet.names import NAME_RULE, is_valid_name
 from martlet.options.flag import OptionError
 
 _SECONDS = re.compile(r"\d+(\.\d+)?")
-_ID = re.compile("[0-9a-f]{16}")
 
 
 def require_name(flag: str, name: str) -> None:
@@ -34,13 +33,6 @@ def require_addresses(flag: str, addresses: Iterable[str]) -> None:
             Address.parse(address)
         except ValueError as error:
             raise OptionError(f"{flag}={address}: {error}") from None
-
-
-def require_ids(ids: Iterable[str]) -> None:
-    """Check the ids of messages. Raises OptionError."""
-    for message_id in ids:
-        if not _ID.fullmatch(message_id):
-            raise OptionError(f"--id={message_id}: an id has 16 hexadecimal digits")
 
 
 def require_action(action: str, actions: Collection[str]) -> None:

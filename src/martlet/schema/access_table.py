@@ -18,7 +18,6 @@ from martlet.schema.access import (
 CALLS: Mapping[str, CallAccess] = {
     **dict.fromkeys(
         (
-            *("delay.list", "delay.cancel"),
             *("topic.find", "topic.create", "topic.configure"),
             *("channel.configure", "channel.restore"),
             "trace.find",

@@ -33,7 +33,8 @@ async def test_brokers_get_the_token_and_lookup_daemons_do_not(tmp_path: Path) -
     path.write_text(TOKEN)
     at_broker: list[str] = []
     at_daemon: list[str] = []
-    async with server({"pending_count": 0, "messages": [], "next": ""}, at_broker) as broker:
+    answer = {"topic": "t", "pending_count": 0, "messages": [], "next": ""}
+    async with server(answer, at_broker) as broker:
         host, _, port = broker.rpartition(":")
         known = {"producers": [{"broadcast_address": host, "http_port": int(port)}]}
         async with server(known, at_daemon) as daemon:

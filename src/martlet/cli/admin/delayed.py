@@ -1,33 +1,47 @@
-"""``martlet delayed``: list and cancel delayed messages."""
+"""``martlet delayed``: list and cancel delayed messages (see `martlet.schema.delayed`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec.structs import replace
 
 from martlet.cli import tool
-from martlet.cli.broker_http import BrokerHttpOptions
+from martlet.cli.operation_flags import OperationOptions, with_flags_of
 from martlet.cli.standard_output import StandardOutput
 from martlet.cli.text import json_line, local_time
-from martlet.options.checks import require_action, require_ids, require_names
-from martlet.options.flag import OptionError, option
+from martlet.client.admin import DelayedAdmin, DelayedMessage
+from martlet.options.flag import option
 from martlet.plural import counted
+from martlet.schema import delayed as schema
+from martlet.schema.read import Refusal
 
-Fields = Mapping[str, Any]
-ACTIONS = ("list", "cancel")
+
+class _CancelSome(schema.CancelDelayed, kw_only=True):
+    """Which of them to cancel.
+
+    all: cancel all of the topic's
+    """
+
+    all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.all == (self.ids is not None):
+            raise Refusal(
+                "BAD_ARGUMENT",
+                "give {ids} of those to cancel, as martlet delayed list shows them, or {all}",
+            )
 
 
+@with_flags_of(list=schema.LIST, cancel=dataclasses.replace(schema.CANCEL, request=_CancelSome))
 @dataclass(frozen=True, kw_only=True)
-class DelayedOptions(BrokerHttpOptions):
+class DelayedOptions(OperationOptions):
     """The options of ``martlet delayed``."""
 
-    action: str = option("", f"one of {', '.join(ACTIONS)}", section="what to do")
-    topic: str = option("", "the topic that they are for")
-    ids: tuple[str, ...] = option((), "cancel this one; may be given several times", name="id")
-    all: bool = option(False, "cancel all of the topic's")
     limit: int = option(
         20,
         "maximum messages to list of each broker; 0: no limit",
@@ -36,63 +50,19 @@ class DelayedOptions(BrokerHttpOptions):
     )
     json: bool = option(False, "a line of JSON for each message")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_action(self.action, ACTIONS)
-        if not self.topic:
-            raise OptionError(f"the topic is missing: martlet delayed {self.action} TOPIC")
-        require_names("topic", [self.topic])
-        require_ids(self.ids)
-        if self.action == "cancel" and bool(self.ids) == self.all:
-            raise OptionError(
-                "name the ids to cancel, as martlet delayed list shows them, or give --all"
-            )
 
-
-async def pages(options: DelayedOptions) -> AsyncIterator[tuple[str, int, list[Fields]]]:
-    """List delayed messages; yield each broker's URL, the number that wait, and the next of them.
-
-    Raises:
-        AdminError: a broker does not answer, or none has the topic.
-    """
-    async with options.admin() as admin:
-        listed: Counter[str] = Counter()
-        async for page in admin.delayed.pages(options.topic, limit=options.limit or None):
-            left = options.limit - listed[page.broker] if options.limit else None
-            messages = [each.fields for each in page.items[:left]]
-            listed[page.broker] += len(messages)
-            yield page.broker, page.count or 0, messages
-
-
-async def cancel(options: DelayedOptions) -> AsyncIterator[tuple[str, list[str]]]:
-    """Cancel messages; yield each broker's URL and the cancelled ids. Raises as `pages`."""
-    async with options.admin() as admin:
-        if options.all:
-            answers = await admin.delayed.cancel_all(options.topic)
-        else:
-            answers = await admin.delayed.cancel(options.topic, options.ids)
-    for url, done in answers.values.items():
-        yield url, list(done.cancelled)
-    answers.check()
-
-
-def lines(messages: Iterable[Fields]) -> list[str]:
-    """Format messages as text, a line each."""
-    return [
-        f"{message['id']}  due {_time(message['deliver_at_ms'])}  published"
-        f" {_time(message['stored_at_ms'])}  {counted(message['size_bytes'], 'byte')}"
-        + _properties(message)
-        for message in messages
-    ]
+def line(message: DelayedMessage) -> str:
+    """Format a message as text."""
+    tag = f"  tag {message.tag}" if message.tag else ""
+    keys = f"  keys {', '.join(message.keys)}" if message.keys else ""
+    return (
+        f"{message.id}  due {_time(message.deliver_at_ms)}  published"
+        f" {_time(message.stored_at_ms)}  {counted(message.body_bytes, 'byte')}{tag}{keys}"
+    )
 
 
 def _time(time_ms: int) -> str:
     return local_time(time_ms, "milliseconds")
-
-
-def _properties(message: Fields) -> str:
-    tag = f"  tag {message['tag']}" if message["tag"] else ""
-    return tag + (f"  keys {', '.join(message['keys'])}" if message["keys"] else "")
 
 
 DESCRIPTION = (
@@ -114,35 +84,42 @@ def main(argv: Sequence[str]) -> int:
 
     async def show() -> None:
         output = StandardOutput()
+        request = replace(options.request(schema.ListDelayed), limit=options.limit or None)
         shown: Counter[str] = Counter()
-        pending: dict[str, int] = {}
-        async for url, count, page in pages(options):
-            shown[url] += len(page)
-            pending[url] = count
-            await output.print(
-                [json_line({"broker": url, **each}) for each in page]
-                if options.json
-                else lines(page)
-            )
-        for url, count in pending.items():
+        waiting: dict[str, int] = {}
+        async with options.admin() as admin:
+            async for page in DelayedAdmin.pages.run(admin.http, request):
+                left = options.limit - shown[page.broker] if options.limit else None
+                messages = page.items[:left]
+                shown[page.broker] += len(messages)
+                waiting[page.broker] = page.count or 0
+                await output.print(
+                    json_line({"broker": page.broker, **message.fields})
+                    if options.json
+                    else line(message)
+                    for message in messages
+                )
+        for url, count in waiting.items():
             text = f"{url}: {counted(count, 'message')} waiting, {shown[url]} listed"
             if options.json:
                 log.info("%s", text)
             else:
                 await output.print([text])
 
-    async def give_up() -> None:
-        counts: Counter[str] = Counter()
-        cancelled: set[str] = set()
-        async for url, ids in cancel(options):
-            counts[url] += len(ids)
-            cancelled.update(ids)
+    async def cancel() -> None:
+        request = options.request(_CancelSome)
+        method = DelayedAdmin.cancel_all if request.all else DelayedAdmin.cancel
+        async with options.admin() as admin:
+            answers = await method.run(admin.http, request)
         await tool.show(
-            f"{url}: {counted(count, 'message')} cancelled" for url, count in counts.items()
+            f"{url}: {counted(len(done.cancelled), 'message')} cancelled"
+            for url, done in answers.values.items()
         )
-        not_waiting.extend(each for each in options.ids if each not in cancelled)
-        for each in not_waiting:
-            log.error("%s is not waiting: it is unknown, delivered, or cancelled already", each)
+        answers.check()
+        cancelled = {one for done in answers.values.values() for one in done.cancelled}
+        not_waiting.extend(one for one in map(str, request.ids or ()) if one not in cancelled)
+        for one in not_waiting:
+            log.error("%s is not waiting: it is unknown, delivered, or cancelled already", one)
 
-    code = tool.run_alone(show if options.action == "list" else give_up)
+    code = tool.run_alone(show if options.action == "list" else cancel)
     return 1 if not_waiting else code

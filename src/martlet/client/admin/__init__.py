@@ -30,7 +30,7 @@ from martlet.client.admin.channels import (
 )
 from martlet.client.admin.dead_letters import DeadLetterAdmin, DeadLetterFilter
 from martlet.client.admin.decode import Described
-from martlet.client.admin.delayed import Cancelled, DelayedAdmin, DelayedMessage
+from martlet.client.admin.delayed import DelayedAdmin
 from martlet.client.admin.errors import AdminError, AdminNotFound, AdminUnreachable
 from martlet.client.admin.groups import (
     GroupAdmin,
@@ -90,6 +90,7 @@ from martlet.schema.dead_letters import (
     DeadLetterTopicCounts,
     Moved,
 )
+from martlet.schema.delayed import Cancelled, DelayedMessage
 
 __all__ = [
     "Admin",

@@ -2,134 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass
-from functools import partial
+from martlet.client.admin.answers import Answers, Position
+from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.methods import PAGE_ITEMS, Method, PagesMethod, at_each, listed
+from martlet.client.admin.noun import Noun
+from martlet.schema.access import OPERATORS
+from martlet.schema.delayed import CANCEL, LIST, CancelDelayed, Cancelled, ListDelayed, OfTopic
+from martlet.schema.kinds import Limit
+from martlet.schema.operation import OperationRequest, operation
+from martlet.schema.read import checked
 
-from martlet.client.admin.answers import AnswerPage, Answers, Position
-from martlet.client.admin.decode import Described, Fields, named
-from martlet.client.admin.noun import Noun, id_texts, place
 
-PAGE_ITEMS = 1000
-"""The maximum number of messages in one request."""
+class _FirstDelayed(ListDelayed, kw_only=True):
+    """The parameters of `list`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class DelayedMessage(Described):
-    """A message that waits for its delivery time.
-
-    Attributes:
-        id: its id.
-        deliver_at_ms: when it is due, in milliseconds since 1970.
-        stored_at_ms: when it was published.
-        body_bytes: the size of its body.
-        tag, keys: of its properties.
+    limit: maximum messages of each broker; None for no limit
     """
 
-    id: str
-    deliver_at_ms: int
-    stored_at_ms: int
-    body_bytes: int = named("size_bytes")
-    tag: str = ""
-    keys: tuple[str, ...] = ()
+    limit: Limit | None = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cancelled(Described):
-    """The result of cancelling messages at one broker.
+class _DelayedFrom(ListDelayed, kw_only=True):
+    """The parameters of `pages`.
 
-    Attributes:
-        cancelled: the ids of messages that are cancelled.
-        not_waiting: ids that the broker does not know, or has delivered or cancelled before.
+    start: the `AnswerPage.next` of an earlier page, to continue there
     """
 
-    cancelled: tuple[str, ...]
-    not_waiting: tuple[str, ...] = ()
+    start: Position | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DelayedPage(Described):
-    pending_count: int
-    messages: tuple[DelayedMessage, ...]
-    next: str = ""
+async def _cancel_all(http: AdminHttp, request: OperationRequest) -> Answers[Cancelled]:
+    topic: str = checked(OfTopic, request)["topic"]
+
+    async def cancel_at(url: str) -> Cancelled:
+        one = http.at(url)
+        cancelled: tuple[str, ...] = ()
+        async for page in DelayedMethods.pages.run(one, ListDelayed(topic)):
+            ids = [message.id for message in page.items]
+            # A batch that was sent as one may have more than a request takes.
+            for start in range(0, len(ids), PAGE_ITEMS):
+                some = CancelDelayed(topic, ids[start : start + PAGE_ITEMS])
+                answers = await DelayedMethods.cancel.run(one, some)
+                cancelled += answers.values[url].cancelled
+        return Cancelled(cancelled, ())
+
+    return await http.each(await http.brokers(topic), cancel_at)
 
 
-class DelayedAdmin(Noun):
+_CANCEL_ALL = operation(
+    CANCEL.name, OfTopic, Cancelled, OPERATORS, "Cancel all delayed messages of a topic."
+)
+
+
+class DelayedMethods:
+    """The methods of both clients."""
+
+    list = listed(LIST, _FirstDelayed)
+    pages = PagesMethod(LIST, _DelayedFrom)
+    cancel = at_each(CANCEL)
+    cancel_all = Method(_CANCEL_ALL, _CANCEL_ALL.make, "Answers[Cancelled]", _cancel_all)
+
+
+class DelayedAdmin(DelayedMethods, Noun):
     """The delayed messages of brokers: `Admin.delayed`.
 
     Each method answers for each broker, and raises AdminError only if none answered.
+
+    ``pages`` yields what ``list`` answers in pages, for many messages: one broker after the other.
+    It raises AdminError where one does not answer. `AnswerPage.count` is the number of all that
+    wait there; messages that were sent as one batch are on one page, even beyond the limit.
     """
-
-    async def list(
-        self, topic: str, *, limit: int | None = 20
-    ) -> Answers[tuple[DelayedMessage, ...]]:
-        """List messages that wait for their delivery time, the earliest due first.
-
-        Args:
-            topic: the topic that they are for.
-            limit: maximum messages of each broker; None for no limit.
-        """
-        place(topic)
-        answers = await self._http.collected(topic, partial(self._at, topic, limit))
-        return answers.map(lambda messages: messages[:limit])
-
-    async def pages(
-        self, topic: str, *, limit: int | None = None, start: Position | None = None
-    ) -> AsyncGenerator[AnswerPage[DelayedMessage]]:
-        """Yield what `list` answers in pages, for many messages: one broker after the other.
-
-        `AnswerPage.count` is the number of all that wait there. Messages that were sent as one
-        batch are on one page, even beyond the limit. With ``start``, the `AnswerPage.next` of an
-        earlier page, it continues there.
-
-        Raises:
-            AdminError: a broker did not answer.
-        """
-        place(topic)
-        async for page in self._http.pages(topic, partial(self._at, topic, limit), start):
-            yield page
-
-    async def cancel(
-        self, topic: str, ids: str | bytes | Iterable[str | bytes]
-    ) -> Answers[Cancelled]:
-        """Cancel messages by their ids, which the answer to a send has, and `list`; or one."""
-        fields = {**place(topic), "ids": id_texts(ids)}
-        return await self._http.call_each("delay.cancel", fields, Cancelled.read)
-
-    async def cancel_all(self, topic: str) -> Answers[Cancelled]:
-        """Cancel all delayed messages of a topic."""
-        place(topic)
-        http = self._http
-
-        async def cancel_at(url: str) -> Cancelled:
-            cancelled: tuple[str, ...] = ()
-            async for page in self._at(topic, None, url, {}):
-                if page.items:
-                    fields = {"topic": topic, "ids": [each.id for each in page.items]}
-                    done = await http.call(url, "delay.cancel", fields, Cancelled.read)
-                    cancelled += done.cancelled
-            return Cancelled(cancelled=cancelled)
-
-        return await http.each(await http.brokers(topic), cancel_at)
-
-    async def _at(
-        self, topic: str, limit: int | None, url: str, place: Fields
-    ) -> AsyncIterator[AnswerPage[DelayedMessage]]:
-        """Yield the messages of one broker."""
-        left = limit
-        start: Fields = {"from": "", **place}
-        while left != 0:
-            count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
-            fields = {"topic": topic, "limit": count, **start}
-            page = await self._http.call(url, "delay.list", fields, _DelayedPage.read)
-            if left is not None:
-                left = max(0, left - len(page.messages))
-            start = {"from": page.next}
-            yield AnswerPage(
-                broker=url,
-                items=page.messages,
-                next=Position(url, start) if page.next else None,
-                count=page.pending_count,
-            )
-            if not page.next:
-                return

@@ -137,13 +137,8 @@ class DeadLetterAdmin(_DeclaredNoun, dead_letters.DeadLetterMethods):
     """`martlet.client.admin.DeadLetterAdmin` with methods that block."""
 
 
-class DelayedAdmin(_SyncNoun):
+class DelayedAdmin(_DeclaredNoun, delayed.DelayedMethods):
     """`martlet.client.admin.DelayedAdmin` with methods that block."""
-
-    list = _awaited(delayed.DelayedAdmin.list)
-    pages = _iterated(delayed.DelayedAdmin.pages)
-    cancel = _awaited(delayed.DelayedAdmin.cancel)
-    cancel_all = _awaited(delayed.DelayedAdmin.cancel_all)
 
 
 class TransactionAdmin(_SyncNoun):
@@ -205,7 +200,7 @@ class Admin(SyncProxy):
         self.messages = MessageAdmin(self, admin.messages)
         self.groups = GroupAdmin(self, admin.groups)
         self.dead_letters = DeadLetterAdmin(self, admin.http)
-        self.delayed = DelayedAdmin(self, admin.delayed)
+        self.delayed = DelayedAdmin(self, admin.http)
         self.transactions = TransactionAdmin(self, admin.transactions)
         self.trace = TraceAdmin(self, admin.trace)
         self.nodes = NodeAdmin(self, admin.nodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 _MAX_NUMBER = (1 << 63) - 1
-_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class CallError(Exception):
@@ -139,14 +137,6 @@ class CallArguments:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {max_value}")
         return value
 
-    def ids(self, name: str) -> list[str]:
-        """Return the ids of messages. Raises CallError."""
-        return [_checked_id(value) for value in self.sequence(name)]
-
-    def id(self, name: str) -> str:
-        """Return the id of a message. Raises CallError."""
-        return _checked_id(self.text(name))
-
     def selecting(self, *names: str) -> list[str]:
         """Return which of the fields that select something are given. Raises CallError for an empty
         one: nothing selected never means all.
@@ -184,13 +174,6 @@ class CallArguments:
             return broker.find_topic(self.name(name))
         except NotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
-
-
-def _checked_id(value: object) -> str:
-    """Return the id of a message. Raises CallError."""
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {_shown(value)}")
-    return value
 
 
 def _shown(value: object) -> str:

@@ -1,24 +1,31 @@
-"""The calls that list and cancel delayed messages."""
+"""The calls that list and cancel delayed messages (see `martlet.schema.delayed`)."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING
 
 from martlet.broker.delayed.delayed_messages import ListingPosition
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import Properties
-from martlet.server.rpc.arguments import CallError
+from martlet.schema.delayed import (
+    CANCEL,
+    LIST,
+    CancelDelayed,
+    Cancelled,
+    DelayedMessage,
+    DelayedPage,
+    ListDelayed,
+)
+from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.delayed.bucket import Delayed
-    from martlet.server.rpc.arguments import CallArguments
-    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.rpc.registry import Caller, Methods
 
-MAX_LISTED = 1000
-_FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
+_LISTED = 100
+_MAX_LISTED = 1000
 
 
 class DelayCalls:
@@ -28,72 +35,49 @@ class DelayCalls:
         self._broker = broker
 
     def methods(self) -> Methods:
-        """The method of each name."""
-        return {"delay.list": self.list, "delay.cancel": self.cancel}
+        """The method of one name."""
+        return {**served(LIST, self.list), **served(CANCEL, self.cancel)}
 
-    async def list(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """List the delayed messages of a topic, the earliest due first.
-
-        `from` is the `next` of an earlier answer, which is empty at the end. A batch sent as one is
-        listed as one, so there may be more messages than `limit`.
+    async def list(self, caller: Caller, request: ListDelayed) -> DelayedPage:
+        """List the delayed messages of a topic. A batch sent as one is listed as one, so there may
+        be more messages than the limit.
         """
-        arguments.only("topic", "from", "limit")
         delays = self._broker.delays
-        topic = arguments.topic(self._broker)
-        behind = _position(arguments.text("from", ""))
-        max_count = arguments.number("limit", 100, min_value=1, max_value=MAX_LISTED)
-        found: list[tuple[ListingPosition, Delayed]] = []
+        topic = self._broker.find_topic(request.topic)
+        behind = ListingPosition(*map(int, request.behind.split("-"))) if request.behind else None
+        max_count = min(request.limit or _LISTED, _MAX_LISTED)
+        listed: list[tuple[ListingPosition, Delayed]] = []
         for some in delays.look(topic, behind, max_count):
             if some is not None:
-                found = some
+                listed = some
             await asyncio.sleep(0)
-        last = found[-1][0] if len(found) >= max_count else None
-        return {
-            "topic": topic.name,
-            "pending_count": sum(delays.pending_of(part.id) for part in topic.parts),
-            "messages": [_to_json(each) for _, each in found],
-            "next": "-".join(map(str, last)) if last else "",
-        }
-
-    def cancel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Cancel delayed messages of a topic by their ids: `id`, or many as `ids`.
-
-        Answers which of them were waiting and are cancelled; the others are unknown, delivered, or
-        cancelled already.
-        """
-        arguments.only("topic", "id", "ids")
-        broker = self._broker
-        topic = arguments.topic(broker)
-        if len(arguments.selecting("id", "ids")) > 1:
-            raise CallError("BAD_ARGUMENT", "give 'id' or 'ids', not both")
-        wanted = arguments.ids("ids") if "ids" in arguments else [arguments.id("id")]
-        cancelled = broker.delays.cancel(
-            topic, [message_id.encode() for message_id in dict.fromkeys(wanted)]
+        return DelayedPage(
+            topic=topic.name,
+            count=sum(delays.pending_of(part.id) for part in topic.parts),
+            messages=tuple(_message(message) for _, message in listed),
+            next="-".join(map(str, listed[-1][0])) if len(listed) >= max_count else "",
         )
-        return {
-            "cancelled": [message_id for message_id in wanted if message_id.encode() in cancelled],
-            "not_waiting": [
-                message_id for message_id in wanted if message_id.encode() not in cancelled
-            ],
-        }
+
+    def cancel(self, caller: Caller, request: CancelDelayed) -> Cancelled:
+        """Cancel delayed messages. Answers which of them were waiting and are cancelled; the others
+        are unknown, delivered, or cancelled already.
+        """
+        topic = self._broker.find_topic(request.topic)
+        ids = list(map(str, request.ids or (request.id,)))
+        cancelled = self._broker.delays.cancel(topic, [one.encode() for one in dict.fromkeys(ids)])
+        return Cancelled(
+            cancelled=tuple(one for one in ids if one.encode() in cancelled),
+            not_waiting=tuple(one for one in ids if one.encode() not in cancelled),
+        )
 
 
-def _position(text: str) -> ListingPosition | None:
-    if not text:
-        return None
-    match = _FROM.fullmatch(text)
-    if match is None:
-        raise CallError("BAD_ARGUMENT", f"'from' must be what 'next' was, not {text[:80]!r}")
-    return ListingPosition(*map(int, match.groups()))
-
-
-def _to_json(message: Delayed) -> dict[str, object]:
+def _message(message: Delayed) -> DelayedMessage:
     properties = Properties.unpack(message.properties)
-    return {
-        "id": message.id,
-        "deliver_at_ms": -(-message.deliver_at_ns // MILLISECOND_NS),
-        "stored_at_ms": message.stored_at_ns // MILLISECOND_NS,
-        "size_bytes": message.size_bytes,
-        "tag": properties.tag,
-        "keys": list(properties.keys),
-    }
+    return DelayedMessage(
+        id=message.id,
+        deliver_at_ms=-(-message.deliver_at_ns // MILLISECOND_NS),
+        stored_at_ms=message.stored_at_ns // MILLISECOND_NS,
+        body_bytes=message.size_bytes,
+        tag=properties.tag,
+        keys=properties.keys,
+    )

@@ -12,17 +12,19 @@ from martlet.options.flag import OptionError
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"action": "list"}, "the topic is missing"),
+        ({"action": "list"}, "--topic is missing"),
+        ({"action": "list", "topic": ""}, "--topic is empty"),
         ({"topic": "t"}, "name an action: list or cancel"),
         ({"action": "forget", "topic": "t"}, "there is no action 'forget'; name list or cancel"),
-        ({"action": "cancel", "topic": "t"}, "name the ids to cancel"),
+        ({"action": "cancel", "topic": "t"}, "give --id of those to cancel"),
         (
             {"action": "cancel", "topic": "t", "ids": ("0" * 16,), "all": True},
-            "name the ids to cancel",
+            "give --id of those to cancel, .*, or --all",
         ),
         ({"action": "cancel", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
         ({"action": "cancel", "topic": "t", "ids": ("",)}, "--id=: an id has 16 hexadecimal"),
-        ({"action": "list", "topic": "a b"}, "a b"),
+        ({"action": "list", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
+        ({"action": "list", "topic": "a b"}, "--topic=a b is not valid: 1 to 64 of"),
     ],
 )
 def test_wrong_options_are_refused(given: dict[str, object], why: str) -> None:

@@ -17,8 +17,10 @@ from martlet.client import Admin, InvalidName, sync
 from martlet.client.admin import (
     AnswerPage,
     Answers,
+    Cancelled,
     DeadLetterMessage,
     DeadLetterTopicCounts,
+    DelayedMessage,
     Moved,
     Position,
     methods,
@@ -102,6 +104,12 @@ async def asynchronous_types(admin: Admin, position: Position) -> None:
     assert_type(await letters.purge(dead_letter_topic="d", since_ms=5), Answers[Moved])
     pages = letters.pages("t", "c", start=position, limit=None)
     assert_type(pages, AsyncGenerator[AnswerPage[DeadLetterMessage]])
+    delayed = admin.delayed
+    assert_type(await delayed.list("t", limit=3), Answers[tuple[DelayedMessage, ...]])
+    delayed_pages = delayed.pages("t", start=position)
+    assert_type(delayed_pages, AsyncGenerator[AnswerPage[DelayedMessage]])
+    assert_type(await delayed.cancel("t", b"0" * 16), Answers[Cancelled])
+    assert_type(await delayed.cancel_all("t"), Answers[Cancelled])
 
 
 def blocking_types(admin: sync.Admin, position: Position) -> None:
@@ -113,6 +121,8 @@ def blocking_types(admin: sync.Admin, position: Position) -> None:
     assert_type(letters.redrive("t", "c", dry_run=True, all=True), Answers[Moved])
     assert_type(letters.purge("t", "c", until_ms=5).total(lambda moved: moved.count), int)
     assert_type(letters.pages("t", start=position), Iterator[AnswerPage[DeadLetterMessage]])
+    assert_type(admin.delayed.cancel("t", ["0" * 16]), Answers[Cancelled])
+    assert_type(admin.delayed.cancel_all("t").total(lambda done: len(done.cancelled)), int)
 
 
 WRONG = """
@@ -123,6 +133,8 @@ async def asynchronous(admin: Admin) -> None:
     await admin.dead_letters.redrive("t", "c", reason="nope")
     await admin.dead_letters.list("t", "c", "d")
     await admin.dead_letters.list(start=None)
+    await admin.delayed.list()
+    await admin.delayed.cancel_all("t", ids=[])
 
 def blocking(admin: sync.Admin) -> None:
     admin.dead_letters.purge("t", "c", to_topic="x")
@@ -146,7 +158,7 @@ def test_a_wrong_argument_is_an_error_of_mypy(tmp_path: Path) -> None:
         check=False,
     )
     lines = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if "error:" in line}
-    wrong = [n for n, line in enumerate(WRONG.splitlines(), 1) if "admin.dead" in line]
+    wrong = [n for n, line in enumerate(WRONG.splitlines(), 1) if "admin.de" in line]
     assert sorted(lines) == [*wrong, len(WRONG.splitlines())], done.stdout + done.stderr
     assert 'Unexpected keyword argument "al"' in lines[wrong[0]]
 
