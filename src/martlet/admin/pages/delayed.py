@@ -8,12 +8,21 @@ from collections.abc import Mapping
 from contextlib import aclosing
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from martlet.admin.asked import Asked, continued
 from martlet.admin.operations import TYPED_FROM, Preview, PreviewedChange, with_failures
 from martlet.admin.site import SITE
-from martlet.client.admin import Admin, AdminError, AdminNotFound, AnswerPage, DelayedMessage
+from martlet.client.admin import (
+    Admin,
+    AdminError,
+    AdminNotFound,
+    AnswerPage,
+    DelayedAdmin,
+    DelayedMessage,
+)
 from martlet.plural import counted
+from martlet.schema.delayed import ListDelayed
 
 _MAX_TOPICS = 100
 _AT_ONCE = 8
@@ -77,16 +86,17 @@ async def _waiting(admin: Admin, topic: str) -> tuple[int, list[str]]:
 
 
 async def _topic(request: web.Request, asked: Asked) -> web.StreamResponse:
-    topic = asked.name("topic")
-    pages, errors = await _first_pages(asked, topic)
-    plotted = (await asked.admin.delayed.list(topic, limit=_MAX_PLOTTED)).joined()
+    listed = asked.request(ListDelayed, limit=_ROWS)
+    pages, errors = await _first_pages(asked, listed)
+    first = replace(listed, limit=_MAX_PLOTTED)
+    plotted = (await DelayedAdmin.list.run(asked.admin.http, first)).joined()
     shown = [(page.broker, each) for page in pages for each in page.items]
     shown.sort(key=lambda row: row[1].deliver_at_ms)
     return asked.site.page(
         request,
         "delayed_topic.html",
         {
-            "topic": topic,
+            "topic": listed.topic,
             "rows": shown,
             "count": sum(page.count or 0 for page in pages),
             "plotted": len(plotted),
@@ -99,12 +109,12 @@ async def _topic(request: web.Request, asked: Asked) -> web.StreamResponse:
 
 
 async def _first_pages(
-    asked: Asked, topic: str
+    asked: Asked, listed: ListDelayed
 ) -> tuple[list[AnswerPage[DelayedMessage]], list[str]]:
     """Return a page of each broker, or the next one of one broker; and what went wrong."""
 
     async def first(url: str) -> AnswerPage[DelayedMessage] | AdminError:
-        pages = asked.site.admin.at(url).delayed.pages(topic, limit=_ROWS, start=asked.start)
+        pages = DelayedAdmin.pages.run(asked.site.admin.at(url).http, listed, asked.start)
         try:
             async with aclosing(pages):
                 async for page in pages:
@@ -113,7 +123,7 @@ async def _first_pages(
             return error
         return AnswerPage(broker=url, items=())
 
-    known = asked.view.topics.get(topic)
+    known = asked.view.topics.get(listed.topic)
     urls = [asked.broker] if asked.broker else sorted(known.nodes if known else asked.view.brokers)
     found = await asyncio.gather(*map(first, urls))
     errors = [each for each in found if isinstance(each, AdminError)]
