@@ -416,7 +416,7 @@ def test_a_message_is_traced_by_its_id_and_its_key(cluster: Cluster, face: Face)
     with sync.Producer(cluster.one.tcp_address) as producer:
         message_id = producer.send(topic, b"body", keys=[key]).id
     assert message_id is not None
-    by_key = face.ask(lambda admin: admin.trace.find(key=key), *cluster.brokers)
+    by_key = face.ask(lambda admin: admin.trace.find("", key=key, topic=""), *cluster.brokers)
     by_id = face.ask(lambda admin: admin.trace.find(message_id), *cluster.brokers)
     for answers in (by_key, by_id):
         (message,) = answers.values[cluster.urls[0]].messages

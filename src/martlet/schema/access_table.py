@@ -20,7 +20,6 @@ CALLS: Mapping[str, CallAccess] = {
         (
             *("topic.find", "topic.create", "topic.configure"),
             *("channel.configure", "channel.restore"),
-            "trace.find",
             *("transaction.list", "transaction.show", "transaction.series"),
             *("group.list", "group.reset"),
         ),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from martlet.properties.model import NORMAL_PRIORITY
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from martlet.broker.tracing.recorder import TraceEvent
@@ -82,61 +80,3 @@ class TraceResult:
     complete: bool
     traced: bool
     log_since_ns: int
-
-
-def fields_of(found: TraceResult) -> dict[str, Any]:
-    """Return a result as JSON fields."""
-    return {
-        "messages": [_trace_fields(trace) for trace in found.traces],
-        "complete": found.complete,
-        "traced": found.traced,
-        "log_since_ns": found.log_since_ns,
-    }
-
-
-def _trace_fields(trace: Trace) -> dict[str, Any]:
-    properties = trace.properties
-    carried: dict[str, Any] = {
-        "tag": properties.tag,
-        "keys": list(properties.keys),
-        "order_key": properties.order_key,
-        "headers": dict(properties.headers),
-        "system": dict(properties.system),
-    }
-    if properties.priority != NORMAL_PRIORITY:
-        carried["priority"] = properties.priority
-    return {
-        "id": trace.id,
-        "topic": trace.topic,
-        "queue": trace.queue,
-        "offset": trace.offset if trace.offset >= 0 else None,
-        "stored_at_ns": trace.stored_at_ns,
-        "deliver_at_ns": trace.deliver_at_ns or None,
-        "delayed": trace.delayed or None,
-        "body_bytes": trace.body_bytes,
-        "properties": {name: value for name, value in carried.items() if value},
-        "events": [
-            {
-                "time_ns": event.time_ns,
-                "channel": event.channel,
-                "event": event.step.name.lower(),
-                "client": event.consumer,
-                "attempt": event.attempt,
-                "delay_ms": event.delay_ms,
-                "reason": event.reason,
-            }
-            for event in trace.events
-        ],
-        "starts_ns": trace.starts_ns,
-        "channels": [
-            {
-                "channel": standing.channel,
-                "state": standing.state,
-                "attempts": standing.attempts,
-                "due_ns": standing.due_ns or None,
-                "is_group": standing.is_group,
-            }
-            for standing in trace.standing
-        ],
-        "known_since_ns": trace.known_since_ns,
-    }

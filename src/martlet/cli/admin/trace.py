@@ -23,15 +23,24 @@ from pathlib import Path
 from typing import Any
 
 from martlet.broker.recovery.trace_search import Search, TraceNotFound
-from martlet.broker.tracing.model import fields_of
 from martlet.cli import tool
 from martlet.cli.broker_http import BrokerHttpOptions
 from martlet.cli.standard_output import StandardOutput
+from martlet.client.admin import TraceAdmin
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.folder import Folder, NoLog
 from martlet.options.flag import OptionError, option
 from martlet.options.options import Options
 from martlet.plural import counted
+from martlet.schema.read import Refusal, read_request, to_json
+from martlet.schema.traces import (
+    FindMessages,
+    FoundMessages,
+    MessageEvent,
+    MessageStanding,
+    TracedMessage,
+)
+from martlet.server.rpc.traces import found_messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +67,36 @@ class TraceOptions(BrokerHttpOptions):
     json: bool = option(False, "a line of JSON for each message", section="output")
 
     def __post_init__(self) -> None:
-        if bool(self.id) == bool(self.key):
-            raise OptionError("give either a message's id or, with --key, a key")
         if not self.data_path:
             super().__post_init__()
-            return
-        Options.__post_init__(self)
-        if self.nsqd_http_addresses or self.lookupd_http_addresses:
-            raise OptionError(
-                "give brokers to ask or, with --data-path, a folder to read: not both"
-            )
+        else:
+            Options.__post_init__(self)
+            if self.nsqd_http_addresses or self.lookupd_http_addresses:
+                raise OptionError(
+                    "give brokers to ask or, with --data-path, a folder to read: not both"
+                )
+        self.request()
+
+    def request(self) -> FindMessages:
+        """Return what to find. Raises OptionError."""
+        fields = {
+            "id": self.id,
+            "key": self.key,
+            "topic": self.topic,
+            "since_ns": max(0, time.time_ns() - self.since_ns) if self.since_ns else 0,
+            "limit": self.limit,
+            "time_limit_ms": self.time_limit_ns // MILLISECOND_NS,
+        }
+        try:
+            return read_request(FindMessages, {n: value for n, value in fields.items() if value})
+        except Refusal as refusal:
+            raise OptionError(refusal.spelled(_spell)) from None
 
 
-Fields = Mapping[str, Any]
-Message = Fields
+def _spell(name: str, value: str | None) -> str:
+    return f"--{name}" + ("" if value is None else f"={value}")
+
+
 _STATES = {
     "waiting": "waits for its first delivery",
     "unfinished": "was delivered and is not finished",
@@ -90,95 +115,83 @@ _DELAYED = {
 }
 
 
-async def answers(options: TraceOptions, since_ns: int, errors: list[str]) -> list[Fields]:
-    """Find messages at brokers; return the answer of the call ``trace.find`` of each that has any.
+async def answers(options: TraceOptions, errors: list[str]) -> list[FoundMessages]:
+    """Find messages at brokers; return the answer of each that has any.
 
     Args:
         options: the messages and the brokers.
-        since_ns: the earliest publish time, for a search by key.
         errors: filled with the reasons why brokers did not answer or, if none has found any, did
             not find it.
     """
     async with options.admin() as admin:
-        found = await tool.settled(
-            admin.trace.find(
-                options.id,
-                key=options.key,
-                topic=options.topic,
-                since_ns=since_ns,
-                limit=options.limit,
-                time_limit_ms=options.time_limit_ns // MILLISECOND_NS,
-            )
-        )
-    counted = found.failures if found.values else found.errors
-    errors += map(str, counted.values())
-    return [answer.fields for answer in found.values.values()]
+        searched = await tool.settled(TraceAdmin.find.run(admin.http, options.request()))
+    failures = searched.failures if searched.values else searched.errors
+    errors += map(str, failures.values())
+    return list(searched.values.values())
 
 
-def line(message: Message) -> bytes:
+def line(message: TracedMessage) -> bytes:
     """Write a message as a line of JSON."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    fields = message.fields or to_json(message)
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-def text(message: Message, answer: Mapping[str, Any]) -> bytes:
+def text(message: TracedMessage, answer: FoundMessages) -> bytes:
     """Format a message as text."""
     return "\n".join([*_lines(message, answer), ""]).encode()
 
 
-def _lines(message: Message, answer: Mapping[str, Any]) -> Iterator[str]:
-    queue = f", queue {message['queue']}" if message["queue"] else ""
-    offset = "" if message["offset"] is None else f", offset {message['offset']}"
+def _lines(message: TracedMessage, answer: FoundMessages) -> Iterator[str]:
+    queue = f", queue {message.queue}" if message.queue else ""
+    offset = "" if message.offset is None else f", offset {message.offset}"
     yield (
-        f"message {message['id']} of topic {message['topic']}{queue}{offset}:"
-        f" {', '.join([counted(message['body_bytes'], 'byte'), *_carried(message['properties'])])}"
+        f"message {message.id} of topic {message.topic}{queue}{offset}:"
+        f" {', '.join([counted(message.body_bytes, 'byte'), *_carried(message.properties)])}"
     )
-    stored_ns = message["stored_at_ns"]
-    due_ns = message["deliver_at_ns"]
+    stored_ns, due_ns = message.stored_at_ns, message.deliver_at_ns
     due = f", to be delivered {_time(due_ns, stored_ns)}" if due_ns else ""
     yield f"  {_day(stored_ns)} {_clock(stored_ns)}  stored{due}"
-    if message.get("delayed"):
-        yield f"  {_DELAYED[message['delayed']]}"
+    if message.delayed:
+        yield f"  {_DELAYED[message.delayed]}"
         return
-    standing = {each["channel"]: each for each in message["channels"]}
-    for name in dict.fromkeys([*standing, *(event["channel"] for event in message["events"])]):
-        yield from _channel(name, standing.get(name), message, answer)
-    if not answer["traced"]:
+    standing = {each.channel: each for each in message.channels}
+    for name in dict.fromkeys([*standing, *(event.channel for event in message.events)]):
+        yield from _channel(name, standing.get(name), message, answer.are_traced)
+    if not answer.are_traced:
         yield "events of this topic's messages are not recorded: see --trace of the broker"
-    elif message["known_since_ns"] > stored_ns:
-        since_ns = message["known_since_ns"]
+    elif message.known_since_ns > stored_ns:
+        since_ns = message.known_since_ns
         yield f"its events before {_day(since_ns)} {_clock(since_ns)} are no longer known"
 
 
 def _channel(
-    name: str, standing: Mapping[str, Any] | None, message: Message, answer: Mapping[str, Any]
+    name: str, standing: MessageStanding | None, message: TracedMessage, is_traced: bool
 ) -> Iterator[str]:
-    stored_ns = message["stored_at_ns"]
-    happened: list[tuple[int, str]] = [
-        (event["time_ns"], _happened(event))
-        for event in message["events"]
-        if event["channel"] == name
+    stored_ns = message.stored_at_ns
+    happened = [
+        (event.time_ns, _happened(event)) for event in message.events if event.channel == name
     ]
     if happened:
         first_ns = happened[0][0]
-        starts = [(at_ns, "the broker was started") for at_ns in message["starts_ns"]]
+        starts = [(at_ns, "the broker was started") for at_ns in message.starts_ns]
         happened = sorted(
             [*happened, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0]
         )
     if standing is None:
         yield f"channel {name}: it was deleted"
-    elif standing.get("is_group"):
-        state = _GROUP_STATES.get(standing["state"], standing["state"])
-        if standing["state"] == "done" and answer["traced"] and not happened:
+    elif standing.is_group:
+        state = _GROUP_STATES.get(standing.state, standing.state)
+        if standing.state == "done" and is_traced and not happened:
             state += ": it was created later, or passed it before it was traced"
         yield f"group {name}: {state}"
     else:
-        due_ns = standing["due_ns"]
-        state = _STATES.get(standing["state"], standing["state"])
+        due_ns = standing.due_ns
+        state = _STATES.get(standing.state, standing.state)
         due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
         if due_ns and due_ns <= time.time_ns():
             state, due = f"due since {_time(due_ns, stored_ns)}; waits for a consumer", ""
-        attempts = standing["attempts"]
-        if standing["state"] == "done" and answer["traced"] and not happened:
+        attempts = standing.attempts
+        if standing.state == "done" and is_traced and not happened:
             due = ": it was created later, or emptied, or passed it before it was traced"
         tried = f", {attempts} attempts" if attempts > 1 else ""
         yield f"channel {name}: {state}{due}{tried}"
@@ -186,12 +199,11 @@ def _channel(
         yield f"  {_time(time_ns, stored_ns)}  {'+' + _span(time_ns - stored_ns):>9}  {what}"
 
 
-def _happened(event: Mapping[str, Any]) -> str:
-    who = event["client"]
-    attempt = f", attempt {event['attempt']}" if event["attempt"] > 1 else ""
-    why = f": {event['reason']}" if event["reason"] else ""
-    delay_ms = event["delay_ms"]
-    again = f", redelivery in {_span(delay_ms * 1_000_000)}" if delay_ms else ""
+def _happened(event: MessageEvent) -> str:
+    who = event.client
+    attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
+    why = f": {event.reason}" if event.reason else ""
+    again = f", redelivery in {_span(event.delay_ms * 1_000_000)}" if event.delay_ms else ""
     by = f" by {who}" if who else ""
     return {
         "delivered": f"delivered to {who}{attempt}",
@@ -203,8 +215,8 @@ def _happened(event: Mapping[str, Any]) -> str:
         "committed": f"committed{by or ' by its reader'}",
         "set_back": f"set back{by}, to fetch it again",
         "set_forward": f"set forward past it{by}",
-        "given_up": f"not tried again after {counted(event['attempt'], 'attempt')}{by}{why}",
-    }.get(event["event"], f"{event['event']}{by}{attempt}{again}{why}")
+        "given_up": f"not tried again after {counted(event.attempt, 'attempt')}{by}{why}",
+    }.get(event.event, f"{event.event}{by}{attempt}{again}{why}")
 
 
 def _carried(properties: Mapping[str, Any]) -> Iterator[str]:
@@ -258,21 +270,16 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Show the history of messages; return the exit code of the process."""
     options = tool.options("trace", DESCRIPTION, TraceOptions, argv, "ID", ["id"])
-    since_ns = time.time_ns() - options.since_ns if options.since_ns else 0
     errors: list[str] = []
 
     async def show() -> None:
         output = StandardOutput()
-        found = (
-            [read(options, since_ns)]
-            if options.data_path
-            else await answers(options, since_ns, errors)
-        )
-        for answer in found:
-            messages = answer["messages"]
-            shown = map(line, messages) if options.json else (text(m, answer) for m in messages)
-            await output.show(list(shown))
-            if not answer["complete"]:
+        results = [read(options)] if options.data_path else await answers(options, errors)
+        for answer in results:
+            await output.show(
+                [line(m) if options.json else text(m, answer) for m in answer.messages]
+            )
+            if not answer.is_complete:
                 log.warning(
                     "the search is incomplete: there are more messages, or its time was over"
                     " (--limit, --since, --time-limit)"
@@ -288,11 +295,12 @@ def main(argv: Sequence[str]) -> int:
     return code or int(bool(errors))
 
 
-def read(options: TraceOptions, since_ns: int) -> Fields:
+def read(options: TraceOptions) -> FoundMessages:
     """Search a data folder. Raises TraceNotFound and NoLog."""
     ends_s = time.monotonic() + options.time_limit_ns / SECOND_NS
+    request = options.request()
     folder = Folder(Path(options.data_path))
     search = Search(folder, lambda: time.monotonic() >= ends_s, options.topic)
-    if options.id:
-        return fields_of(search.by_id(options.id))
-    return fields_of(search.by_key(options.key, since_ns, options.limit))
+    if request.key is None:
+        return found_messages(search.by_id(options.id))
+    return found_messages(search.by_key(request.key, request.since_ns, request.limit))

@@ -70,13 +70,7 @@ from martlet.client.admin.topics import (
     TopicDescription,
     TopicPolicyChanges,
 )
-from martlet.client.admin.trace import (
-    FoundMessages,
-    MessageEvent,
-    MessageStanding,
-    TraceAdmin,
-    TracedMessage,
-)
+from martlet.client.admin.trace import TraceAdmin
 from martlet.client.admin.transactions import (
     TransactionAdmin,
     TransactionDescription,
@@ -91,6 +85,7 @@ from martlet.schema.dead_letters import (
     Moved,
 )
 from martlet.schema.delayed import Cancelled, DelayedMessage
+from martlet.schema.traces import FoundMessages, MessageEvent, MessageStanding, TracedMessage
 
 __all__ = [
     "Admin",

@@ -150,10 +150,8 @@ class TransactionAdmin(_SyncNoun):
     rollback = _awaited(transactions.TransactionAdmin.rollback)
 
 
-class TraceAdmin(_SyncNoun):
+class TraceAdmin(_DeclaredNoun, trace.TraceMethods):
     """`martlet.client.admin.TraceAdmin` with methods that block."""
-
-    find = _awaited(trace.TraceAdmin.find)
 
 
 class NodeAdmin(_SyncNoun):
@@ -202,7 +200,7 @@ class Admin(SyncProxy):
         self.dead_letters = DeadLetterAdmin(self, admin.http)
         self.delayed = DelayedAdmin(self, admin.http)
         self.transactions = TransactionAdmin(self, admin.transactions)
-        self.trace = TraceAdmin(self, admin.trace)
+        self.trace = TraceAdmin(self, admin.http)
         self.nodes = NodeAdmin(self, admin.nodes)
         self.lookup = LookupAdmin(self, admin.lookup)
         self.replicas = ReplicaAdmin(self, admin.replicas)

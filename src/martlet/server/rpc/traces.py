@@ -1,8 +1,7 @@
-"""The call that traces a message.
+"""The call that traces a message (see `martlet.schema.traces`).
 
-``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``limit``, and optionally a
-``topic``. A thread beside the broker reads the log, one search at a time, for at most
-``time_limit_ms``; the answer says whether that was enough.
+A thread beside the broker reads the log, one search at a time, until the time limit; the answer
+says whether that was enough.
 """
 
 from __future__ import annotations
@@ -10,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from martlet.broker.errors import WritesRefused
+from martlet.properties.model import NORMAL_PRIORITY
+from martlet.schema.traces import (
+    FIND,
+    FindMessages,
+    FoundMessages,
+    MessageEvent,
+    MessageStanding,
+    TracedMessage,
+)
 from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
-    from martlet.broker.tracing.model import TraceResult
+    from martlet.broker.tracing.model import Trace, TraceResult
     from martlet.server.data_folder import DataFolder
-    from martlet.server.rpc.arguments import CallArguments
-    from martlet.server.rpc.registry import Answer, Caller, Methods
-
-DEFAULT_LIMIT_MS = 10_000
-MAX_LIMIT_MS = 600_000
-MAX_TRACES = 1000
+    from martlet.server.rpc.registry import Caller, Methods
 
 
 class TraceCalls:
@@ -37,60 +41,96 @@ class TraceCalls:
 
     def methods(self) -> Methods:
         """The method of each name."""
-        return {"trace.find": self.find}
+        return served(FIND, self.find)
 
-    async def find(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Find messages by their id or a key, with their events."""
-        arguments = arguments.renamed({"most": "limit", "limit_ms": "time_limit_ms"})
-        arguments.only("id", "key", "topic", "since_ns", "limit", "time_limit_ms")
-        if ("id" in arguments) == ("key" in arguments):
-            raise CallError("BAD_ARGUMENT", "give either 'id' or 'key'")
-        topic = arguments.topic(self._broker).name if "topic" in arguments else ""
-        limit_ms = arguments.number(
-            "time_limit_ms", DEFAULT_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS
-        )
-        since_ns = arguments.number("since_ns", 0)
-        max_count = arguments.number("limit", 20, min_value=1, max_value=MAX_TRACES)
-        message_id, key = arguments.text("id", ""), arguments.text("key", "")
-        if not message_id and not key:
-            raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
+    async def find(self, caller: Caller, request: FindMessages) -> FoundMessages:
+        """Find messages by their id or a key."""
+        if request.topic:
+            self._broker.find_topic(request.topic)
         async with self._searching:
             with suppress(WritesRefused):
                 self._broker.write_journal()
             # A client sees confirmed messages only.
             end = self._broker.visible_position
-            ends_s = time.monotonic() + limit_ms / 1000
-            found = await asyncio.get_running_loop().run_in_executor(
-                None, self._search, message_id, key, topic, since_ns, max_count, end, ends_s
+            ends_s = time.monotonic() + request.time_limit_ms / 1000
+            result = await asyncio.get_running_loop().run_in_executor(
+                None, self._search, request, end, ends_s
             )
-        from martlet.broker.tracing.model import fields_of
+        return found_messages(result)
 
-        return fields_of(found)
-
-    def _search(
-        self,
-        message_id: str,
-        key: str,
-        topic: str,
-        since_ns: int,
-        max_count: int,
-        end: int,
-        ends_s: float,
-    ) -> TraceResult:
+    def _search(self, request: FindMessages, end: int, ends_s: float) -> TraceResult:
         """Search, in a thread. Raises CallError."""
         from martlet.broker.recovery.trace_search import Search, TraceNotFound
         from martlet.log.folder import Folder
 
         try:
             folder = Folder(self._folder.path, end)
-            search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
+            search = Search(folder, lambda: time.monotonic() >= ends_s, request.topic or "")
         except TraceNotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
         try:
-            if message_id:
-                return search.by_id(message_id)
-            return search.by_key(key, since_ns, max_count)
+            if request.key is None:
+                return search.by_id(str(request.id))
+            return search.by_key(request.key, request.since_ns, request.limit)
         except TraceNotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
         finally:
             self._folder.keys.missed(search.not_indexed)
+
+
+def found_messages(result: TraceResult) -> FoundMessages:
+    """Return the result of a search as an answer."""
+    return FoundMessages(
+        messages=tuple(map(_message, result.traces)),
+        is_complete=result.complete,
+        are_traced=result.traced,
+        log_since_ns=result.log_since_ns,
+    )
+
+
+def _message(trace: Trace) -> TracedMessage:
+    properties = trace.properties
+    carried: dict[str, Any] = {
+        "tag": properties.tag,
+        "keys": properties.keys,
+        "order_key": properties.order_key,
+        "headers": dict(properties.headers),
+        "system": dict(properties.system),
+    }
+    if properties.priority != NORMAL_PRIORITY:
+        carried["priority"] = properties.priority
+    return TracedMessage(
+        id=trace.id,
+        topic=trace.topic,
+        queue=trace.queue,
+        offset=trace.offset if trace.offset >= 0 else None,
+        stored_at_ns=trace.stored_at_ns,
+        deliver_at_ns=trace.deliver_at_ns or None,
+        delayed=trace.delayed or None,
+        body_bytes=trace.body_bytes,
+        properties={name: value for name, value in carried.items() if value},
+        events=tuple(
+            MessageEvent(
+                time_ns=event.time_ns,
+                channel=event.channel,
+                event=event.step.name.lower(),
+                client=event.consumer,
+                attempt=event.attempt,
+                delay_ms=event.delay_ms,
+                reason=event.reason,
+            )
+            for event in trace.events
+        ),
+        starts_ns=tuple(trace.starts_ns),
+        channels=tuple(
+            MessageStanding(
+                channel=standing.channel,
+                state=standing.state,
+                attempts=standing.attempts,
+                due_ns=standing.due_ns or None,
+                is_group=standing.is_group,
+            )
+            for standing in trace.standing
+        ),
+        known_since_ns=trace.known_since_ns,
+    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.unit.broker.core import SECOND_NS
@@ -18,11 +16,13 @@ from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.broker.topic.follow import follow
 from martlet.broker.topic.offset_reset import begin_group, reset_group
-from martlet.broker.tracing.model import Trace, TraceResult, fields_of
+from martlet.broker.tracing.model import Trace, TraceResult
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.cli.admin.trace import text as text_of
 from martlet.log.folder import Folder
 from martlet.properties.model import Properties
+from martlet.schema.traces import FoundMessages
+from martlet.server.rpc.traces import found_messages
 from martlet.testing import SimulatedClock
 
 
@@ -31,9 +31,9 @@ def core(tmp_path: Path) -> DiskCore:
     return DiskCore(tmp_path / "data")
 
 
-def lines(answer: Mapping[str, Any]) -> list[str]:
+def lines(answer: FoundMessages) -> list[str]:
     """As ``martlet trace`` shows it."""
-    return [text_of(message, answer).decode() for message in answer["messages"]]
+    return [text_of(message, answer).decode() for message in answer.messages]
 
 
 def steps(trace: Trace) -> list[tuple[str, TraceStep]]:
@@ -74,13 +74,13 @@ def test_a_trace_distinguishes_a_group_from_a_channel(core: DiskCore) -> None:
     client = core.client("t").ready(1)
     core.publish("t", b"a")
     client.finish()
-    answer = fields_of(core.search().by_id(client.got[0].id.decode()))
-    is_group = {each["channel"]: each["is_group"] for each in answer["messages"][0]["channels"]}
+    answer = found_messages(core.search().by_id(client.got[0].id.decode()))
+    is_group = {each.channel: each.is_group for each in answer.messages[0].channels}
     assert is_group == {"readers": True, "c": False}
     (text,) = lines(answer)
     assert "group readers: not committed yet" in text
     core.restart()
-    answer = fields_of(core.search().by_id(client.got[0].id.decode()))
+    answer = found_messages(core.search().by_id(client.got[0].id.decode()))
     assert "group readers: not committed yet" in lines(answer)[0]
 
 
@@ -150,7 +150,7 @@ def test_a_trace_of_a_group_names_the_fetching_and_committing_member(core: DiskC
     assert steps_of("k2") == [one for one in back if one[0] is not TraceStep.FETCHED]
     assert steps_of("k4") == [back[0], *last]  # fetched, and not committed before it went back
     assert steps_of("k5") == last
-    (text,) = lines(fields_of(core.search().by_key("k1")))
+    (text,) = lines(found_messages(core.search().by_key("k1")))
     assert "group g: committed past it" in text
     for shown in (
         f"fetched by {at_till}",
@@ -184,7 +184,7 @@ def test_a_group_that_is_not_traced_writes_nothing(core: DiskCore) -> None:
     assert channel.group.commit(1) == 1
     found = core.search().by_key("k")
     assert not found.traced
-    (text,) = lines(fields_of(found))
+    (text,) = lines(found_messages(found))
     assert "group g: committed past it\n" in text
 
 
@@ -199,7 +199,7 @@ def test_commits_of_a_follower_are_traced(core: DiskCore) -> None:
     follow(topic, "spark", {0: 0}, retain=True)
     found = core.search().by_key("k")
     assert steps(only(found)) == [("spark", TraceStep.COMMITTED), ("spark", TraceStep.SET_BACK)]
-    assert "+1.0 s  committed by its reader" in lines(fields_of(found))[0]
+    assert "+1.0 s  committed by its reader" in lines(found_messages(found))[0]
 
 
 def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
@@ -241,7 +241,7 @@ def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: Di
     trace = only(core.search().by_id(late))
     fields = (trace.topic, trace.offset, trace.deliver_at_ns, trace.body_bytes, trace.delayed)
     assert fields == ("t", -1, due_ns, 4, "waiting")
-    text = "\n".join(lines(fields_of(core.search().by_id(late))))
+    text = "\n".join(lines(found_messages(core.search().by_id(late))))
     assert f"message {late} of topic t: 4 bytes" in text
     assert "it waits for its delivery time" in text
     core.broker.delays.cancel(core.broker.topic("t"), [cancelled.encode()])
@@ -282,7 +282,7 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
         assert found("k1") == found("k1", "t") == [(ids[1], "t", -1, "waiting")]
         assert found("k2") == [(ids[2], "t", -1, "done")]
         assert sorted(each[3] for each in found("k")) == ["", "done", "waiting", "waiting"]
-    assert "it waits for its delivery time" in lines(fields_of(core.search().by_key("k0")))[0]
+    assert "it waits for its delivery time" in lines(found_messages(core.search().by_key("k0")))[0]
     with pytest.raises(TraceNotFound, match="'k1'"):
         core.search("other").by_key("k1")
     core.wait(5 * SECOND_NS)

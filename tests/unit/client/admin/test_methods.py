@@ -21,6 +21,7 @@ from martlet.client.admin import (
     DeadLetterMessage,
     DeadLetterTopicCounts,
     DelayedMessage,
+    FoundMessages,
     Moved,
     Position,
     methods,
@@ -110,6 +111,7 @@ async def asynchronous_types(admin: Admin, position: Position) -> None:
     assert_type(delayed_pages, AsyncGenerator[AnswerPage[DelayedMessage]])
     assert_type(await delayed.cancel("t", b"0" * 16), Answers[Cancelled])
     assert_type(await delayed.cancel_all("t"), Answers[Cancelled])
+    assert_type(await admin.trace.find(b"0" * 16, topic="t"), Answers[FoundMessages])
 
 
 def blocking_types(admin: sync.Admin, position: Position) -> None:
@@ -122,6 +124,7 @@ def blocking_types(admin: sync.Admin, position: Position) -> None:
     assert_type(letters.purge("t", "c", until_ms=5).total(lambda moved: moved.count), int)
     assert_type(letters.pages("t", start=position), Iterator[AnswerPage[DeadLetterMessage]])
     assert_type(admin.delayed.cancel("t", ["0" * 16]), Answers[Cancelled])
+    assert_type(admin.trace.find(key="k", since_ns=5, limit=3), Answers[FoundMessages])
     assert_type(admin.delayed.cancel_all("t").total(lambda done: len(done.cancelled)), int)
 
 
@@ -135,6 +138,7 @@ async def asynchronous(admin: Admin) -> None:
     await admin.dead_letters.list(start=None)
     await admin.delayed.list()
     await admin.delayed.cancel_all("t", ids=[])
+    await admin.trace.find("0" * 16, "k")
 
 def blocking(admin: sync.Admin) -> None:
     admin.dead_letters.purge("t", "c", to_topic="x")
@@ -158,7 +162,11 @@ def test_a_wrong_argument_is_an_error_of_mypy(tmp_path: Path) -> None:
         check=False,
     )
     lines = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if "error:" in line}
-    wrong = [n for n, line in enumerate(WRONG.splitlines(), 1) if "admin.de" in line]
+    wrong = [
+        n
+        for n, line in enumerate(WRONG.splitlines(), 1)
+        if "admin." in line and "import" not in line
+    ]
     assert sorted(lines) == [*wrong, len(WRONG.splitlines())], done.stdout + done.stderr
     assert 'Unexpected keyword argument "al"' in lines[wrong[0]]
 
