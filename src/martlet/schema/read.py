@@ -211,8 +211,8 @@ def must_be(field: FieldInfo) -> str:
     if words := words_of(field.type):
         return f"one of {', '.join(words)}"
     if isinstance(kind, inspect.CollectionType):
-        extra = _unwrapped(kind.item_type)[1]
-        return f"{_must_be(kind)}; {_rule(extra)}"
+        rule = _rule(_unwrapped(kind.item_type)[1])
+        return f"{_must_be(kind)}; {rule}" if rule else _must_be(kind)
     return _rule(extra) or _must_be(kind)
 
 
@@ -242,7 +242,9 @@ def _check_text(name: str, value: object) -> None:
 
 def _refusal(name: str, field: FieldInfo, value: Any) -> Refusal:
     kind, extra = type_of(field)
-    if value in ("", []) and not isinstance(kind, inspect.IntType | inspect.BoolType):
+    if value in ("", []) and not isinstance(
+        kind, inspect.IntType | inspect.BoolType | inspect.DictType
+    ):
         return _empty(name, field)
     if isinstance(kind, inspect.CollectionType) and isinstance(value, list):
         item_type = kind.item_type
@@ -262,7 +264,8 @@ def _refusal(name: str, field: FieldInfo, value: Any) -> Refusal:
 
 def _fits(value: object, kind: inspect.Type) -> bool:
     text, _ = _unwrapped(kind)
-    assert isinstance(text, inspect.StrType)
+    if not isinstance(text, inspect.StrType):
+        return True  # What an item is, only the broker knows.
     return isinstance(value, str) and re.search(text.pattern or "", value) is not None
 
 
@@ -279,13 +282,17 @@ def _must_be(kind: inspect.Type) -> str:
             return ""
         case inspect.CollectionType(max_length=limit):
             return f"a list of at most {limit}"
+        case inspect.DictType(max_length=limit) if limit is not None:
+            return f"an object of at most {limit} fields"
         case _:
             return "an object"
 
 
 def _shown(value: object) -> str:
     if isinstance(value, list | dict):  # It may be nested too deeply for repr.
-        return "a list" if isinstance(value, list) else "an object"
+        return (
+            f"a list of {len(value)}" if isinstance(value, list) else f"an object of {len(value)}"
+        )
     shown = _characters(str(value))[:_SHOWN_CHARACTERS]
     return _literally(repr(shown) if isinstance(value, str) else shown)
 

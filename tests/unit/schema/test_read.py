@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import pytest
+from msgspec import Meta
 
+from martlet.names import NAME_RULE
 from martlet.schema.dead_letters import (
     DeadLetters,
     ListDeadLetters,
@@ -48,7 +50,7 @@ def refused(kind: type[OperationRequest], fields: dict[str, Any]) -> tuple[str, 
         ({"ids": [ID + "\n"]}, rf"ids '{ID}\n': an id has 16 hexadecimal digits"),
         ({"ids": [None]}, "'ids': an id has 16 hexadecimal digits, not None"),
         ({"ids": ID}, f"'ids' must be a list of at most 10000, not '{ID}'"),
-        ({"ids": [ID] * 10_001}, "'ids' must be a list of at most 10000, not a list"),
+        ({"ids": [ID] * 10_001}, "'ids' must be a list of at most 10000, not a list of 10001"),
         ({"ids": {"a": 1}}, "'ids' must be a list of at most 10000, not an object"),
         ({"reason": "reject"}, "reason 'reject': it is one of max_attempts, timeout, disconnected"),
         ({"reason": 5}, "given_up, not 5"),
@@ -82,6 +84,34 @@ def test_an_empty_field_that_selects_never_means_all(field: str, empty: object) 
     fields = {**TC, "dead_letter_topic": "d", "all": True, field: empty}
     _, said = refused(PurgeDeadLetters, fields)
     assert said == f"{field!r} is empty: leave it out, or say what it selects"
+
+
+class HandedBack(OperationRequest):
+    """What only the broker understands, and comes back to it."""
+
+    topic: TopicName
+    items: Annotated[Sequence[Any], Meta(max_length=2)]
+    policy: Annotated[dict[str, Any], Meta(max_length=1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"topic": ""}, "'topic' is empty"),
+        ({"topic": "a b"}, f"topic 'a b' is not valid: {NAME_RULE}"),
+        ({"topic": None}, "the argument 'topic' is missing"),
+        ({"items": [1, 2, 3]}, "'items' must be a list of at most 2, not a list of 3"),
+        ({"items": {}}, "'items' must be a list of at most 2, not an object of 0"),
+        ({"policy": []}, "'policy' must be an object of at most 1 fields, not a list of 0"),
+        ({"policy": {"a": 1, "b": 2}}, "at most 1 fields, not an object of 2"),
+    ],
+)
+def test_required_fields_and_opaque_ones_are_refused_by_their_own_rule(
+    fields: dict[str, Any], text: str
+) -> None:
+    right: dict[str, Any] = {"topic": "t", "items": ["x", {}], "policy": {"a": [{}]}}
+    assert read_request(HandedBack, right) == HandedBack(**right)
+    assert refused(HandedBack, {**right, **fields})[1].endswith(text)
 
 
 def test_null_is_absent_where_nothing_is_selected() -> None:

@@ -221,7 +221,7 @@ def summed(operation: Operation[P, Any, SumT]) -> Method[P, Answers[SumT]]:
         fields = checked(operation.request, request)
 
         async def all_at(url: str) -> SumT:
-            total = part = await _call(http, url, operation, fields)
+            total = part = await called(http, url, operation, fields)
             while part.following is not None:
                 later = await _continued(http, url, operation, {**fields, **part.following})
                 if later is None:
@@ -266,7 +266,7 @@ async def _pages(
     while following is not None and left != 0:
         count = PAGE_ITEMS if left is None else min(PAGE_ITEMS, left)
         page_fields = {**fields, "limit": count, **following}
-        call = _continued if following else _call
+        call = _continued if following else called
         page = await call(http, url, operation, page_fields)
         if page is None:
             return
@@ -278,9 +278,10 @@ async def _pages(
         yield AnswerPage(broker=url, items=page.items, next=at, count=total)
 
 
-async def _call(
+async def called(
     http: AdminHttp, url: str, operation: Operation[..., Any, AnswerT], fields: Fields
 ) -> AnswerT:
+    """Make one call. Raises AdminError."""
     return await http.call(
         url, operation.name, fields, lambda answer: read_answer(operation.answer, answer)
     )
@@ -291,7 +292,7 @@ async def _continued(
 ) -> AnswerT | None:
     """Call a broker for what begins where an answer ended; None if that is gone meanwhile."""
     try:
-        return await _call(http, url, operation, fields)
+        return await called(http, url, operation, fields)
     except AdminNotFound:
         return None
 
