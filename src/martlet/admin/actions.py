@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from martlet.admin.guard import user_of
-from martlet.admin.site import SITE
+from martlet.admin.site import SITE, Site
 from martlet.client.admin import Admin, AdminError, Answers
 from martlet.durations import parse_duration
 from martlet.plural import counted
@@ -60,6 +60,7 @@ class Action:
         confirmed: whether the user is asked before it.
         typed: whether its confirmation wants the name typed, however few messages there are.
         at_daemons: whether it is done at the lookup daemons, also where it concerns one broker.
+        where_seen: whether brokers that the newest view shows without the place are not asked.
     """
 
     verb: str
@@ -69,6 +70,7 @@ class Action:
     confirmed: bool = False
     typed: bool = False
     at_daemons: bool = False
+    where_seen: bool = False
 
 
 async def _create_topic(admin: Admin, place: Place, form: Mapping[str, str]) -> Answers[Any]:
@@ -136,19 +138,23 @@ def _channel(name: str) -> Do:
     return lambda admin, place, _form: getattr(admin.channels, name)(place.topic, place.channel)
 
 
+def _pausing(verb: str, do: Do) -> Action:
+    return Action(verb, f"{{}} was {verb.lower()}d", do, where_seen=True)
+
+
 def _destroying(verb: str, done: str, do: Do, *, typed: bool = False) -> Action:
     return Action(verb, done, do, destroys=True, confirmed=True, typed=typed)
 
 
 ACTIONS: Mapping[str, Action] = {
     "create_topic": Action("Create", "{} was created", _create_topic),
-    "pause_topic": Action("Pause", "{} was paused", _topic("pause")),
-    "unpause_topic": Action("Unpause", "{} was unpaused", _topic("unpause")),
+    "pause_topic": _pausing("Pause", _topic("pause")),
+    "unpause_topic": _pausing("Unpause", _topic("unpause")),
     "empty_topic": _destroying("Empty", "{} was emptied", _topic("empty")),
     "delete_topic": _destroying("Delete", "{} was deleted", _topic("delete"), typed=True),
     "create_channel": Action("Create", "{} was created", _channel("create")),
-    "pause_channel": Action("Pause", "{} was paused", _channel("pause")),
-    "unpause_channel": Action("Unpause", "{} was unpaused", _channel("unpause")),
+    "pause_channel": _pausing("Pause", _channel("pause")),
+    "unpause_channel": _pausing("Unpause", _channel("unpause")),
     "empty_channel": _destroying("Empty", "{} was emptied", _channel("empty")),
     "delete_channel": _destroying("Delete", "{} was deleted", _channel("delete"), typed=True),
     "publish_message": Action("Publish to", "A message was published to {}", _publish),
@@ -174,13 +180,12 @@ async def perform(request: web.Request, name: str, place: Place, form: Mapping[s
     """
     site, user, action = request.app[SITE], user_of(request), ACTIONS[name]
     where = {"topic": place.topic, "channel": place.channel, "node": place.broker}
-    alone = place.broker and not action.at_daemons
     try:
-        answers = await action.do(site.admin.at(place.broker) if alone else site.admin, place, form)
+        answers = await action.do(_admin_for(site, action, place), place, form)
     except AdminError as error:
         site.audit.failed(request, user, name, str(error), **where)
         raise
-    text = _sentence(action, name, place, answers, site.collector.view.brokers)
+    text = _sentence(action, name, place, answers, site.admin.http.daemons)
     if name == "empty_channel" and site.undos.add(
         place.topic, place.channel, user.name, answers.values
     ):
@@ -189,8 +194,20 @@ async def perform(request: web.Request, name: str, place: Place, form: Mapping[s
     return text
 
 
+def _admin_for(site: Site, action: Action, place: Place) -> Admin:
+    """Return the way to the servers that an action concerns."""
+    if place.broker and not action.at_daemons:
+        return site.admin.at(place.broker)
+    view = site.collector.places
+    if not action.where_seen or view is None:
+        return site.admin
+    lacking = view.lacking(place.topic, place.channel)
+    named = site.admin.http.named_brokers  # Lookup daemons say themselves who has a topic.
+    return site.admin.at(*(url for url in named if url not in lacking)) if named else site.admin
+
+
 def _sentence(
-    action: Action, name: str, place: Place, answers: Answers[Any], brokers: Container[str]
+    action: Action, name: str, place: Place, answers: Answers[Any], daemons: Container[str]
 ) -> str:
     if name == "publish_message":
         subject = place.topic
@@ -199,17 +216,17 @@ def _sentence(
     else:
         subject = place.subject
     text = action.done.format(subject)
-    text = f"{text[0].upper()}{text[1:]} at {_servers(list(answers.values), brokers)}"
+    text = f"{text[0].upper()}{text[1:]} at {_servers(list(answers.values), daemons)}"
     failures = "; ".join(map(str, answers.failures.values()))
     return f"{text}, but not everywhere: {failures}" if failures else text
 
 
-def _servers(urls: Sequence[str], brokers: Container[str]) -> str:
+def _servers(urls: Sequence[str], daemons: Container[str]) -> str:
     """Return which servers did it: ``127.0.0.1:4151``, ``2 brokers and 1 lookup daemon``."""
-    found = [url for url in urls if url in brokers]
-    if len(found) == len(urls) == 1:
-        return found[0].partition("://")[2]
-    parts = [counted(len(found), "broker")] if found else []
-    if len(urls) > len(found):
-        parts.append(counted(len(urls) - len(found), "lookup daemon"))
+    brokers = [url for url in urls if url not in daemons]
+    if len(brokers) == len(urls) == 1:
+        return brokers[0].partition("://")[2]
+    parts = [counted(len(brokers), "broker")] if brokers else []
+    if len(urls) > len(brokers):
+        parts.append(counted(len(urls) - len(brokers), "lookup daemon"))
     return " and ".join(parts)

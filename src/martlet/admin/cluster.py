@@ -217,6 +217,23 @@ class ClusterView:
         found = self.topics.get(topic)
         return found.channels.get(channel) if found else None
 
+    def lacking(self, topic: str, channel: str = "") -> set[str]:
+        """Return the brokers that lack what another has: a topic, or a channel of it.
+
+        A broker that does not answer may have it, and a standby acts for its primary.
+        """
+        having = self.channel(topic, channel) if channel else self.topics.get(topic)
+        if having is None:
+            return set()
+        return {
+            url
+            for url, each in self.brokers.items()
+            if url not in having.nodes
+            and not each.error
+            and each.stats is not None
+            and (each.stats.broker or "replication" not in each.stats.fields)
+        }
+
 
 def merge(answers: Answers[NodeStats], before: ClusterView, at_s: float) -> ClusterView:
     """Add up the brokers' counts; rates are left to the caller.

@@ -56,6 +56,10 @@ class Collector:
         self._hurry = asyncio.Event()
         self._began_s = 0.0
         """When the newest look began, by the monotonic clock."""
+        self._acted_s = 0.0
+        """When a user last changed something, by the monotonic clock."""
+        self._moved_s = 0.0
+        """The same of what may have changed which broker has what."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -78,16 +82,39 @@ class Collector:
 
     async def look_now(self) -> ClusterView:
         """Ask brokers at once, for a user who changes something, and return the view of it."""
-        asked_s = time.monotonic()
+        return await self._since(time.monotonic())
+
+    async def _since(self, time_s: float) -> ClusterView:
+        """Return the view of a look that began at a time or later."""
         self._hurry.set()
         self._wake.set()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._began_s >= asked_s)
+            await self._changed.wait_for(lambda: self._began_s >= time_s)
         return self.view
 
+    def look_later(self, *, is_in_place: bool) -> None:
+        """Let the next page wait for a look that begins from now on: a user changed something.
+
+        Args:
+            is_in_place: whether each broker still has the same topics and channels.
+        """
+        self._acted_s = time.monotonic()
+        if not is_in_place:
+            self._moved_s = self._acted_s
+
+    @property
+    def places(self) -> ClusterView | None:
+        """A view that tells which broker has what; None if the newest may be out of date."""
+        is_old = time.monotonic() - self.view.at_s > IDLE_INTERVAL_S
+        return None if is_old or self._began_s < self._moved_s else self.view
+
     async def fresh(self) -> ClusterView:
-        """Return a view that is no older than looks are apart while a page is open."""
+        """Return a view that is no older than looks are apart while a page is open, nor than what
+        a user last changed.
+        """
         view = self.view
+        if self._began_s < self._acted_s:
+            return await self._since(self._acted_s)
         is_old = time.monotonic() - view.at_s > max(self._interval_s, view.took_s / _MAX_SHARE)
         return await self.following(view) if is_old else view
 

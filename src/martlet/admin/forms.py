@@ -65,20 +65,29 @@ async def act(request: web.Request) -> web.StreamResponse:
     site = request.app[SITE]
     form = await _form(request)
     _check_role(request)
-    view = await site.collector.look_now()
+    view = await _view_for(site, form)
     operation = OPERATIONS.get(form.get("action", ""))
     if operation is not None:
         text = await _operate(request, operation, Asked(site, view, form))
-        await site.collector.look_now()
+        site.collector.look_later(is_in_place=False)
         _return(_back(site, form.get("back", "")), text)
     action, places = _read(site, view, form)
     _check_typed(view, action, places, form)
     text = await _perform_all(request, places, form)
-    await site.collector.look_now()
+    site.collector.look_later(is_in_place=action.where_seen)
     back = _back(site, form.get("back", ""))
     if action.typed and urlsplit(back).path.startswith(_pages_of(site, places)):
         back = site.url("/topics", *([places[0].topic] if places[0].channel else []))
     _return(back, text)
+
+
+async def _view_for(site: Site, form: Form) -> ClusterView:
+    """Return the newest view; look at once for numbers of messages, and for a new broker."""
+    view, action = site.collector.view, ACTIONS.get(form.get("action", ""))
+    needs_counts = action is not None and action.destroys
+    if needs_counts or form.get("broker", "") not in ("", *view.brokers):
+        return await site.collector.look_now()
+    return view
 
 
 def _return(back: str, text: str) -> NoReturn:

@@ -22,8 +22,10 @@ from tests.admin_page import (
 )
 
 from martlet.admin.actions import ACTIONS
+from martlet.client.admin.http import AdminHttp
 from martlet.testing import Broker
 
+HOUR_NS = 3_600_000_000_000
 ORDERS: dict[str, Any] = {"topic": "orders"}
 WORK: dict[str, Any] = {"topic": "orders", "channel": "work"}
 
@@ -40,6 +42,30 @@ def notice(html: str) -> str:
 async def channels(brokers: list[Broker]) -> list[dict[str, Any]]:
     """What each broker says of the channel work."""
     return [(await counts(each, "orders"))["channels"][0] for each in brokers]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that the page sends, as ``METHOD URL``."""
+    sent: list[str] = []
+    exchange = AdminHttp._exchange
+
+    async def counted(
+        http: AdminHttp, method: str, url: str, path: str, *more: Any, **named: Any
+    ) -> Any:
+        sent.append(f"{method} {url}{path}")
+        return await exchange(http, method, url, path, *more, **named)
+
+    monkeypatch.setattr(AdminHttp, "_exchange", counted)
+    return sent
+
+
+async def post(page: Page, action: str, **fields: str) -> str:
+    """Send the form of an action, and return what the next page would tell."""
+    form = {"action": action, **fields}
+    async with page.session.post(f"{page.url}/act", data=form, allow_redirects=False) as answer:
+        assert answer.status == 303, await answer.text()
+        return answer.headers["Location"].partition("notice=")[2].replace("+", " ")
 
 
 async def test_pause_and_unpause_a_channel(page: Page, brokers: list[Broker]) -> None:
@@ -62,6 +88,108 @@ async def test_pause_and_unpause_a_topic(page: Page, brokers: list[Broker]) -> N
         "Topic orders was unpaused at 2 brokers"
     )
     assert [(await counts(each, "orders"))["paused"] for each in brokers] == [False, False]
+
+
+@pytest.mark.parametrize("verb", ["pause", "unpause"])
+@pytest.mark.parametrize("kind", ["topic", "channel"])
+async def test_a_pause_is_one_request_to_each_broker_that_has_it(
+    brokers: list[Broker], requests: list[str], verb: str, kind: str
+) -> None:
+    first, second = brokers
+    await change(first.http_address, "/topic/create?topic=alone")
+    for each in brokers:
+        await change(each.http_address, "/topic/create?topic=halved")
+    await change(second.http_address, "/channel/create?topic=halved&channel=work")
+    await change(first.http_address, "/channel/create?topic=alone&channel=work")
+    action, path = f"{verb}_{kind}", f"/{kind}/{verb}"
+    addresses = [each.http_address for each in brokers]
+    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+        await page.get("/topics/orders")
+        requests.clear()
+        assert (
+            await post(page, action, **WORK)
+            == f"{subject(kind, 'orders')} was {verb}d at 2 brokers"
+        )
+        assert sorted(requests) == sorted(f"POST {url(each)}{path}" for each in brokers)
+        requests.clear()
+        text = await post(page, action, **WORK, broker=url(second))
+        assert text == f"{subject(kind, 'orders')} was {verb}d at {second.http_address}"
+        assert requests == [f"POST {url(second)}{path}"]
+        requests.clear()
+        text = await post(page, action, topic="alone", channel="work")
+        assert text == f"{subject(kind, 'alone')} was {verb}d at {first.http_address}"
+        assert requests == [f"POST {url(first)}{path}"]
+        if kind == "channel":
+            requests.clear()
+            await post(page, action, topic="halved", channel="work")
+            assert requests == [f"POST {url(second)}{path}"]
+        assert page.server.site.audit.entries[-1].action == action
+
+
+def subject(kind: str, topic: str) -> str:
+    return f"Channel work of {topic}" if kind == "channel" else f"Topic {topic}"
+
+
+async def test_a_lookup_daemon_says_which_broker_gets_a_pause(requests: list[str]) -> None:
+    async with (
+        lookup_daemon() as lookup,
+        broker_of(3, lookup=lookup.tcp_address) as broker,
+        Broker(broadcast_address="127.0.0.1", lookupd_tcp_addresses=(lookup.tcp_address,)),
+        page_of(lookup=lookup.http_address, poll_interval_ns=HOUR_NS) as page,
+    ):
+        await page.get("/topics")
+        requests.clear()
+        await post(page, "pause_channel", **WORK)
+        assert requests == [
+            f"GET http://{lookup.http_address}/lookup",
+            f"POST {url(broker)}/channel/pause",
+        ]
+
+
+async def test_a_broker_that_got_the_topic_by_the_page_is_paused_too(
+    brokers: list[Broker],
+) -> None:
+    await change(brokers[0].http_address, "/topic/create?topic=new")
+    addresses = [each.http_address for each in brokers]
+    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+        await page.get("/topics/new")
+        await post(page, "create_topic", topic="new")
+        assert await post(page, "pause_topic", topic="new") == "Topic new was paused at 2 brokers"
+
+
+async def test_a_topic_that_no_look_has_seen_is_paused(brokers: list[Broker]) -> None:
+    addresses = [each.http_address for each in brokers]
+    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+        await page.get("/topics")
+        await change(brokers[1].http_address, "/topic/create?topic=new")
+        text = await post(page, "pause_topic", topic="new")
+        assert text == f"Topic new was paused at {brokers[1].http_address}"
+
+
+async def test_a_form_may_name_a_broker_that_no_look_has_seen() -> None:
+    async with (
+        lookup_daemon() as lookup,
+        broker_of(1, lookup=lookup.tcp_address),
+        page_of(lookup=lookup.http_address, poll_interval_ns=HOUR_NS) as page,
+    ):
+        await page.get("/topics")
+        async with broker_of(1, lookup=lookup.tcp_address) as later:
+            text = await post(page, "pause_topic", **ORDERS, broker=url(later))
+            assert text == f"Topic orders was paused at {later.http_address}"
+
+
+async def test_what_removes_no_message_reads_no_counts(
+    brokers: list[Broker], requests: list[str]
+) -> None:
+    addresses = [each.http_address for each in brokers]
+    async with page_of(addresses, poll_interval_ns=HOUR_NS) as page:
+        await page.get("/topics/orders")
+        requests.clear()
+        await post(page, "publish_message", **ORDERS, body="x")
+        assert requests == [f"POST {url(brokers[0])}/pub"]
+        requests.clear()
+        await post(page, "create_channel", topic="orders", channel="more")
+        assert sorted(requests) == sorted(f"POST {url(each)}/channel/create" for each in brokers)
 
 
 async def test_empty_a_channel(page: Page, brokers: list[Broker]) -> None:

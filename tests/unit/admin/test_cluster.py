@@ -137,3 +137,22 @@ def test_a_broker_is_healthy_if_it_says_so() -> None:
     assert view.brokers[A].is_healthy
     sick = NodeStats(health="NOK - disk full", topics=())
     assert not merge(Answers({A: sick}), view, 1.0).brokers[A].is_healthy
+
+
+def test_only_a_broker_that_answers_lacks_a_topic() -> None:
+    other = "http://c:4151"
+
+    def view(stats: NodeStats | AdminError) -> ClusterView:
+        nodes = {A: node(2)}
+        if isinstance(stats, AdminError):
+            return merge(Answers(nodes, {other: stats}), ClusterView(), 1.0)
+        return merge(Answers({**nodes, other: stats}), ClusterView(), 1.0)
+
+    empty = view(NodeStats(topics=(), martlet_version="1.0", broker="c"))
+    assert empty.lacking("orders") == {other}
+    assert empty.lacking("orders", "work") == {other}
+    assert empty.lacking("nowhere") == empty.lacking("orders", "nowhere") == set()
+    assert view(NodeStats(topics=(), version="1.3.0")).lacking("orders") == {other}  # nsqd
+    standby = NodeStats(topics=(), fields={"replication": {"role": "standby"}})
+    assert view(standby).lacking("orders") == set()
+    assert view(AdminError(other, "timeout")).lacking("orders") == set()

@@ -124,6 +124,20 @@ async def test_after_a_change_the_look_began_later() -> None:
         assert brokers.looks == 3
 
 
+async def test_after_a_change_the_next_page_waits_for_a_look_that_all_tabs_share() -> None:
+    brokers = Brokers()
+    async with running(brokers.look, interval_s=60.0) as collector:
+        view = await collector.fresh()
+        collector.look_later(is_in_place=True)
+        assert (collector.places, brokers.looks) == (view, 1)
+        collector.look_later(is_in_place=False)
+        assert (collector.places, brokers.looks) == (None, 1)
+        views = await asyncio.gather(*(collector.fresh() for _ in range(3)))
+        assert collector.places in views
+        assert {id(each) for each in views} == {id(collector.view)}
+        assert brokers.looks == 2
+
+
 async def test_a_view_is_fresh_for_an_interval() -> None:
     brokers = Brokers()
     async with running(brokers.look, interval_s=60.0) as collector:

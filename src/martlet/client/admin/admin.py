@@ -110,14 +110,14 @@ class Admin:
     ) -> None:
         await self.close()
 
-    def at(self, broker: str) -> Admin:
-        """Return an `Admin` of one broker alone, which shares the connections of this one.
+    def at(self, broker: str, *others: str) -> Admin:
+        """Return an `Admin` of one broker alone, or of some: it shares the connections of this one.
 
         Args:
-            broker: its URL, as in `Answers`.
+            broker, others: their URLs, as in `Answers`.
         """
         one = object.__new__(type(self))
-        one._use(self._http.at(broker))
+        one._use(self._http.at(broker, *others))
         return one
 
     async def close(self) -> None:

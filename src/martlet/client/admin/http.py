@@ -109,11 +109,11 @@ class AdminHttp:
         self._named = frozenset()
         self._given |= {*self.daemons}
 
-    def at(self, broker: str) -> AdminHttp:
-        """Return one that asks a broker alone, over the same connections."""
+    def at(self, *brokers: str) -> AdminHttp:
+        """Return one that asks some brokers alone, over the same connections."""
         one = object.__new__(type(self))
         one.__dict__.update(self.__dict__)
-        one._brokers, one.daemons = [broker], []
+        one._brokers, one.daemons = list(brokers), []
         return one
 
     async def brokers(self, topic: str = "") -> list[str]:
