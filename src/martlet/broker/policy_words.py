@@ -20,6 +20,7 @@ def read(policy: Policy, words: Sequence[str]) -> dict[str, object]:
         if name not in known:
             raise BadPolicy(f"there is no setting {name!r}; the settings are {', '.join(known)}")
         changes[name] = None if text == "default" else _value(name, text, known[name])
+    policy.changed(changes)  # Their limits.
     return changes
 
 

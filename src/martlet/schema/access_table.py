@@ -18,14 +18,13 @@ from martlet.schema.access import (
 CALLS: Mapping[str, CallAccess] = {
     **dict.fromkeys(
         (
-            *("topic.find", "topic.create", "topic.configure"),
-            *("channel.configure", "channel.restore"),
+            "topic.find",
             *("transaction.list", "transaction.show", "transaction.series"),
             *("group.list", "group.reset"),
         ),
         OPERATORS,
     ),
-    **dict.fromkeys(("topic.fetch", "topic.offset", "topic.describe"), READERS),
+    **dict.fromkeys(("topic.fetch", "topic.offset"), READERS),
     "channel.want": CONSUMERS,
     **dict.fromkeys(
         (

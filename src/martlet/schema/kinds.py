@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
@@ -38,3 +38,5 @@ else:
     ]
 Position = Annotated[int, Meta(ge=0, le=MAX_NUMBER, extra={"flag": ""})]
 """A queue or an offset where a list continues; commands have no flag for it."""
+PolicyChanges = Annotated[dict[str, Any], Meta(max_length=10_000)]
+"""Fields of a policy, which `martlet.broker.policy` checks; null resets one to its default."""

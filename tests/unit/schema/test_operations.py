@@ -9,7 +9,10 @@ import pytest
 from docs.reference.generate import declared_operations
 from msgspec import inspect
 
+from martlet.broker.queue import queue_log
 from martlet.broker.retry import DeadLetterReason
+from martlet.properties.model import NORMAL_PRIORITY
+from martlet.schema import topics
 from martlet.schema.access_table import CALLS
 from martlet.schema.dead_letters import REASONS
 from martlet.schema.kinds import MessageIds, Text, TopicName
@@ -21,6 +24,11 @@ OPERATIONS = declared_operations()
 ALWAYS_REQUIRED = {
     "delay.list": ["topic"],
     "delay.cancel": ["topic"],
+    "topic.create": ["topic"],
+    "topic.describe": ["topic"],
+    "topic.configure": ["topic", "policy"],
+    "channel.configure": ["topic", "channel", "policy"],
+    "channel.restore": ["topic", "channel", "queues"],
 }
 
 
@@ -38,7 +46,10 @@ def is_limited(kind: inspect.Type) -> bool:
         case inspect.StrType():
             return kind.max_length is not None or (kind.pattern or "").startswith("^[0-9a-f]{")
         case inspect.CollectionType():
-            return kind.max_length is not None and is_limited(kind.item_type)
+            is_opaque = isinstance(kind.item_type, inspect.AnyType)
+            return kind.max_length is not None and (is_opaque or is_limited(kind.item_type))
+        case inspect.DictType():
+            return kind.max_length is not None
         case _:
             return False
 
@@ -102,3 +113,8 @@ async def test_each_operation_is_a_call_with_its_access_and_of_no_other_table() 
 
 def test_the_reasons_of_dead_letters_are_the_brokers() -> None:
     assert tuple(DeadLetterReason) == REASONS
+
+
+def test_the_queues_of_a_topic_are_the_brokers() -> None:
+    assert topics.MAX_QUEUES == queue_log.MAX_QUEUES
+    assert fields_of(topics.LogQueue)["priority"].default == NORMAL_PRIORITY

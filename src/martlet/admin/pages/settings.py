@@ -8,16 +8,16 @@ from typing import Any
 
 from aiohttp import web
 
-from martlet.admin.actions import ActionRefused
+from martlet.admin.actions import ActionRefused, Place
 from martlet.admin.asked import Asked
 from martlet.admin.operations import Preview, PreviewedChange, silent, with_failures
 from martlet.admin.site import SITE
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
 from martlet.broker.policy_words import read, written
-from martlet.client.admin import AdminError, Answers, ReplayResult, TopicDescription
+from martlet.client.admin import Answers, ReplayResult, TopicDescription
 from martlet.plural import counted
+from martlet.schema.topics import MAX_QUEUES
 
-MAX_QUEUES = 1024
 _MAX_LINES = 50
 _TO = {
     "beginning": "the first stored message",
@@ -70,11 +70,8 @@ async def settings(request: web.Request) -> web.StreamResponse:
 
 
 def _policy(described: TopicDescription, channel: str) -> Mapping[str, Any] | None:
-    """Return a policy; None where the broker does not say, or has no such channel."""
-    if not channel:
-        return described.policy
-    found: Mapping[str, Any] | None = (described.channel_policies or {}).get(channel)
-    return found
+    """Return a policy; None where the broker has no such channel."""
+    return described.channel_policies.get(channel) if channel else described.policy
 
 
 def _settings(kind: Policy, policies: Mapping[str, Mapping[str, Any]]) -> list[Setting]:
@@ -106,17 +103,13 @@ def _changes(asked: Asked) -> dict[str, object]:
         if each.name in asked.fields and wanted != asked.text(f"was_{each.name}"):
             words.append(f"{each.name}={wanted or 'default'}")
     try:
-        changes = read(kind, words)
-        kind.changed(changes)
+        return read(kind, words)
     except BadPolicy as error:
         raise ActionRefused(str(error)) from None
-    return changes
 
 
 def _subject(asked: Asked) -> str:
-    channel = asked.name("channel", optional=True)
-    topic = asked.name("topic")
-    return f"channel {channel} of {topic}" if channel else f"topic {topic}"
+    return Place(asked.name("topic"), asked.name("channel", optional=True)).subject
 
 
 async def _preview_configure(asked: Asked) -> Preview:
@@ -140,11 +133,12 @@ async def _configure(asked: Asked) -> str:
     if not changes:
         raise ActionRefused("nothing was changed")
     topic, channel = asked.name("topic"), asked.name("channel", optional=True)
-    answers: Answers[Any]
-    if channel:
-        answers = await asked.admin.channels.configure(topic, channel, **changes)
-    else:
-        answers = await asked.admin.topics.configure(topic, **changes)
+    admin = asked.admin
+    answers = await (
+        admin.channels.configure(topic, channel, **changes)
+        if channel
+        else admin.topics.configure(topic, **changes)
+    )
     names = ", ".join(changes)
     count = counted(len(answers.values), "broker")
     verb = "was" if len(changes) == 1 else "were"
@@ -181,18 +175,9 @@ def _queues(asked: Asked) -> int:
 async def _add_queues(asked: Asked) -> str:
     topic, wanted = asked.name("topic"), _queues(asked)
     having = (await asked.admin.topics.describe(topic)).values
-    found: dict[str, int] = {}
-    errors: dict[str, AdminError] = {}
-    for url in having:
-        # Others do not get the topic.
-        try:
-            found |= (await asked.site.admin.at(url).topics.create(topic, wanted)).values
-        except AdminError as error:
-            errors[url] = error
-    if not found:
-        raise next(iter(errors.values()))
-    count = counted(len(found), "broker")
-    answers = Answers(found, errors)
+    # Others do not get the topic.
+    answers = await asked.site.admin.at(*having).topics.create(topic, wanted)
+    count = counted(len(answers.values), "broker")
     return with_failures(f"Topic {topic} has {counted(wanted, 'queue')} at {count}", answers)
 
 

@@ -47,7 +47,6 @@ def _run(what: str, policy: Policy, argv: Sequence[str], names: list[str]) -> in
         _fail(f"{stray[0]!r} has no value: write NAME=VALUE, such as {stray[0]}=default")
     try:
         changes = read(policy, settings)
-        policy.changed(changes)
     except BadPolicy as error:
         _fail(str(error))
     place = place_of(options)

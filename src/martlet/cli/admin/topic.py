@@ -29,8 +29,7 @@ from martlet.cli.text import laid_out
 from martlet.client.admin import Answers, TopicStats
 from martlet.options.flag import option
 from martlet.plural import counted
-
-MAX_QUEUES = 1024
+from martlet.schema.topics import MAX_QUEUES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.channels import (
     ChannelAdmin,
     ChannelPolicyChanges,
-    EmptiedChannel,
     MessageClient,
     PeekedMessage,
     ReplayedQueue,
@@ -63,13 +62,7 @@ from martlet.client.admin.stats import (
     TopicQueueStats,
     TopicStats,
 )
-from martlet.client.admin.topics import (
-    LogQueue,
-    Policy,
-    TopicAdmin,
-    TopicDescription,
-    TopicPolicyChanges,
-)
+from martlet.client.admin.topics import Policy, TopicAdmin, TopicPolicyChanges
 from martlet.client.admin.trace import TraceAdmin
 from martlet.client.admin.transactions import (
     TransactionAdmin,
@@ -78,6 +71,7 @@ from martlet.client.admin.transactions import (
     TransactionOutcome,
     TransactionSummary,
 )
+from martlet.schema.channels import EmptiedChannel
 from martlet.schema.dead_letters import (
     DeadLetterChannelCounts,
     DeadLetterMessage,
@@ -85,6 +79,7 @@ from martlet.schema.dead_letters import (
     Moved,
 )
 from martlet.schema.delayed import Cancelled, DelayedMessage
+from martlet.schema.topics import LogQueue, TopicDescription
 from martlet.schema.traces import FoundMessages, MessageEvent, MessageStanding, TracedMessage
 
 __all__ = [

@@ -10,9 +10,12 @@ from typing import Any, TypedDict, Unpack
 
 from martlet.client.admin.answers import AnswerPage, Answers, Position
 from martlet.client.admin.decode import Described, Fields, named
+from martlet.client.admin.methods import at_each, called
 from martlet.client.admin.noun import Noun, given, place
-from martlet.client.admin.stats import ChannelStats, node_stats
-from martlet.client.admin.topics import Policy, change_places, configure
+from martlet.client.admin.stats import ChannelStats
+from martlet.client.admin.topics import Policy, change_places, counted_at_each
+from martlet.schema.channels import CONFIGURE, RESTORE, EmptiedChannel
+from martlet.schema.read import read_answer
 
 PAGE_ITEMS = 500
 """The maximum number of messages in one request."""
@@ -125,21 +128,6 @@ class ReplayedQueue(Described):
         return self.end_offset - self.offset
 
 
-@dataclass(frozen=True)
-class EmptiedChannel:
-    """A channel's place before it was emptied, at one broker.
-
-    Attributes:
-        queues: in each queue; only to be handed back.
-        depth: how many unfinished messages it had, waiting, in flight or deferred.
-        kept_until_ns: until when the broker keeps them, in nanoseconds since 1970.
-    """
-
-    queues: Sequence[Mapping[str, Any]]
-    depth: int
-    kept_until_ns: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult(Described):
     """The new place of a channel.
@@ -158,12 +146,6 @@ class ReplayResult(Described):
         return sum(each.message_count for each in self.queues)
 
 
-def _emptied(answer: Any) -> EmptiedChannel | None:
-    if not answer:
-        return None
-    return EmptiedChannel(answer["queues"], answer["depth"], answer["kept_until_ns"])
-
-
 def _replayed(answer: Any) -> ReplayResult:
     if "queues" in answer:
         return ReplayResult.read(answer)
@@ -176,6 +158,8 @@ class ChannelAdmin(Noun):
     Each method answers for each broker, and raises AdminError only if none answered.
     """
 
+    _configure = at_each(CONFIGURE, lambda answer: answer.policy)
+
     async def list(
         self, topic: str = "", channel: str = "", *, include_clients: bool = False
     ) -> Answers[tuple[ChannelStats, ...]]:
@@ -186,18 +170,10 @@ class ChannelAdmin(Noun):
             channel: only the channel of this name.
             include_clients: whether to list their consumers.
         """
-        http = self._http
-        urls = await http.brokers(topic)
-        # A standby that is named alone stands for its broker.
-        is_one = len(urls) == 1
-
-        async def ask(url: str) -> tuple[ChannelStats, ...]:
-            stats = await node_stats(
-                http, url, topic, channel, include_clients=include_clients, of_primary=is_one
-            )
-            return tuple(each for topic in stats.topics for each in topic.channels)
-
-        return await http.each(urls, ask)
+        nodes = await counted_at_each(self._http, topic, channel, include_clients=include_clients)
+        return nodes.map(
+            lambda node: tuple(each for topic in node.topics for each in topic.channels)
+        )
 
     async def create(self, topic: str, channel: str) -> Answers[None]:
         """Create a channel at each broker that has the topic; then at the lookup daemons, if given,
@@ -224,7 +200,12 @@ class ChannelAdmin(Noun):
         arguments = {**place(topic, channel), "undo": "true"}
         return await http.each(
             await http.brokers(topic),
-            lambda url: http.post(url, "/channel/empty", arguments, _emptied),
+            lambda url: http.post(
+                url,
+                "/channel/empty",
+                arguments,
+                lambda answer: read_answer(EmptiedChannel, answer) if answer else None,
+            ),
         )
 
     async def restore(
@@ -243,16 +224,13 @@ class ChannelAdmin(Noun):
             AdminError: no broker did it, since the log has no longer what was emptied
                 (``--keep-emptied`` of the broker), or the channel was set back meanwhile.
         """
-        http = self._http
-        return await http.each(
-            list(emptied),
-            lambda url: http.call(
-                url,
-                "channel.restore",
-                {**place(topic, channel), "queues": emptied[url].queues},
-                lambda answer: int(answer["depth"]),
-            ),
-        )
+        http, names = self._http, place(topic, channel)
+
+        async def restore_at(url: str) -> int:
+            fields = {**names, "queues": emptied[url].queues}
+            return (await called(http, url, RESTORE, fields)).depth
+
+        return await http.each(list(emptied), restore_at)
 
     async def delete(self, topic: str, channel: str) -> Answers[None]:
         """Delete a channel and disconnect its consumers; then at the lookup daemons, if given."""
@@ -266,7 +244,7 @@ class ChannelAdmin(Noun):
 
         Without any, it only shows the policy.
         """
-        return await configure(self._http, place(topic, channel), dict(changes))
+        return await self._configure(topic, channel, dict(changes))
 
     async def replay(
         self,

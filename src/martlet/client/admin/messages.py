@@ -18,9 +18,10 @@ from typing import Any
 from martlet.client.admin.answers import Answers
 from martlet.client.admin.decode import UNREADABLE, Described
 from martlet.client.admin.errors import AdminError, AdminNotFound
+from martlet.client.admin.methods import called
 from martlet.client.admin.noun import Noun, id_texts, place
-from martlet.client.admin.topics import LogQueue, TopicDescription
 from martlet.properties.model import Properties
+from martlet.schema.topics import DESCRIBE, LogQueue
 
 _GRACE_S = 5
 """The time for the answer beyond the search."""
@@ -145,7 +146,7 @@ class MessageAdmin(Noun):
         http = self._http
 
         async def read_at(url: str) -> LogRead:
-            found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
+            found = await called(http, url, DESCRIBE, place(topic))
             known = {each.queue: each for each in found.queues}
             if queue not in known:
                 raise AdminNotFound(url, f"topic {topic!r} has no queue {queue}", 404)
@@ -201,7 +202,7 @@ class MessageAdmin(Noun):
         async def find_at(url: str) -> KeyMatches:
             asked = {**fields, "after": after[url]} if after else fields
             answer, data = await http.call_with_bytes(url, "topic.find", asked, timeout_s=timeout_s)
-            found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
+            found = await called(http, url, DESCRIBE, place(topic))
             try:
                 return KeyMatches(messages=_messages(data, found.queues), next=str(answer["next"]))
             except UNREADABLE as error:
@@ -222,7 +223,7 @@ class MessageAdmin(Noun):
         http = self._http
 
         async def find_at(url: str) -> LogMessage:
-            found = await http.call(url, "topic.describe", place(topic), TopicDescription.read)
+            found = await called(http, url, DESCRIBE, place(topic))
             for each in found.queues:
                 offset = each.offset_of(text)
                 if offset is None:

@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from martlet.client.admin.answers import Answers
-from martlet.client.admin.decode import Described
 from martlet.client.admin.errors import AdminError, AdminNotFound
 from martlet.client.admin.http import AdminHttp
+from martlet.client.admin.methods import at_each
 from martlet.client.admin.noun import Noun, place
-from martlet.client.admin.stats import TopicStats, node_stats
-from martlet.properties.key_hash import KeyHash
-from martlet.properties.model import NORMAL_PRIORITY
+from martlet.client.admin.stats import NodeStats, TopicStats, node_stats
+from martlet.schema.topics import CONFIGURE, DESCRIBE
 
 Policy = Mapping[str, Any]
 """The settings of a topic or a channel that differ from their defaults."""
-_ID_MASK = (1 << 64) - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogQueue(Described):
-    """A queue of a topic at one broker.
-
-    Attributes:
-        queue: its number.
-        priority: of its messages.
-        id_base: the id of the message at offset 0, as 16 hexadecimal digits.
-        start_offset, end_offset: the offsets of the first stored and the next new message.
-    """
-
-    queue: int
-    priority: int = NORMAL_PRIORITY
-    id_base: str
-    start_offset: int
-    end_offset: int
-
-    def offset_of(self, message_id: str) -> int | None:
-        """Return the offset of the message with an id; None if it is not of this queue, or is no
-        longer or not yet stored.
-        """
-        offset = self.distance_of(message_id)
-        return offset if self.start_offset <= offset < self.end_offset else None
-
-    def distance_of(self, message_id: str) -> int:
-        """Return the offset of an id of this queue, whatever the queue stores."""
-        return (int(message_id, 16) - int(self.id_base, 16)) & _ID_MASK
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopicDescription(Described):
-    """A topic of one broker.
-
-    Attributes:
-        topic: its name.
-        queues: its queues.
-        key_hash: the function that leads from an order key to a queue.
-        policy: its settings that differ from their defaults.
-        channel_policies: the same of each channel; None where the broker does not say.
-    """
-
-    topic: str
-    queues: tuple[LogQueue, ...]
-    key_hash: str = KeyHash.CRC32C
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    channel_policies: Mapping[str, Any] | None = None
 
 
 class TopicPolicyChanges(TypedDict, total=False):
@@ -119,18 +69,29 @@ async def change_places(
     return Answers({**done.values, **there.values}, there.errors)
 
 
-async def configure(http: AdminHttp, names: Mapping[str, str], policy: Policy) -> Answers[Policy]:
-    """Set fields of the policy of a topic or a channel. Raises AdminError."""
-    kind = "channel" if "channel" in names else "topic"
-    fields = {**names, "policy": policy}
-    return await http.call_each(f"{kind}.configure", fields, lambda answer: dict(answer["policy"]))
+async def counted_at_each(
+    http: AdminHttp, topic: str, channel: str, *, include_clients: bool = False
+) -> Answers[NodeStats]:
+    """Get the counts of each broker that has the topic. Raises AdminError."""
+    urls = await http.brokers(topic)
+    # A standby that is named alone stands for its broker.
+    get = partial(node_stats, include_clients=include_clients, of_primary=len(urls) == 1)
+    return await http.each(urls, lambda url: get(http, url, topic, channel))
 
 
-class TopicAdmin(Noun):
+class TopicMethods:
+    """The method of both clients that an operation makes."""
+
+    describe = at_each(DESCRIBE, lambda answer: answer)
+
+
+class TopicAdmin(TopicMethods, Noun):
     """The topics of brokers: `Admin.topics`.
 
     Each method answers for each broker, and raises AdminError only if none answered.
     """
+
+    _configure = at_each(CONFIGURE, lambda answer: answer.policy)
 
     async def list(self, topic: str = "", channel: str = "") -> Answers[tuple[TopicStats, ...]]:
         """List topics with their channels and counts.
@@ -139,19 +100,7 @@ class TopicAdmin(Noun):
             topic: only this topic.
             channel: only the channel of this name, of topics that have it.
         """
-        http = self._http
-        urls = await http.brokers(topic)
-        # A standby that is named alone stands for its broker.
-        is_one = len(urls) == 1
-
-        async def ask(url: str) -> tuple[TopicStats, ...]:
-            return (await node_stats(http, url, topic, channel, of_primary=is_one)).topics
-
-        return await http.each(urls, ask)
-
-    async def describe(self, topic: str) -> Answers[TopicDescription]:
-        """Describe a topic: its queues, and its and its channels' policies."""
-        return await self._http.call_each("topic.describe", place(topic), TopicDescription.read)
+        return (await counted_at_each(self._http, topic, channel)).map(lambda node: node.topics)
 
     async def create(self, topic: str, queues: int | None = None) -> Answers[int]:
         """Create a topic at all brokers; answers its number of queues.
@@ -239,4 +188,4 @@ class TopicAdmin(Noun):
 
         Without any, it only shows the policy.
         """
-        return await configure(self._http, place(topic), dict(changes))
+        return await self._configure(topic, dict(changes))

@@ -29,19 +29,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _SyncNoun:
-    """Methods of `Admin` about one kind of thing, which block.
-
-    Args:
-        admin: has entered its block.
-        noun: the asyncio client's methods.
-    """
-
-    def __init__(self, admin: Admin, noun: Noun) -> None:
-        self._admin = admin
-        self._noun = noun
-
-
 class _DeclaredNoun(BlockingNoun):
     """Methods of `Admin` made of operations, which block.
 
@@ -59,6 +46,19 @@ class _DeclaredNoun(BlockingNoun):
 
     def _iterated(self, items: AsyncGenerator[T]) -> Iterator[T]:
         return self._admin._iterated(items)
+
+
+class _SyncNoun(_DeclaredNoun):
+    """Methods of `Admin` about one kind of thing, which block.
+
+    Args:
+        admin: has entered its block.
+        noun: the asyncio client's methods.
+    """
+
+    def __init__(self, admin: Admin, noun: Noun) -> None:
+        super().__init__(admin, noun._http)
+        self._noun = noun
 
 
 def _awaited(
@@ -85,11 +85,10 @@ def _iterated(
     return method
 
 
-class TopicAdmin(_SyncNoun):
+class TopicAdmin(_SyncNoun, topics.TopicMethods):
     """`martlet.client.admin.TopicAdmin` with methods that block."""
 
     list = _awaited(topics.TopicAdmin.list)
-    describe = _awaited(topics.TopicAdmin.describe)
     create = _awaited(topics.TopicAdmin.create)
     publish = _awaited(topics.TopicAdmin.publish)
     pause = _awaited(topics.TopicAdmin.pause)

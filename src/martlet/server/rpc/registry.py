@@ -31,6 +31,7 @@ from martlet.broker.errors import (
     TooMany,
     WritesRefused,
 )
+from martlet.broker.policy import BadPolicy
 from martlet.operator_tokens import FLAG
 from martlet.schema.access import OPERATORS, CallAccess, CallerClass
 from martlet.schema.access_table import access_to_call
@@ -126,6 +127,7 @@ AT_ONCE = frozenset(
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 CODES: dict[type[Exception], str] = {
     NameRefused: "BAD_NAME",
+    BadPolicy: "BAD_ARGUMENT",
     NotFound: "NOT_FOUND",
     NotAMember: "NOT_A_MEMBER",
     Conflict: "CONFLICT",
@@ -234,7 +236,7 @@ def _name(arguments: CallArguments, field: str) -> str:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (BrokerError, WritesRefused) as error:
+    except (BrokerError, BadPolicy, WritesRefused) as error:
         code = next((c for kind, c in CODES.items() if isinstance(error, kind)), "REFUSED")
         raise CallError(code, str(error)) from error
 

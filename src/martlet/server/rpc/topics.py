@@ -8,19 +8,32 @@ from typing import TYPE_CHECKING
 from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.requested_policy import wished
 from martlet.broker.errors import OutOfReach
-from martlet.broker.policy import BadPolicy, PolicyT
+from martlet.broker.policy import BadPolicy
 from martlet.broker.queue.cursor import MAX_ATTEMPTS
-from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES
+from martlet.broker.queue.queue_log import ID_MASK
 from martlet.broker.topic.undo import MAX_RESTORED, MAX_RUNS, EmptiedQueue, UnfinishedRun
-from martlet.properties.model import NORMAL_PRIORITY
-from martlet.server.rpc.arguments import CallArguments, CallError
+from martlet.schema.channels import CONFIGURE as CONFIGURE_CHANNEL
+from martlet.schema.channels import RESTORE, ConfigureChannel, RestoreChannel, RestoredChannel
+from martlet.schema.topics import (
+    CONFIGURE,
+    CREATE,
+    DESCRIBE,
+    ConfigureTopic,
+    CreateTopic,
+    DescribeTopic,
+    LogQueue,
+    PolicyInForce,
+    TopicDescription,
+)
+from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.served import served
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Mapping
 
     from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
 
 
@@ -34,73 +47,41 @@ class TopicCalls:
     def methods(self) -> Methods:
         """The method of each name."""
         return {
-            "topic.create": self.create,
-            "topic.describe": self.describe,
-            "topic.configure": self.configure_topic,
-            "channel.configure": self.configure_channel,
-            "channel.restore": self.restore_channel,
+            **served(CREATE, self.create),
+            **served(DESCRIBE, self.describe),
+            **served(CONFIGURE, self.configure_topic),
+            **served(CONFIGURE_CHANNEL, self.configure_channel),
+            **served(RESTORE, self.restore_channel),
             "channel.want": self.want_channel,
         }
 
-    def create(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Create a topic, or add queues to it; their number never falls. Answers as `describe`."""
-        arguments.only("topic", "queues")
-        name = arguments.name("topic")
-        broker = self._broker
-        if "queues" in arguments:
-            broker.set_queues(name, arguments.number("queues", min_value=1, max_value=MAX_QUEUES))
-        else:
-            broker.topic(name)
-        return self.describe(caller, CallArguments({"topic": name}))
+    def create(self, caller: Caller, request: CreateTopic) -> TopicDescription:
+        """Create a topic, or add queues to it."""
+        if request.queues is not None:
+            return _described(self._broker.set_queues(request.topic, request.queues))
+        return _described(self._broker.topic(request.topic))
 
-    def describe(self, caller: Caller, arguments: CallArguments) -> Mapping[str, object]:
-        """Describe a topic's queues and channels; an id is the queue's ``id_base`` + offset."""
-        arguments.only("topic")
-        topic = arguments.topic(self._broker)
-        return {
-            "topic": topic.name,
-            "key_hash": topic.key_hash,
-            "queues": [
-                {
-                    "queue": part.number,
-                    "id_base": f"{part.queue.id_base & ID_MASK:016x}",
-                    "start_offset": part.queue.start_offset,
-                    "end_offset": part.queue.visible_end,
-                    **_priority(part),
-                }
-                for part in topic.parts
-            ],
-            "channels": sorted(topic.channels),
-            "policy": topic.policy.to_json(),
-            "channel_policies": {
-                name: channel.policy.to_json() for name, channel in sorted(topic.channels.items())
-            },
-        }
+    def describe(self, caller: Caller, request: DescribeTopic) -> TopicDescription:
+        """Describe a topic."""
+        return _described(self._broker.find_topic(request.topic))
 
-    def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Set some fields of a topic's policy; null for the default. Answers all of it."""
-        arguments.only("topic", "policy")
-        topic = arguments.topic(self._broker)
-        topic.configure(_changed(topic.policy, arguments))
-        return {"policy": topic.policy.to_json()}
+    def configure_topic(self, caller: Caller, request: ConfigureTopic) -> PolicyInForce:
+        """Set some fields of a topic's policy."""
+        topic = self._broker.find_topic(request.topic)
+        topic.configure(topic.policy.changed(request.policy))
+        return PolicyInForce(topic.policy.to_json())
 
-    def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Set some fields of a channel's policy; null for the default. Answers all of it."""
-        arguments.only("topic", "channel", "policy")
-        topic, name = arguments.topic(self._broker), arguments.name("channel")
-        channel = topic.find_channel(name)
-        try:
-            policy = channel.policy.configured(arguments.mapping("policy"))
-            topic.configure_channel(name, policy)
-        except BadPolicy as error:
-            raise CallError("BAD_ARGUMENT", str(error)) from None
-        return {"policy": channel.policy.to_json()}
+    def configure_channel(self, caller: Caller, request: ConfigureChannel) -> PolicyInForce:
+        """Set some fields of a channel's policy."""
+        topic = self._broker.find_topic(request.topic)
+        channel = topic.find_channel(request.channel)
+        topic.configure_channel(request.channel, channel.policy.configured(request.policy))
+        return PolicyInForce(channel.policy.to_json())
 
-    def restore_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
-        """Undo an empty of a channel, by what it answered. Answers the channel's depth."""
-        arguments.only("topic", "channel", "queues")
-        topic, name = arguments.topic(self._broker), arguments.name("channel")
-        emptied = [_emptied(each) for each in arguments.sequence("queues", max_value=MAX_QUEUES)]
+    def restore_channel(self, caller: Caller, request: RestoreChannel) -> RestoredChannel:
+        """Undo an empty of a channel."""
+        topic = self._broker.find_topic(request.topic)
+        emptied = [_emptied(each) for each in request.queues]
         if len({each.queue for each in emptied}) != len(emptied):
             raise CallError("BAD_ARGUMENT", "queues has a queue twice")
         count = sum(run.end - run.first for each in emptied for run in each.unfinished)
@@ -111,10 +92,10 @@ class TopicCalls:
                 " the channel from its lowest offset",
             )
         try:
-            self._broker.restore_channel(topic, name, emptied)
+            self._broker.restore_channel(topic, request.channel, emptied)
         except OutOfReach as error:
             raise CallError("GONE" if error.gone else "CONFLICT", str(error)) from None
-        return {"depth": topic.find_channel(name).all_queues.depth}
+        return RestoredChannel(topic.find_channel(request.channel).all_queues.depth)
 
     def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Create a channel if missing, with the policy that a consumer wants.
@@ -127,8 +108,9 @@ class TopicCalls:
         topic = broker.topic(topic_name)
         channel = topic.channel(name)
         wish, before = arguments.mapping("policy"), channel.policy
+        changed = before.changed(wish)
         try:
-            check_kind(channel, _changed(before, arguments))
+            check_kind(channel, changed)
             wanted = wished(channel, wish)
         except BadPolicy as error:
             raise CallError("CONFLICT", str(error)) from None
@@ -174,10 +156,26 @@ def _emptied(value: object) -> EmptiedQueue:
     return EmptiedQueue(queue, offset, end_offset, runs)
 
 
-def _priority(part: Topic) -> dict[str, int]:
-    """Describe the priority of a queue, unless it is the normal one."""
-    priority = part.queue.priority
-    return {} if priority == NORMAL_PRIORITY else {"priority": priority}
+def _described(topic: Topic) -> TopicDescription:
+    return TopicDescription(
+        topic=topic.name,
+        key_hash=topic.key_hash.value,
+        queues=tuple(
+            LogQueue(
+                queue=part.number,
+                id_base=f"{part.queue.id_base & ID_MASK:016x}",
+                start_offset=part.queue.start_offset,
+                end_offset=part.queue.visible_end,
+                priority=part.queue.priority,
+            )
+            for part in topic.parts
+        ),
+        channels=tuple(sorted(topic.channels)),
+        policy=topic.policy.to_json(),
+        channel_policies={
+            name: channel.policy.to_json() for name, channel in sorted(topic.channels.items())
+        },
+    )
 
 
 def _bad_queue(value: object) -> CallError:
@@ -185,10 +183,3 @@ def _bad_queue(value: object) -> CallError:
         "BAD_ARGUMENT",
         f"queues has {str(value)[:80]!r}, which is none that /channel/empty?undo=true answers",
     )
-
-
-def _changed(policy: PolicyT, arguments: CallArguments) -> PolicyT:
-    try:
-        return policy.changed(arguments.mapping("policy"))
-    except BadPolicy as error:
-        raise CallError("BAD_ARGUMENT", str(error)) from None
