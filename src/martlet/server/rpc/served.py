@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 def served(
     operation: Operation[Any, RequestT, AnswerT_co],
-    handler: Callable[[Caller, RequestT], AnswerT_co | Awaitable[AnswerT_co]],
+    handler: Callable[
+        [Caller, RequestT],
+        AnswerT_co | tuple[AnswerT_co, bytes] | Awaitable[AnswerT_co | tuple[AnswerT_co, bytes]],
+    ],
 ) -> dict[str, Method]:
-    """Return the method of an operation, by its name."""
+    """Return the method of an operation, by its name; its handler may return bytes beside."""
     method: Any
 
     def request_of(arguments: CallArguments) -> RequestT:
@@ -30,15 +33,22 @@ def served(
     if inspect.iscoroutinefunction(handler):
 
         async def method(caller: Caller, arguments: CallArguments) -> Answer:
-            return to_json(await handler(caller, request_of(arguments)))
+            return _reply(await handler(caller, request_of(arguments)))
 
     else:
 
         def method(caller: Caller, arguments: CallArguments) -> Answer:
-            return to_json(handler(caller, request_of(arguments)))
+            return _reply(handler(caller, request_of(arguments)))
 
     method.access = operation.access
     return {operation.name: method}
+
+
+def _reply(result: object) -> Answer:
+    if isinstance(result, tuple):
+        answer, data = result
+        return to_json(answer), data
+    return to_json(result)
 
 
 def _spell(name: str, value: str | None) -> str:
