@@ -1,4 +1,4 @@
-"""Names of topics and channels, by NSQ's rule."""
+"""Names of topics and channels, by NSQ's rule, and ids of messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ NAME_RULE = (
     f"1 to {MAX_NAME_LENGTH} of the characters . a-z A-Z 0-9 _ -, and {EPHEMERAL} at the end for"
     " one that is not kept"
 )
+ID_PATTERN = "[0-9a-f]{16}"
+ID_RULE = "an id has 16 hexadecimal digits"
+_ID = re.compile(ID_PATTERN)
 _VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
 
@@ -28,3 +31,8 @@ def is_system(name: str) -> bool:
 def is_ephemeral(name: str) -> bool:
     """Whether the name's suffix says that its messages are not kept."""
     return name.endswith(EPHEMERAL)
+
+
+def is_message_id(text: str) -> bool:
+    """Whether it is an id of a message."""
+    return _ID.fullmatch(text) is not None

@@ -1,8 +1,8 @@
-"""NSQ's rule for names."""
+"""NSQ's rule for names, and the rule of ids."""
 
 import pytest
 
-from martlet.names import is_ephemeral, is_valid_name
+from martlet.names import is_ephemeral, is_message_id, is_valid_name
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,9 @@ def test_invalid_names(name: str) -> None:
 def test_ephemeral_names() -> None:
     assert is_ephemeral("a#ephemeral")
     assert not is_ephemeral("a")
+
+
+def test_an_id_has_16_hexadecimal_digits() -> None:
+    assert is_message_id("0123456789abcdef")
+    for text in ("", "0" * 15, "0" * 17, "0" * 15 + "A", "0" * 15 + "g", "0" * 16 + "\n"):
+        assert not is_message_id(text)

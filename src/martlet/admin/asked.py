@@ -20,7 +20,7 @@ from martlet.admin.cluster import ClusterView
 from martlet.admin.site import Site
 from martlet.client.admin import Admin, Position
 from martlet.durations import MILLISECOND_NS
-from martlet.names import NAME_RULE, is_valid_name
+from martlet.names import ID_RULE, NAME_RULE, is_message_id, is_valid_name
 from martlet.options.checks import parse_time
 from martlet.options.flag import OptionError
 from martlet.schema.operation import RequestT
@@ -30,7 +30,6 @@ Form = MultiMapping[str]
 MAX_CHOSEN = 500
 """The maximum of ids in one form."""
 _MAX_NUMBER = (1 << 63) - 1
-_ID = re.compile(r"[0-9a-f]{16}")
 _DATE = re.compile(r"\d{4}-")
 
 
@@ -69,18 +68,19 @@ class Asked:
         return int(text)
 
     def time_ns(self, field: str) -> int:
-        """Return a time in nanoseconds since 1970, written as the page does, or how long ago."""
+        """Return a time in nanoseconds since 1970, written as the page does, or how long ago. One
+        before 1970 or after 2262 is the nearest that brokers know.
+        """
         text = self.text(field)
         if _DATE.match(text):
             try:
                 found = datetime.fromisoformat(text.removesuffix("UTC").strip())
-                return round(
-                    (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9
-                )
+                found = found if found.tzinfo else found.replace(tzinfo=UTC)
+                return min(max(0, round(found.timestamp() * 1e9)), _MAX_NUMBER)
             except (ValueError, OverflowError):
                 pass
         try:
-            return parse_time(field, text, time.time_ns())
+            return min(parse_time(field, text, time.time_ns()), _MAX_NUMBER)
         except OptionError:
             raise ActionRefused(
                 f"{field}: {text[:40]!r} is no time; write 2026-01-31 12:00:00, which is UTC, or"
@@ -95,8 +95,8 @@ class Asked:
         if len(found) > MAX_CHOSEN:
             raise ActionRefused(f"{len(found)} messages were chosen; the maximum is {MAX_CHOSEN}")
         for each in found:
-            if not _ID.fullmatch(each):
-                raise ActionRefused(f"{each[:40]!r} is no message's id: 16 hexadecimal digits")
+            if not is_message_id(each):
+                raise ActionRefused(f"{each[:40]!r} is no message's id: {ID_RULE}")
         return found
 
     def chosen(self, *filters: str) -> list[str] | None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from martlet.names import MAX_NAME_LENGTH, NAME_RULE
+from martlet.names import ID_PATTERN, ID_RULE, MAX_NAME_LENGTH, NAME_RULE
 
 _NAME = r"^[.a-zA-Z0-9_-]+(#ephemeral)?$(?!\n)"  # In Python $ matches before a last newline.
 _IS_NAME = {"code": "BAD_NAME", "rule": f" is not valid: {NAME_RULE}"}
-IS_ID = {"rule": ": an id has 16 hexadecimal digits"}
+IS_ID = {"rule": f": {ID_RULE}"}
 MAX_NUMBER = (1 << 63) - 1
 
 TopicName = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME_LENGTH, extra=_IS_NAME)]
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     MessageId = Annotated[
         str,
-        Meta(pattern=r"^[0-9a-f]{16}$(?!\n)", extra=IS_ID),
+        Meta(pattern=rf"^{ID_PATTERN}$(?!\n)", extra=IS_ID),
     ]
     MessageIds = Annotated[
         Collection[MessageId], Meta(min_length=1, max_length=10_000, extra={"flag": "id"})

@@ -14,12 +14,13 @@ from martlet.admin.pages import (
     settings,
     transactions,
 )
+from martlet.names import ID_PATTERN
 
 PAGES: dict[str, Handler] = {
     "/messages": messages.messages,
     "/messages/export": messages.export,
-    "/messages/{id:[0-9a-f]{16}}": message.message,
-    "/messages/{id:[0-9a-f]{16}}/body": message.download,
+    f"/messages/{{id:{ID_PATTERN}}}": message.message,
+    f"/messages/{{id:{ID_PATTERN}}}/body": message.download,
     "/dead": dead_letters.overview,
     "/dead/letters": dead_letters.letters,
     "/dead/export": dead_letters.export,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -30,6 +29,7 @@ from martlet.admin.pages.reading import (
 )
 from martlet.admin.site import SITE
 from martlet.client.admin import AdminError, AdminNotFound, PeekedMessage
+from martlet.names import ID_RULE, is_message_id
 
 STATES = ("waiting", "in_flight", "deferred", "due")
 """The states of a channel's unfinished messages."""
@@ -37,7 +37,6 @@ _INDEXED = ("last", "time")
 """From where brokers search for a key themselves."""
 _FIELDS = ("topic", "channel", "state", "broker", "queue", "from", "offset", "time", "key",
            "header", "text", "as")  # fmt: skip
-_ID = re.compile(r"[0-9a-fA-F]{16}")
 _MAX_TOPICS = 5000
 """The names that the form offers."""
 _EXPORTED_BODY = 1 << 20
@@ -47,12 +46,12 @@ async def messages(request: web.Request) -> web.StreamResponse:
     """``/messages``"""
     site = request.app[SITE]
     asked = Asked(site, await site.collector.fresh(), request.query)
-    wanted_id = asked.text("id")
+    wanted_id = asked.text("id").lower()
     if wanted_id:
-        if not _ID.fullmatch(wanted_id):
-            raise ActionRefused(f"{wanted_id[:40]!r} is no message's id: 16 hexadecimal digits")
+        if not is_message_id(wanted_id):
+            raise ActionRefused(f"{wanted_id[:40]!r} is no message's id: {ID_RULE}")
         topic = asked.name("topic", optional=True)
-        raise web.HTTPFound(site.url("/messages", wanted_id.lower(), topic=topic))
+        raise web.HTTPFound(site.url("/messages", wanted_id, topic=topic))
     topic = asked.name("topic", optional=True)
     known = asked.view.topics.get(topic)
     context: dict[str, Any] = {

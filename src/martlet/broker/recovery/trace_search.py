@@ -46,14 +46,13 @@ from martlet.log.record import (
     read_record,
 )
 from martlet.log.storage import Segment, Storage
-from martlet.names import is_system
+from martlet.names import ID_RULE, is_message_id, is_system
 from martlet.properties.block import Block
 from martlet.properties.model import NONE, Properties
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ID_DIGITS = 16
 _NO_INDEX = IndexRecord(0, 0, 0)
 
 
@@ -91,8 +90,8 @@ class Search:
         """Return the message with an id, and those that had it before they were moved: delayed
         messages and dead letters. Raises TraceNotFound.
         """
-        if len(id) != _ID_DIGITS or not set(id.lower()) <= set("0123456789abcdef"):
-            raise TraceNotFound(f"{id[:80]!r} is no message id: those have {_ID_DIGITS} hex digits")
+        if not is_message_id(id.lower()):
+            raise TraceNotFound(f"{id[:80]!r} is no message id: {ID_RULE}")
         number = int(id, 16)
         places = [
             (topic, offset)

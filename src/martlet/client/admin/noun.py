@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from martlet.client.admin.http import AdminHttp
 from martlet.client.names import check_name
+from martlet.names import ID_RULE, is_message_id
 
 T = TypeVar("T")
-_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Noun:
@@ -59,8 +58,8 @@ def id_texts(ids: str | bytes | Iterable[str | bytes]) -> list[str]:
     if not texts:
         raise ValueError("ids is empty: name at least one message, or leave ids out")
     for text in texts:
-        if not _ID.fullmatch(text):
-            raise ValueError(f"a message's id has 16 hexadecimal digits: {text[:80]!r}")
+        if not is_message_id(text):
+            raise ValueError(f"{ID_RULE}: {text[:80]!r}")
     return texts
 
 

@@ -29,6 +29,7 @@ from martlet.broker.retry import (
     DeadLetterReason,
     level_ms,
 )
+from martlet.names import ID_RULE
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
@@ -152,6 +153,4 @@ def _offset(channel: Channel | PartitionedChannel, message_id: object) -> int:
             return channel.queue.offset_of(message_id.encode())
     except ValueError:
         pass
-    raise CallError(
-        "BAD_ARGUMENT", f"{str(message_id)[:40]!r} is no message id: 16 hexadecimal digits"
-    )
+    raise CallError("BAD_ARGUMENT", f"{str(message_id)[:40]!r} is no message id: {ID_RULE}")

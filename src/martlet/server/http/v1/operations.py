@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from martlet.names import ID_PATTERN
 from martlet.put_status import PutStatus
 from martlet.server.http.v1.messages import FIELDS, JSON, MAX_MESSAGES, NDJSON
 from martlet.server.http.v1.receipt import MAX_CHARACTERS
@@ -60,7 +61,7 @@ def _object(fields: Mapping[str, Any], *required: str, **more: Any) -> Schema:
 
 _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
-_ID: Schema = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
+_ID: Schema = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 _PLACE: Mapping[str, Schema] = {
     "queue": _NUMBER,
     "offset": {
